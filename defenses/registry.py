@@ -1,0 +1,52 @@
+"""Things that users name: built in, or added by third parties through an entry point."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names and what they stand for.
+
+    group: the entry point group through which an installed package adds names; what is built in wins over it.
+    """
+
+    def __init__(self, group: str, builtin: Mapping[str, T]) -> None:
+        self.group = group
+        self._builtin = dict(builtin)
+
+    def __getitem__(self, name: str) -> T:
+        """Raises ValueError, listing what exists, where `name` is unknown."""
+        if name in self._builtin:
+            return self._builtin[name]
+        for entry in entry_points(group=self.group, name=name):
+            loaded: T = entry.load()
+            return loaded
+        close = get_close_matches(name, list(self), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown name {name!r} in {self.group}.{hint} Known: {', '.join(sorted(self))}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))
+
+
+def bind(name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments of `function` by name, positional and named ones joined.
+
+    Raises ValueError, naming `name` and the parameters that exist, where an argument is unknown, missing or given twice.
+    """
+    signature = inspect.signature(function)
+    try:
+        return dict(signature.bind(*args, **(given or {})).arguments)
+    except TypeError as error:
+        parameters = ", ".join(str(p) for p in signature.parameters.values() if p.name != "self")
+        raise ValueError(f"{name}: {error}. Its parameters: ({parameters})") from None
+
+
+def summary(thing: Any) -> str:
+    """The first line of a docstring, for listings."""
+    return (inspect.getdoc(thing) or "").split("\n", 1)[0]

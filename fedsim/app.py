@@ -1,0 +1,165 @@
+"""Composes both Flower apps from an `Experiment`: the only place that sees client, server and data sets.
+
+"""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from time import gmtime, strftime
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from defenses.spec import DefenseSpec
+from fedsim import datasets, models, partition
+from fedsim.client import app as client_side
+from fedsim.experiment import Experiment, parse_rounds, read, validate
+from fedsim.server import app as server_side
+from fedsim.server import strategies
+from fedsim.training import evaluate
+from fedsim.truth import describe_dataset
+from fedsim.wire.files import make_private, write_bytes
+from fedsim.wire.manifest import Manifest
+from fedsim.wire.observation import DataSpec, ModelSpec
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """An experiment and where it runs.
+
+    out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA where there is one.
+    client_seed: draws the clients' secrets; None draws them from the system. Never part of an experiment.
+    threads:     intra-op threads of one client; None leaves them as they are.
+    """
+
+    experiment: Experiment
+    out: Path
+    device: str = "auto"
+    client_seed: int | None = None
+    threads: int | None = 1
+
+    def model(self) -> ModelSpec:
+        return ModelSpec(name=self.experiment.model.name, arguments=self.experiment.model.arguments)
+
+    def data(self) -> datasets.Dataset:
+        return datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+
+    def resolved_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def strategy(self) -> Strategy:
+        named, clients = self.experiment.strategy, self.experiment.clients
+        return strategies.build(named.name, clients=clients.count, fraction=clients.fraction, **named.arguments)
+
+    def check(self) -> None:
+        """Raises ValueError or FileNotFoundError before any work for what would fail during the run."""
+        data = self.data()
+        model = models.build(self.model(), data.spec)
+        with torch.no_grad():
+            model(data.spec.normalise(data.train[:1][0]))
+        self.strategy()
+        sizes = [len(part) for part in _split(self.experiment.to_toml())]
+        training = self.experiment.training
+        if training.drop_last and min(sizes) < training.batch_size:
+            raise ValueError(
+                f"a client holds {min(sizes)} examples, which do not fill one batch of {training.batch_size}, "
+                "and training.drop_last is set; lower batch_size or use fewer clients"
+            )
+        if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
+            raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
+
+    def prepare(self) -> None:
+        """Make the run's folder, with the resolved experiment and what truth refers to."""
+        make_private(self.out)
+        write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
+        make_private(self.out / "clients")
+        describe_dataset(self.out / "truth", datasets.described(self.data(), self.experiment.data.arguments))
+
+    def manifest(self, spec: DataSpec) -> Manifest:
+        e = self.experiment
+        return Manifest(
+            name=self.out.name,
+            model=self.model(),
+            data=spec,
+            training=e.training,
+            defense=DefenseSpec.parse(e.defense),
+            gradient=e.gradient,
+            network=e.network,
+            inputs=e.inputs,
+            secure_aggregation=e.secure_aggregation,
+            created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
+            software={package: version(package) for package in ("flwr", "torch", "numpy")},
+        )
+
+
+def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
+    """The clients of an experiment."""
+
+    def settings(context: Context) -> client_side.Settings:
+        run = run_of(context)
+        data = run.data()
+        parts = _split(run.experiment.to_toml())
+        return client_side.Settings(
+            model=run.model(),
+            data=data.spec,
+            training=run.experiment.training,
+            defense=DefenseSpec.parse(run.experiment.defense),
+            private=run.out / "clients",
+            truth=run.out / "truth",
+            holdings=lambda number: (data.train, parts[number]),
+            seed=run.client_seed,
+            device=run.resolved_device(),
+            threads=run.threads,
+        )
+
+    return client_side.make_client_app(settings)
+
+
+def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None) -> ServerApp:
+    """The server of an experiment."""
+
+    def settings(context: Context) -> server_side.Settings:
+        run = run_of(context)
+        e, data, device = run.experiment, run.data(), run.resolved_device()
+        model = models.build(run.model(), data.spec).to(device)
+        x, y = (t.to(device) for t in data.test[:])
+
+        def held_out(weights: dict[str, Tensor]) -> dict[str, float]:
+            return evaluate(model, {name: w.to(device) for name, w in weights.items()}, x, y, data.spec)
+
+        return server_side.Settings(
+            folder=run.out,
+            manifest=run.manifest(data.spec),
+            strategy=run.strategy,
+            evaluate=held_out,
+            seed=e.seed,
+            rounds=e.rounds,
+            clients=e.clients.count,
+            timeout=e.timeout,
+            wanted=parse_rounds(e.record.rounds),
+            on_round=on_round,
+        )
+
+    return server_side.make_server_app(settings)
+
+
+@lru_cache(maxsize=4)
+def _split(experiment: str) -> list[NDArray[np.int64]]:
+    """Each client's examples; the experiment as TOML, so that it can be remembered."""
+    e = validate(tomllib.loads(experiment), source="experiment")
+    labels = datasets.load(e.data.name, **e.data.arguments).train.labels
+    return partition.split(labels, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

@@ -1,0 +1,54 @@
+"""Who a client is: a pseudonym that it sends, and a secret that never leaves it."""
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.wire.files import make_private, write_json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """pseudonym: sent with every reply. secret: seeds all that is random on the client, in hexadecimal."""
+
+    pseudonym: str
+    secret: str
+
+    def _seed(self, purpose: str, number: int) -> bytes:
+        return hashlib.sha256(f"{self.secret}/{purpose}/{number}".encode()).digest()
+
+    def generator(self, round: int) -> torch.Generator:
+        """The randomness of the defenses in one round. Seeded from the round alone, the server could subtract the noise."""
+        seed = int.from_bytes(self._seed("defense", round)[:8], "big") >> 1
+        return torch.Generator().manual_seed(seed)
+
+    def order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
+        """The order of `size` examples in one epoch."""
+        if not shuffle:
+            return np.arange(size)
+        words = np.frombuffer(self._seed("order", epoch), dtype=np.uint32)
+        return np.random.default_rng(words).permutation(size)
+
+
+def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
+    """The identity in the client's private folder, drawn at the first use.
+
+    seed: draws it from this number and the partition instead of from the system, so that a simulation repeats exactly.
+    It is the experimenter's, like the secret, and no part of what a server distributes.
+    """
+    path = make_private(folder) / "identity.json"
+    if path.exists():
+        return Identity(**json.loads(path.read_text()))
+    if seed is None:
+        identity = Identity(secrets.token_hex(6), secrets.token_hex(32))
+    else:
+        drawn = hashlib.sha256(f"client/{seed}/{partition}".encode()).hexdigest()
+        identity = Identity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
+    write_json(path, {"pseudonym": identity.pseudonym, "secret": identity.secret})
+    return identity

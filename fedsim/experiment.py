@@ -1,0 +1,156 @@
+"""The frozen configuration of a federation, read once from TOML, strictly."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from defenses.spec import DefenseSpec
+from fedsim.wire.observation import Training
+
+
+class ExperimentError(ValueError):
+    """A configuration that cannot be run; the message names file and key."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Named(_Frozen):
+    """Something by name with its arguments: `"mlp"`, or `{ name = "mlp", hidden = [256] }`."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            return {"name": value["name"], "arguments": {k: v for k, v in value.items() if k != "name"}}
+        raise ValueError('expected a name or a table { name = "...", ... }')
+
+    def as_toml(self) -> Any:
+        return {"name": self.name, **self.arguments} if self.arguments else self.name
+
+
+class Clients(_Frozen):
+    """count: number of clients; fraction: share of them that is drawn in each round."""
+
+    count: int = Field(gt=0)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+
+
+def parse_rounds(text: str) -> frozenset[int] | None:
+    """`"1-20"`, `"3"` or `"1-3,7"` as a set of 1-based rounds; None for `"all"`. Raises ValueError for anything else."""
+    if text == "all":
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+            raise ValueError(f"cannot read rounds {text!r}: write '1-20', '1-3,7' or 'all'")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers or numbers[0] < 1:
+            raise ValueError(f"rounds {part!r} are none: rounds count from 1 upwards")
+        chosen.update(numbers)
+    return frozenset(chosen)
+
+
+def _check_rounds(value: str) -> str:
+    parse_rounds(value)
+    return value
+
+
+class Record(_Frozen):
+    """What the server writes down: rounds `"all"` or `"1-8"`."""
+
+    rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
+    clients: Literal["all"] = "all"
+
+
+class Experiment(_Frozen):
+    """A federation, complete. Seeds the public randomness: data split, sampling, initial weights."""
+
+    seed: int = Field(default=0, ge=0)
+    rounds: int = Field(gt=0)
+    model: Named
+    data: Named
+    partition: Named = Named(name="iid")
+    clients: Clients
+    strategy: Named = Named(name="FedAvg")
+    training: Training
+    defense: str = ""
+    gradient: Literal["plain"] = "plain"
+    network: Literal[""] = ""
+    inputs: Literal[""] = ""
+    secure_aggregation: Literal[False] = False
+    record: Record = Record()
+    timeout: float = Field(default=3600, gt=0)
+
+    @model_validator(mode="after")
+    def _defense_is_known(self) -> "Experiment":
+        DefenseSpec.parse(self.defense)
+        return self
+
+    def to_toml(self) -> str:
+        """As a file that `read` reads back to an equal experiment."""
+        tables = {
+            key: value.as_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
+            for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
+        }
+        return tomli_w.dumps(tables)
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment, with `KEY=VALUE` overrides (dots between the keys of tables).
+
+    Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
+    """
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ExperimentError(f"{path}: not a TOML file: {error}") from None
+    for override in overrides:
+        _override(raw, override)
+    return validate(raw, source=str(path))
+
+
+def validate(raw: dict[str, Any], *, source: str) -> Experiment:
+    """An experiment from parsed TOML. Raises ExperimentError, naming `source` and the key."""
+    try:
+        return Experiment.model_validate(raw)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'experiment'}: {_told(e)}" for e in error.errors()]
+        raise ExperimentError("\n".join(f"{source}: {problem}" for problem in problems)) from None
+
+
+def _told(error: Any) -> str:
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "unknown key"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ExperimentError(f"--set {override}: write it as KEY=VALUE")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, last = key.strip().split(".")
+    for table in tables:
+        inner = raw.get(table, {})
+        raw[table] = inner if isinstance(inner, dict) else {"name": inner}
+        raw = raw[table]
+    raw[last] = value

@@ -1,0 +1,61 @@
+"""What each client trained on: dataset indices in order of use. Only scoring opens it."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedsim.wire.files import append_json_line, make_private, read_json_lines, write_json
+
+
+@dataclass(frozen=True)
+class Used:
+    """The examples of one client in one round: for each step, indices into the training examples in order of use."""
+
+    steps: tuple[tuple[int, ...], ...]
+
+    @property
+    def examples(self) -> tuple[tuple[int, int, int], ...]:
+        """(batch, position, index) of every example used, in order, batches counted from 1 and positions from 0."""
+        return tuple((b, p, index) for b, step in enumerate(self.steps, start=1) for p, index in enumerate(step))
+
+
+class TruthWriter:
+    """One client's pen: a file of its own, so that clients in several processes never share one."""
+
+    def __init__(self, folder: Path, client: str) -> None:
+        self._path = make_private(folder) / f"{client}.jsonl"
+
+    def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
+        """Write down what one round used, one row a step."""
+        for step, indices in enumerate(steps, start=1):
+            append_json_line(self._path, {"round": round, "attempt": attempt, "step": step, "indices": list(map(int, indices))})
+
+
+def describe_dataset(folder: Path, description: dict[str, Any]) -> None:
+    """Write down which data set the indices refer to."""
+    write_json(make_private(folder) / "dataset.json", description)
+
+
+class TruthReader:
+    """Reads what `TruthWriter` wrote."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "dataset.json").exists():
+            raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
+        self.dataset: dict[str, Any] = json.loads((self.folder / "dataset.json").read_text())
+        self._rows = lru_cache(maxsize=None)(self._read_rows)
+
+    def used(self, round: int, attempt: int, client: str) -> Used:
+        """Raises KeyError where this client wrote nothing down for that round."""
+        rows = [row for row in self._rows(client) if row["round"] == round and row["attempt"] == attempt]
+        if not rows:
+            raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
+        return Used(tuple(tuple(row["indices"]) for row in sorted(rows, key=lambda row: row["step"])))
+
+    def _read_rows(self, client: str) -> list[dict[str, Any]]:
+        return read_json_lines(self.folder / f"{os.path.basename(client)}.jsonl")

@@ -1,0 +1,181 @@
+"""What an honest-but-curious server knows: the contract between the federation and the attacker.
+
+Plain data, closed on purpose: no field could hold what a client trained on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from defenses.spec import DefenseSpec
+from fedsim.wire import codec
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table: its name and kind. Values are scaled to [0, 1] by `low` and `high`, in the column's own unit."""
+
+    name: str
+    kind: Literal["continuous", "categorical"] = "continuous"
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """The public shape of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
+
+    mean, std: the normalisation that the model's input goes through, one value a channel (images) or one for all (rows).
+    columns:   for tables, one entry a feature.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    columns: tuple[Column, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(len(self.shape) in (1, 3), f"data shape must be (C, H, W) or (F,), got {self.shape}")
+        _check(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
+        _check(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
+        widths = (1, self.shape[0]) if self.is_image else (1,)
+        _check(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
+        _check(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
+        _check(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @property
+    def size(self) -> int:
+        """Number of values of one example."""
+        return prod(self.shape)
+
+    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        tensor = torch.tensor(values, dtype=like.dtype, device=like.device)
+        return tensor[:, None, None] if self.is_image else tensor
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """From values in [0, 1], shape (..., *shape), to what the model is fed."""
+        return (x - self._per_channel(self.mean, x)) / self._per_channel(self.std, x)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """The inverse of `normalise`."""
+        return x * self._per_channel(self.std, x) + self._per_channel(self.mean, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The local training that the server prescribes: plain SGD, either `steps` a round or `epochs` a round.
+
+    steps:     optimiser steps a round; they continue through the client's epoch from round to round.
+    epochs:    whole passes over the client's data a round (FedAvg).
+    shuffle:   a fresh order for every epoch, drawn by the client.
+    drop_last: leave out an epoch's last batch where it is not full.
+    mode:      whether the model is in training or evaluation mode while the client trains.
+    buffers:   what becomes of batch-norm statistics; only models without any exist so far.
+    """
+
+    learning_rate: float
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    shuffle: bool = True
+    drop_last: bool = False
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    mode: Literal["train", "eval"] = "eval"
+    buffers: Literal["none"] = "none"
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
+        _check(self.batch_size > 0, f"training.batch_size must be positive, got {self.batch_size}")
+        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
+        _check((self.steps or self.epochs or 0) > 0, f"training.steps or epochs must be positive, got {self.steps or self.epochs}")
+        _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
+        _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
+        _check(self.loss == "cross_entropy", f"unknown training.loss {self.loss!r}. Known: cross_entropy")
+        _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
+        _check(self.buffers == "none", f"training.buffers must be 'none', got {self.buffers!r}")
+
+    def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
+        """The batch sizes of one round of a client that reports `num_examples`; None where the server cannot tell.
+
+        It cannot where a client's steps ran over the end of its epoch: the short batch may be any of them.
+        """
+        full, rest = divmod(num_examples, self.batch_size)
+        if self.epochs is not None:
+            sizes = (self.batch_size,) * full + ((rest,) if rest and not self.drop_last else ())
+            return sizes * self.epochs
+        assert self.steps is not None
+        if num_examples == self.steps * self.batch_size:
+            return (self.batch_size,) * self.steps
+        return (num_examples,) if self.steps == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.arguments.items())})" if self.arguments else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that an honest-but-curious server knows of one client in one round.
+
+    round:        1-based communication round.
+    client:       the pseudonym that the client sent, or Flower's node id where it sent none.
+    cohort:       the clients of that round, this one among them.
+    num_examples: as the client reports it: the examples behind the update, each counted once an epoch.
+    weights:      what the server sent to the client, by name.
+    payload:      what came back.
+    metrics:      what the client reported in clear.
+    update:       local minus global weights, by name, decoded from the payload.
+    sent:         which coordinates were sent, by name, where the codec tells.
+    """
+
+    round: int
+    client: str
+    cohort: tuple[str, ...]
+    num_examples: int | None
+    model: ModelSpec
+    data: DataSpec
+    training: Training
+    defenses: DefenseSpec
+    weights: Mapping[str, Tensor]
+    payload: codec.Payload
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Names this observation within its recording."""
+        return f"{self.round:05d}-{self.client}"
+
+    @cached_property
+    def update(self) -> Mapping[str, Tensor]:
+        return codec.decode(self.payload)
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        return codec.sent(self.payload)
