@@ -1,0 +1,1 @@
+"""The attacker: replays a recording, reconstructs, scores and reports."""

@@ -1,0 +1,85 @@
+"""What an attack is: a function from cases to reconstructions, and from nothing else."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.wire.observation import Observation
+
+
+@dataclass(frozen=True)
+class Case:
+    """Observations that one attack run uses together.
+
+    known_labels: an oracle, only where asked for by name: the true labels, which no server knows.
+    """
+
+    observations: tuple[Observation, ...]
+    known_labels: Tensor | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the case within its recording."""
+        return "+".join(observation.key for observation in self.observations)
+
+
+class Need(Enum):
+    """What an attack assumes of a case; the value says it in words."""
+
+    ONE_OBSERVATION = "it attacks one round of one client at a time"
+    NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
+    SINGLE_EXAMPLE = "its label rule holds for one example only"
+    LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
+    BIAS_IN_HEAD = "its label rule needs a bias in the last linear layer"
+
+    def met_by(self, case: Case) -> bool:
+        """Whether `case` gives what is needed."""
+        first = case.observations[0]
+        if self is Need.ONE_OBSERVATION:
+            return len(case.observations) == 1
+        if self is Need.NUM_EXAMPLES:
+            return bool(first.num_examples)
+        if self is Need.SINGLE_EXAMPLE:
+            return first.num_examples == 1
+        try:
+            _, bias = models.head(models.build(first.model, first.data))
+        except ValueError:
+            return False
+        return self is Need.LINEAR_HEAD or bias is not None
+
+
+Progress = Callable[[int, int, str], None]
+"""Is called with (iterations done, iterations at most, a few words)."""
+
+
+class Attack(Protocol):
+    """Reconstructs many cases of equal shape at once.
+
+    rng: seeds the attack; what one case draws depends on its key and on nothing of its neighbours.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]: ...
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None
+    ) -> list[Reconstruction]: ...
+
+
+def unmet(attack: Attack, case: Case) -> list[str]:
+    """Why `attack` cannot work on `case`, in words; empty where it can."""
+    return [need.value for need in sorted(attack.needs, key=lambda need: need.name) if not need.met_by(case)]
+
+
+def generator_for(rng: Generator, case: Case, restart: int) -> Generator:
+    """The randomness of one restart of one case."""
+    import hashlib
+
+    digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{restart}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,244 @@
+"""Gradient matching: search for examples whose simulated gradient is the observed one.
+
+    for _ in range(steps):
+        x, y = decode(z)
+        loss = objective(channel(gradient(model, weights, x, y)), observed) + prior(x)
+        z = optimiser(z, loss)
+
+with one row of z a problem, that is one restart of one case, and all rows at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from attacker.attacks.base import Case, Need, Progress, generator_for
+from attacker.attacks.descent import Problems, Stop, descend
+from attacker.attacks.initialisation import Init
+from attacker.attacks.labels import Evidence, LabelRule
+from attacker.attacks.objectives import Gradient, Objective, squared_distance, squared_norm
+from attacker.attacks.optimisers import Optimiser
+from attacker.attacks.priors import Prior, flat
+from attacker.attacks.simulation import as_gradient, gradient_of, through, total_step
+from attacker.reconstruction import Reconstruction, slots_of
+from defenses.channel import transparent
+from fedsim import models
+from fedsim.wire.observation import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMatching:
+    """An attack put together from its parts.
+
+    objective: distance between gradients. prior: belief about x. init: where the search starts.
+    labels:    how labels are read off the gradient; None: they are searched for with the images, as soft labels (DLG).
+    optimiser, steps, stop: steps are counted in the optimiser's periods.
+    restarts:  at most so many starts a case; those that converged need no further one, and the lowest own loss is kept.
+    boxed:     keep x in [0, 1] after every step.
+    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
+    knows_defense: pass the simulated update through the channel of the defense, and stop at the power of its noise.
+    sees_gradient: False gives the null: the same search by the prior alone, with random labels.
+    """
+
+    name: str
+    objective: Objective
+    labels: LabelRule | None
+    init: Init
+    optimiser: Optimiser
+    steps: int
+    stop: Stop
+    prior: Prior = flat
+    restarts: int = 1
+    boxed: bool = False
+    agreement: float = 0.0
+    knows_defense: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
+    device: str = "cpu"
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, which agree in model, data, training, defense and number of examples."""
+        return _Batch(self, cases, rng, progress).run()
+
+
+@dataclass
+class _Best:
+    """The best restart of one case so far, by the attack's own loss."""
+
+    loss: float = float("inf")
+    z: Tensor | None = None
+    history: Tensor = field(default_factory=lambda: torch.empty(0))
+    iterations: int = 0
+    evaluations: int = 0
+    restarts: int = 0
+    converged: bool = False
+
+
+class _Batch:
+    """One call of a `GradientMatching`: everything that its cases share, and one `_Best` for each."""
+
+    def __init__(self, attack: GradientMatching, cases: Sequence[Case], rng: Generator, progress: Progress | None) -> None:
+        self.attack, self.cases, self.rng, self.progress = attack, cases, rng, progress
+        first = cases[0].observations[0]
+        assert first.num_examples is not None
+        self.data, self.training, self.count = first.data, first.training, first.num_examples
+        self.sizes = first.training.batch_sizes(self.count) or (self.count,)
+        self.channel = first.defenses.channel() if attack.knows_defense else transparent
+        self.model: nn.Module = models.build(first.model, first.data).to(attack.device)
+        self.model.train(first.training.mode == "train")
+        self.best = [_Best() for _ in cases]
+        self.interrupted = False
+        self._observe([case.observations[0] for case in cases])
+
+    def _observe(self, observations: Sequence[Observation]) -> None:
+        """Stack what differs between cases; weights that all of them share are kept once."""
+        device, order = self.attack.device, dict(self.model.named_parameters())
+        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
+        self.shared = all(o.weights is observations[0].weights for o in observations)
+        self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        self.per_case = weights
+        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
+        gradients = [as_gradient(u, w, self.training, len(self.sizes)) for u, w in zip(updates, weights, strict=True)]
+        self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
+        coordinates = sum(u.numel() for u in updates[0].values())
+        scale = total_step(self.training, len(self.sizes))
+        self.noise_power = coordinates * (self.channel.noise_std / scale) ** 2
+
+    def run(self) -> list[Reconstruction]:
+        started = perf_counter()
+        for restart in range(self.attack.restarts):
+            pending = [i for i, best in enumerate(self.best) if not best.converged]
+            if pending and not self.interrupted:
+                self._search(pending, restart)
+        seconds = (perf_counter() - started) / len(self.cases)
+        return [self._reconstruction(i, seconds) for i in range(len(self.cases))]
+
+    def _search(self, pending: list[int], restart: int) -> None:
+        """One start for each pending case."""
+        attack = self.attack
+        rngs = [generator_for(self.rng, self.cases[i], restart) for i in pending]
+        labels = torch.stack([self._labels(i, g) for i, g in zip(pending, rngs, strict=True)])
+        starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
+        z = torch.stack(starts).flatten(1).to(attack.device)
+        if attack.labels is None:
+            shape = (self.count * self.data.num_classes,)
+            soft = [torch.randn(shape, generator=g) for g in rngs]
+            z = torch.cat([z, torch.stack(soft).to(attack.device)], dim=1)
+        rows = torch.tensor(pending, device=z.device)
+        weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
+        observed = {name: g[rows] for name, g in self.observed.items()}
+        problems = Problems(
+            evaluate=self._evaluate,
+            per_problem={"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights}),
+            project=self._project,
+        )
+        floor = self.noise_power if attack.objective is squared_distance else 0.0
+        told = (lambda done, most, words: self.progress(done, most, words)) if self.progress else None
+        found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, floor=floor, progress=told)
+        self.interrupted = found.interrupted
+        for row, i in enumerate(pending):
+            best = self.best[i]
+            best.iterations += found.iterations[row]
+            best.evaluations += found.iterations[row] * attack.optimiser.period
+            best.restarts += 1
+            if best.z is None or found.loss[row] < best.loss:
+                best.loss, best.z, best.history = found.loss[row], found.z[row], found.history[row]
+                best.converged = found.converged[row]
+
+    def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The gradient with respect to z, (P, D), and the loss, (P,)."""
+        dims = ({name: 0 for name in per_problem},)
+        gradient, loss = vmap(grad_and_value(self._loss), in_dims=(0, *dims))(z, per_problem)
+        return gradient, loss
+
+    def _loss(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
+        x, y = self._decode(z, problem["labels"])
+        weights = problem.get("weights", self.weights)
+        loss = self.attack.prior(self.data.normalise(x))
+        if self.attack.sees_gradient:
+            loss = loss + self.attack.objective(self._simulate(weights, x, y), problem["observed"])
+        if self.attack.agreement:
+            probabilities = functional_call(self.model, dict(weights), (self.data.normalise(x),)).softmax(dim=1)
+            loss = loss + self.attack.agreement * (probabilities - _one_hot(y, self.data.num_classes)).square().sum()
+        return loss
+
+    def _simulate(self, weights: Gradient, x: Tensor, y: Tensor) -> Gradient:
+        gradient = gradient_of(self.model, self.data)(weights, x, y)
+        return gradient if self.channel is transparent else through(self.channel, gradient, weights, self.training, len(self.sizes))
+
+    def _decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""
+        pixels = self.count * self.data.size
+        x = z[..., :pixels].reshape(self.count, *self.data.shape)
+        if self.attack.labels is not None:
+            return x, labels
+        return x, z[..., pixels:].reshape(self.count, self.data.num_classes).softmax(dim=-1)
+
+    def _project(self, z: Tensor) -> Tensor:
+        if not self.attack.boxed:
+            return z
+        pixels = self.count * self.data.size
+        return torch.cat([z[:, :pixels].clamp(0, 1), z[:, pixels:]], dim=1)
+
+    def _labels(self, i: int, rng: Generator) -> Tensor:
+        """The labels that the search for case i goes by."""
+        attack, known = self.attack, self.cases[i].known_labels
+        if not attack.sees_gradient:
+            return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
+        if attack.labels is None:
+            return torch.zeros(self.count, dtype=torch.long, device=attack.device)
+        if known is not None:
+            return known.to(attack.device)
+        with torch.no_grad():
+            dummy = torch.rand(16, *self.data.shape, generator=rng).to(attack.device)
+            guess = functional_call(self.model, self.per_case[i], (self.data.normalise(dummy),)).softmax(dim=1).mean(dim=0)
+        weight, bias = models.head(self.model)
+        gradient = {name: g[i] for name, g in self.observed.items()}
+        return attack.labels(Evidence(gradient, weight, bias, self.count, guess))
+
+    def _reconstruction(self, i: int, seconds: float) -> Reconstruction:
+        case, best = self.cases[i], self.best[i]
+        assert best.z is not None
+        labels = self._labels(i, generator_for(self.rng, case, 0))
+        x, y = self._decode(best.z, labels)
+        hard = y.argmax(dim=1) if y.ndim == 2 else y
+        observation = case.observations[0]
+        return Reconstruction(
+            case=case.key,
+            x=x.cpu(),
+            y=hard.cpu(),
+            confidence=torch.full((self.count,), self._confidence(i, x, y)),
+            slots=slots_of(observation.round, observation.client, self.sizes),
+            loss=best.history.cpu(),
+            iterations=best.iterations,
+            evaluations=best.evaluations,
+            restarts=best.restarts,
+            seconds=seconds,
+            route="optimisation" if self.attack.sees_gradient else "prior alone",
+            attack=self.attack.name,
+            oracles=self.attack.oracles + (("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()),
+            seed=self.rng.initial_seed(),
+            interrupted=self.interrupted,
+        )
+
+    def _confidence(self, i: int, x: Tensor, y: Tensor) -> float:
+        """The share of the observed gradient's power that the answer explains; 0 without a gradient."""
+        if not self.attack.sees_gradient:
+            return 0.0
+        observed = {name: g[i] for name, g in self.observed.items()}
+        simulated = self._simulate(self.per_case[i], x, y)
+        if self.attack.objective is not squared_distance:
+            return float(1 - self.attack.objective(simulated, observed))
+        return float((1 - squared_distance(simulated, observed) / squared_norm(observed)).clamp(0, 1))
+
+
+def _one_hot(y: Tensor, num_classes: int) -> Tensor:
+    return y if y.ndim == 2 else torch.nn.functional.one_hot(y, num_classes).float()

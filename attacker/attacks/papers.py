@@ -1,0 +1,99 @@
+"""Published attacks: each an alias that puts parts together and cites its source."""
+
+from dataclasses import replace
+
+from attacker.attacks.base import Need
+from attacker.attacks.descent import Stop
+from attacker.attacks.initialisation import normal, normal_after_normalisation, start
+from attacker.attacks.labels import from_rows, inferred
+from attacker.attacks.matching import GradientMatching
+from attacker.attacks.objectives import cosine_distance, squared_distance
+from attacker.attacks.optimisers import LBFGS, Adam
+from attacker.attacks.priors import flat, total_variation
+
+PLATEAU = Stop(patience=20, decrease=0.05)
+
+
+def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
+    """Images and soft labels together, by L-BFGS, from normal noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1)."""
+    return GradientMatching(
+        name="dlg",
+        objective=squared_distance,
+        labels=None,
+        init=normal,
+        optimiser=LBFGS(),
+        steps=steps,
+        stop=PLATEAU,
+        restarts=restarts,
+        knows_defense=knows_defense,
+    )
+
+
+def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
+    """DLG for one example, its label read off the head's gradient first (Zhao et al. 2020, "iDLG", algorithm 1)."""
+    needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
+    base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
+    return replace(base, name="idlg", labels=from_rows, needs=needs)
+
+
+def cpl(
+    *,
+    init: str = "patterned",
+    auxiliary: str = "",
+    steps: int = 300,
+    restarts: int = 1,
+    tolerance: float = 0.0,
+    agreement: float = 0.0,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, "A framework for evaluating gradient leakage attacks", algorithm 1).
+
+    init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
+    tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to the plateau.
+    agreement: the paper's alpha.
+    """
+    return GradientMatching(
+        name="cpl",
+        objective=squared_distance,
+        labels=inferred,
+        init=start(init, auxiliary),
+        optimiser=LBFGS(),
+        steps=steps,
+        stop=replace(PLATEAU, tolerance=tolerance),
+        restarts=restarts,
+        agreement=agreement,
+        knows_defense=knows_defense,
+        oracles=("images of the same class",) if init == "insider" else (),
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}),
+    )
+
+
+def inverting_gradients(
+    *,
+    steps: int = 4800,
+    restarts: int = 1,
+    tv: float = 1e-4,
+    learning_rate: float = 0.1,
+    signed: bool = True,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4)."""
+    return GradientMatching(
+        name="inverting_gradients",
+        objective=cosine_distance,
+        labels=inferred,
+        init=normal_after_normalisation,
+        optimiser=Adam(learning_rate=learning_rate, signed=signed),
+        prior=total_variation(tv) if tv else flat,
+        steps=steps,
+        stop=Stop(patience=steps, decrease=0.0),
+        restarts=restarts,
+        boxed=True,
+        knows_defense=knows_defense,
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}),
+    )
+
+
+def without_gradient(attack: GradientMatching) -> GradientMatching:
+    """The null of an attack: the same search with the same prior and start, and no look at the gradient."""
+    return replace(attack, sees_gradient=False)

@@ -1,0 +1,97 @@
+"""What an attack returns, and the files that hold it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fedsim.wire.files import tensors_to_bytes, write_bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a reconstructed example belongs: 1-based round, client, 1-based local step, position in its batch.
+
+    A gradient is the same for any order of its batch: which position is which is a matter of scoring.
+    """
+
+    round: int
+    client: str
+    batch: int
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """What an attack returns for one case.
+
+    x:          (N, *shape), not clamped to [0, 1]. y: (N,) int64.
+    confidence: (N,) in [0, 1]: the share of what was observed that this answer explains, by the attack's own measure.
+    slots:      of each of the N examples.
+    loss:       (T,) the attack's own loss, once an iteration, of the restart that was kept.
+    iterations: in all restarts together; evaluations: of the simulated gradient.
+    seconds:    wall time; of cases attacked at once, each one's equal share.
+    route:      how the answer came about. attack: its specification. oracles: what it was told beyond the threat model.
+    interrupted: whether the user stopped it: the best so far, to be done again.
+    """
+
+    case: str
+    x: Tensor
+    y: Tensor
+    confidence: Tensor
+    slots: tuple[Slot, ...]
+    loss: Tensor
+    iterations: int
+    evaluations: int
+    restarts: int
+    seconds: float
+    route: str
+    attack: str
+    oracles: tuple[str, ...]
+    seed: int
+    interrupted: bool = False
+
+    def write(self, path: Path) -> None:
+        """Write as one safetensors file, at once."""
+        tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
+        facts: dict[str, Any] = {
+            "case": self.case,
+            "slots": [[s.round, s.client, s.batch, s.position] for s in self.slots],
+            "iterations": self.iterations,
+            "evaluations": self.evaluations,
+            "restarts": self.restarts,
+            "seconds": self.seconds,
+            "route": self.route,
+            "attack": self.attack,
+            "oracles": list(self.oracles),
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+        }
+        write_bytes(path, tensors_to_bytes(tensors, {"facts": json.dumps(facts)}))
+
+    @classmethod
+    def read(cls, path: Path) -> "Reconstruction":
+        """Read what `write` wrote. Raises ValueError, naming the file, where it is something else."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+                tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "loss")}
+        except Exception as error:
+            raise ValueError(f"{path}: not a reconstruction: {error}") from None
+        slots = tuple(Slot(*slot) for slot in facts.pop("slots"))
+        return cls(**tensors, **{**facts, "oracles": tuple(facts["oracles"])}, slots=slots)
+
+
+def slots_of(round: int, client: str, batch_sizes: Sequence[int]) -> tuple[Slot, ...]:
+    """The slots of all examples of one observation, in the order of their use."""
+    return tuple(Slot(round, client, b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size))
+
+
+def nothing(shape: Sequence[int]) -> Tensor:
+    """An empty tensor of examples."""
+    return torch.empty(0, *shape)
