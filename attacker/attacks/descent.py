@@ -14,30 +14,30 @@ Nested = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When one problem is over, in the optimiser's periods.
+    """When the search for one problem is over, in the optimiser's periods.
 
-    tolerance: the loss at which it has converged. patience: periods without a decrease by the share `decrease` of its
-    best loss after which it is stuck, or as good as it will be.
-    stuck_after, stuck_above: a loss above this share of the first one after so many periods is stuck for ever.
+    tolerance: the loss at which it has converged; precision: the same as a share of the squared norm of what is observed.
+    patience:  periods without a decrease by the share `decrease` of its best loss after which a problem has come to its
+    plateau: it is as good as it will be, or stuck, and does not hold up the others.
     """
 
     tolerance: float = 0.0
+    precision: float = 0.0
     patience: int = 20
     decrease: float = 0.05
-    stuck_after: int = 40
-    stuck_above: float = 1.0
 
 
 @dataclass(frozen=True)
 class Problems:
     """evaluate: from latents (P, D) and `per_problem`, gradients (P, D) and losses (P,). project: keeps latents allowed.
 
-    per_problem: nested mappings of tensors, one row a problem.
+    per_problem: nested mappings of tensors, one row a problem. enough: (P,) losses at which each has converged.
     """
 
     evaluate: Callable[[Tensor, dict[str, Any]], tuple[Tensor, Tensor]]
     per_problem: Nested
     project: Callable[[Tensor], Tensor]
+    enough: Tensor
 
 
 @dataclass
@@ -60,14 +60,15 @@ class _Active:
     z: Tensor
     best_z: Tensor
     best: Tensor
-    first: Tensor | None = None
+    enough: Tensor
     mark: Tensor | None = None
     waited: Tensor | None = None
     history: list[Tensor] = field(default_factory=list)
 
     def keep(self, rows: Tensor) -> None:
         self.ids, self.z, self.best_z, self.best = (t[rows] for t in (self.ids, self.z, self.best_z, self.best))
-        self.first, self.mark, self.waited = (None if t is None else t[rows] for t in (self.first, self.mark, self.waited))
+        self.enough = self.enough[rows]
+        self.mark, self.waited = (None if t is None else t[rows] for t in (self.mark, self.waited))
         self.history = [t[rows] for t in self.history]
 
 
@@ -78,20 +79,18 @@ def descend(
     steps: int,
     stop: Stop,
     *,
-    floor: float = 0.0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Found:
     """Minimise each row of z by itself for at most `steps` periods; rows that are over leave.
 
-    floor: a loss that noise alone explains: nothing below it can be learned. Ctrl-C ends the search with the best so far.
+    Ctrl-C ends the search with the best so far.
     """
     count = len(z)
     infinite = torch.full((count,), float("inf"), device=z.device)
-    active = _Active(ids=torch.arange(count, device=z.device), z=z, best_z=z.clone(), best=infinite)
+    active = _Active(ids=torch.arange(count, device=z.device), z=z, best_z=z.clone(), best=infinite, enough=problems.enough)
     found = Found([z[i] for i in range(count)], [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
     per_problem = dict(problems.per_problem)
     stepper = optimiser.start()
-    tolerance = max(stop.tolerance, floor)
     try:
         for iteration in range(1, steps + 1):
             for inner in range(optimiser.period):
@@ -99,10 +98,10 @@ def descend(
                 _remember_best(active, loss)
                 share = (iteration - 1 + inner / optimiser.period) / steps
                 active.z = problems.project(stepper.step(active.z, gradient, share))
-            over = _over(active, stop, tolerance, iteration)
+            over = _over(active, stop)
             if over.any() or iteration == steps:
                 finished = over if iteration < steps else torch.ones_like(over)
-                _put_down(active, finished, found, iteration, tolerance)
+                _put_down(active, finished, found, iteration)
                 rows = torch.nonzero(~finished).flatten()
                 if not len(rows):
                     break
@@ -113,7 +112,7 @@ def descend(
                 progress(iteration, steps, f"{len(active.ids)} of {count} left, loss {float(active.best.median()):.3g}")
     except KeyboardInterrupt:
         found.interrupted = True
-        _put_down(active, torch.ones_like(active.best, dtype=torch.bool), found, len(active.history), tolerance)
+        _put_down(active, torch.ones_like(active.best, dtype=torch.bool), found, len(active.history))
     return found
 
 
@@ -121,29 +120,28 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     better = loss < active.best
     active.best = torch.where(better, loss, active.best)
     active.best_z = torch.where(better[:, None], active.z, active.best_z)
-    if active.first is None:
-        active.first, active.mark, active.waited = loss, loss, torch.zeros_like(loss)
+    if active.mark is None:
+        active.mark, active.waited = loss, torch.zeros_like(loss)
 
 
-def _over(active: _Active, stop: Stop, tolerance: float, iteration: int) -> Tensor:
+def _over(active: _Active, stop: Stop) -> Tensor:
     """Which problems are over after this iteration."""
-    assert active.first is not None and active.mark is not None and active.waited is not None
+    assert active.mark is not None and active.waited is not None
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
     active.waited = torch.where(improved, 0.0, active.waited + 1)
-    converged = active.best <= tolerance
+    converged = active.best <= active.enough
     lost = ~torch.isfinite(active.z).all(dim=1)
-    stuck = (active.best > stop.stuck_above * active.first) & (iteration >= stop.stuck_after)
-    return converged | lost | stuck | (active.waited >= stop.patience)
+    return converged | lost | (active.waited >= stop.patience)
 
 
-def _put_down(active: _Active, finished: Tensor, found: Found, iteration: int, tolerance: float) -> None:
+def _put_down(active: _Active, finished: Tensor, found: Found, iteration: int) -> None:
     history = torch.stack(active.history, dim=1) if active.history else active.best[:, None]
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
         found.z[i], found.loss[i], found.history[i] = active.best_z[row], loss, history[row]
-        found.iterations[i], found.converged[i] = iteration, loss <= tolerance
+        found.iterations[i], found.converged[i] = iteration, bool(active.best[row] <= active.enough[row])
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:

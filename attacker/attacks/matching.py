@@ -139,10 +139,9 @@ class _Batch:
             evaluate=self._evaluate,
             per_problem={"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights}),
             project=self._project,
+            enough=self._enough()[rows],
         )
-        floor = self.noise_power if attack.objective is squared_distance else 0.0
-        told = (lambda done, most, words: self.progress(done, most, words)) if self.progress else None
-        found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, floor=floor, progress=told)
+        found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
         self.interrupted = found.interrupted
         for row, i in enumerate(pending):
             best = self.best[i]
@@ -152,6 +151,13 @@ class _Batch:
             if best.z is None or found.loss[row] < best.loss:
                 best.loss, best.z, best.history = found.loss[row], found.z[row], found.history[row]
                 best.converged = found.converged[row]
+
+    def _enough(self) -> Tensor:
+        """(cases,) losses at which a search has converged: below the power of known noise there is nothing to be learned."""
+        stop = self.attack.stop
+        power = torch.stack([g.square().flatten(1).sum(dim=1) for g in self.observed.values()]).sum(dim=0)
+        floor = self.noise_power if self.attack.objective is squared_distance else 0.0
+        return (stop.precision * power).clamp(min=max(stop.tolerance, floor))
 
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""

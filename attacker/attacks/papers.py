@@ -11,7 +11,7 @@ from attacker.attacks.objectives import cosine_distance, squared_distance
 from attacker.attacks.optimisers import LBFGS, Adam
 from attacker.attacks.priors import flat, total_variation
 
-PLATEAU = Stop(patience=20, decrease=0.05)
+PLATEAU = Stop(precision=1e-8, patience=20, decrease=0.05)
 
 
 def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
@@ -49,7 +49,7 @@ def cpl(
     """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, "A framework for evaluating gradient leakage attacks", algorithm 1).
 
     init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
-    tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to the plateau.
+    tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
     agreement: the paper's alpha.
     """
     return GradientMatching(

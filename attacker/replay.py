@@ -1,0 +1,196 @@
+"""Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacker.attacks import Attack, AttackSpec, Case, Progress, unmet
+from attacker.reconstruction import Reconstruction
+from fedsim.wire import DamagedFile, Manifest, Observation, Recording, Row
+from fedsim.wire.files import make_private, write_json
+
+CHUNK_BYTES = 2_000_000_000
+"""About how much memory the simulated gradients of one chunk may take."""
+COPIES = 12
+"""Tensors of the size of the model that one problem keeps alive at once."""
+
+OracleLabels = Callable[[Row], Tensor]
+
+
+@dataclass
+class Replayed:
+    """folder: of the reconstructions. done, skipped: cases; failed, damaged: reasons by case."""
+
+    folder: Path
+    done: int = 0
+    skipped: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """An attack on a recording.
+
+    out:     folder of all reconstructions; this replay's own is named after the attack and a hash of all that defines it.
+    rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the size of the model.
+    oracle_labels: the true labels of a row, where the user asked for that oracle.
+    """
+
+    recording: Recording
+    spec: AttackSpec
+    out: Path
+    seed: int = 0
+    device: str = "cpu"
+    rounds: frozenset[int] | None = None
+    clients: frozenset[str] | None = None
+    chunk: int | None = None
+    oracle_labels: OracleLabels | None = None
+
+    @property
+    def folder(self) -> Path:
+        identity = [str(self.spec), self.seed, self.oracle_labels is not None]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+        return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
+
+    def run(self, progress: Callable[[str], Progress] | None = None) -> Replayed:
+        """Attack every complete observation that is not done yet.
+
+        progress: from a few words about the chunk, a callback for its attack.
+        Raises ValueError where nothing can be attacked, and KeyboardInterrupt after the best so far is written.
+        """
+        attack = self.spec.build(device=self.device)
+        rows = self.recording.rows(rounds=set(self.rounds or ()), clients=set(self.clients or ()))
+        complete = [row for row in rows if row.status == "complete"]
+        if not complete:
+            raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
+        make_private(self.out)
+        make_private(self.folder)
+        self._write_facts(rows)
+        replayed = Replayed(self.folder)
+        pending = [row for row in complete if not self._is_done(row)]
+        replayed.skipped = len(complete) - len(pending)
+        for chunk in self._chunks(pending, attack, replayed):
+            words = f"{self.spec.name}{' (null)' if self.spec.null else ''}, {replayed.done + replayed.skipped} of {len(complete)} done"
+            self._attack(attack, chunk, replayed, progress(words) if progress else None)
+        return replayed
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"
+
+    def _is_done(self, row: Row) -> bool:
+        path = self.path(row.key)
+        if not path.exists():
+            return False
+        try:
+            return not Reconstruction.read(path).interrupted
+        except ValueError:
+            return False
+
+    def _chunks(self, rows: Sequence[Row], attack: Attack, replayed: Replayed) -> Iterator[list[Case]]:
+        """Cases of equal shape, as many at once as fit; cases that cannot be attacked are written down as failed."""
+        for _, group in groupby(sorted(rows, key=lambda row: row.num_examples or 0), key=lambda row: row.num_examples):
+            cases: list[Case] = []
+            for row in group:
+                case = self._case(row, attack, replayed)
+                if case is None:
+                    continue
+                cases.append(case)
+                if len(cases) >= (self.chunk or _chunk_size(case.observations[0])):
+                    yield cases
+                    cases = []
+            if cases:
+                yield cases
+
+    def _case(self, row: Row, attack: Attack, replayed: Replayed) -> Case | None:
+        try:
+            labels = self.oracle_labels(row) if self.oracle_labels and not self.spec.null else None
+            case = Case((self.recording.observation(row),), known_labels=labels)
+        except DamagedFile as error:
+            self._fail(row.key, str(error), replayed)
+            return None
+        if reasons := unmet(attack, case):
+            self._fail(row.key, f"{self.spec.name} cannot be used: {'; '.join(reasons)}", replayed)
+            return None
+        return case
+
+    def _attack(self, attack: Attack, cases: Sequence[Case], replayed: Replayed, progress: Progress | None) -> None:
+        rng = torch.Generator().manual_seed(self.seed)
+        try:
+            reconstructions = attack(cases, rng=rng, progress=progress)
+        except (RuntimeError, ValueError) as error:
+            for case in cases:
+                self._fail(case.key, f"{type(error).__name__}: {error}", replayed)
+            return
+        for reconstruction in reconstructions:
+            reconstruction.write(self.path(reconstruction.case))
+            (self.folder / f"{reconstruction.case}.failed.json").unlink(missing_ok=True)
+            replayed.done += 1
+        if any(reconstruction.interrupted for reconstruction in reconstructions):
+            raise KeyboardInterrupt
+
+    def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
+        replayed.failed[key] = reason
+        write_json(self.folder / f"{key}.failed.json", {"case": key, "reason": reason})
+
+    def _write_facts(self, rows: Sequence[Row]) -> None:
+        """What scoring and report need to know of this replay; cases of earlier calls stay."""
+        path = self.folder / "attack.json"
+        cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
+        for row in rows:
+            cases[row.key] = {
+                **{"key": row.key, "round": row.round, "client": row.client, "attempt": row.attempt},
+                **{"num_examples": row.num_examples, "status": row.status, "reason": row.reason},
+            }
+        write_json(
+            path,
+            {
+                "attack": self.spec.name,
+                "spec": str(self.spec),
+                "null": self.spec.null,
+                "knows_defense": self.spec.knows_defense,
+                "oracles": list(_oracles(self)),
+                "seed": self.seed,
+                "run": facts(self.recording.manifest),
+                "cases": [cases[key] for key in sorted(cases)],
+            },
+        )
+
+
+def facts(manifest: Manifest) -> dict[str, Any]:
+    """The public facts of a run, for rows and reports."""
+    return {
+        "name": manifest.name,
+        "model": str(manifest.model),
+        "shape": list(manifest.data.shape),
+        "num_classes": manifest.data.num_classes,
+        "training": asdict(manifest.training),
+        "defense": str(manifest.defense),
+        "gradient": manifest.gradient,
+        "network": manifest.network,
+        "inputs": manifest.inputs,
+        "secure_aggregation": manifest.secure_aggregation,
+        "created": manifest.created,
+        "software": dict(manifest.software),
+    }
+
+
+def _oracles(replay: Replay) -> tuple[str, ...]:
+    if replay.spec.null:
+        return ()
+    built = replay.spec.build()
+    labels = ("labels",) if replay.oracle_labels else ()
+    return tuple(getattr(built, "oracles", ())) + labels
+
+
+def _chunk_size(observation: Observation) -> int:
+    parameters = sum(w.numel() for w in observation.weights.values())
+    values = prod(observation.data.shape) * (observation.num_examples or 1)
+    return max(1, min(64, CHUNK_BYTES // (4 * COPIES * (parameters + 20 * values))))
