@@ -78,7 +78,8 @@ class Replay:
         pending = [row for row in complete if not self._is_done(row)]
         replayed.skipped = len(complete) - len(pending)
         for chunk in self._chunks(pending, attack, replayed):
-            words = f"{self.spec.name}{' (null)' if self.spec.null else ''}, {replayed.done + replayed.skipped} of {len(complete)} done"
+            null, finished = " (null)" if self.spec.null else "", replayed.done + replayed.skipped
+            words = f"{self.spec.name}{null}, {finished} of {len(complete)} done"
             self._attack(attack, chunk, replayed, progress(words) if progress else None)
         return replayed
 
@@ -146,8 +147,13 @@ class Replay:
         cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
         for row in rows:
             cases[row.key] = {
-                **{"key": row.key, "round": row.round, "client": row.client, "attempt": row.attempt},
-                **{"num_examples": row.num_examples, "status": row.status, "reason": row.reason},
+                "key": row.key,
+                "round": row.round,
+                "client": row.client,
+                "attempt": row.attempt,
+                "num_examples": row.num_examples,
+                "status": row.status,
+                "reason": row.reason,
             }
         write_json(
             path,

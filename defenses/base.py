@@ -33,9 +33,7 @@ def chain(*defenses: Defense) -> Defense:
     """Apply `defenses` from left to right; `chain()` is the identity."""
 
     def init(template: Update) -> State:
-        return {
-            f"{i}/{name}": tensor for i, defense in enumerate(defenses) for name, tensor in defense.init(template).items()
-        }
+        return {f"{i}/{name}": tensor for i, defense in enumerate(defenses) for name, tensor in defense.init(template).items()}
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
         after: dict[str, Tensor] = {}
@@ -54,4 +52,5 @@ identity = chain()
 
 def global_norm(update: Update) -> Tensor:
     """Euclidean norm of all tensors of `update` taken as one vector; a 0-d tensor."""
-    return torch.stack([torch.linalg.vector_norm(t) for t in update.values()]).norm()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in update.values()]))
+    return norm

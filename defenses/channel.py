@@ -25,7 +25,7 @@ class Channel(NamedTuple):
 def compose(*channels: Channel) -> Channel:
     """The channel of a chain of defenses, from left to right.
 
-    Noise that a later clip would shorten is counted in full: the bound that an attacker takes from it is too wide, never too narrow.
+    Noise that a later clip would shorten is counted in full: the bound that an attacker takes from it may be too wide.
     """
 
     def expect(update: Update) -> Update:

@@ -1,6 +1,4 @@
-"""Composes both Flower apps from an `Experiment`: the only place that sees client, server and data sets.
-
-"""
+"""Composes both Flower apps from an `Experiment`: the only place that sees client, server and data sets."""
 
 import tomllib
 from collections.abc import Callable
@@ -23,12 +21,12 @@ from torch import Tensor
 from defenses.spec import DefenseSpec
 from fedsim import datasets, models, partition
 from fedsim.client import app as client_side
-from fedsim.experiment import Experiment, parse_rounds, read, validate
+from fedsim.experiment import Experiment, parse_rounds, validate
 from fedsim.server import app as server_side
 from fedsim.server import strategies
 from fedsim.training import evaluate
 from fedsim.truth import describe_dataset
-from fedsim.wire.files import make_private, write_bytes
+from fedsim.wire.files import make_private, read_json_lines, write_bytes
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.observation import DataSpec, ModelSpec
 
@@ -81,6 +79,26 @@ class Run:
             )
         if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
+
+    def is_done(self) -> bool:
+        """Whether this very experiment has run to its end. Raises ValueError where `out` holds something else, or half of it."""
+        if not self.out.exists() or not any(self.out.iterdir()):
+            return False
+        path = self.out / "experiment.toml"
+        if not path.exists() or path.read_text() != self.experiment.to_toml():
+            raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
+        rows = read_json_lines(self.out / "metrics.jsonl")
+        if rows and rows[-1]["round"] == self.experiment.rounds:
+            return True
+        finished, rounds = max(len(rows) - 1, 0), self.experiment.rounds
+        raise ValueError(f"{self.out} holds an unfinished run, {finished} of {rounds} rounds; delete it and run again")
+
+    def megabytes(self) -> float:
+        """About what the recording of the whole run takes on disk."""
+        e = self.experiment
+        parameters = sum(p.numel() for p in models.build(self.model(), self.data().spec).parameters())
+        observations = e.rounds * (1 + max(1, int(e.clients.count * e.clients.fraction)))
+        return 4 * parameters * observations / 1e6
 
     def prepare(self) -> None:
         """Make the run's folder, with the resolved experiment and what truth refers to."""

@@ -142,8 +142,7 @@ def breast_cancer() -> Dataset:
     low, high = loaded.data.min(axis=0), loaded.data.max(axis=0)
     rows = ((loaded.data - low) / (high - low)).astype(np.float32)
     columns = tuple(
-        Column(name=str(name), low=float(a), high=float(b))
-        for name, a, b in zip(loaded.feature_names, low, high, strict=True)
+        Column(name=str(name), low=float(a), high=float(b)) for name, a, b in zip(loaded.feature_names, low, high, strict=True)
     )
     spec = DataSpec(shape=(30,), num_classes=2, columns=columns)
     return _every_fifth_held_out("breast_cancer", spec, tuple(map(str, loaded.target_names)), rows, loaded.target)
@@ -226,4 +225,9 @@ def _load(name: str, arguments: tuple[tuple[str, Any], ...]) -> Dataset:
 
 def described(dataset: Dataset, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What truth says of the data set that its indices refer to."""
-    return {"name": dataset.name, "arguments": dict(arguments), "content_hash": dataset.content_hash(), "size": len(dataset.train)}
+    return {
+        "name": dataset.name,
+        "arguments": dict(arguments),
+        "content_hash": dataset.content_hash(),
+        "size": len(dataset.train),
+    }

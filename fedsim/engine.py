@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Run a federation to its end.
 
-    client_cpus, client_gpus: what one client occupies on Ray; by default a GPU, where there is one, is shared by all that run at once.
+    client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
     Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
     """
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
@@ -126,7 +126,7 @@ class LocalGrid(Grid):
         pushed = []
         for message in messages:
             identity = _identify(message)
-            received = Message(copy.deepcopy(message.content), metadata=message.metadata)
+            received = Message(copy.deepcopy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
             self._answers[identity] = self._answer(received)
             pushed.append(identity)
         return pushed

@@ -107,8 +107,8 @@ class Experiment(_Frozen):
         return tomli_w.dumps(tables)
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment, with `KEY=VALUE` overrides (dots between the keys of tables).
+def read(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
+    """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
 
     Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
     """
@@ -118,8 +118,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ExperimentError(f"{path}: not a TOML file: {error}") from None
-    for override in overrides:
-        _override(raw, override)
+    for key, value in overrides:
+        _override(raw, key, value)
     return validate(raw, source=str(path))
 
 
@@ -140,15 +140,8 @@ def _told(error: Any) -> str:
     return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ExperimentError(f"--set {override}: write it as KEY=VALUE")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *tables, last = key.strip().split(".")
+def _override(raw: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
     for table in tables:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {"name": inner}

@@ -38,7 +38,8 @@ def put_payload(content: RecordDict, payload: Payload) -> None:
 def take_payload(content: RecordDict) -> Payload:
     """Remove the payload from a reply and return it."""
     record, codec = content[PAYLOAD], content[CODEC]
-    assert isinstance(record, ArrayRecord) and isinstance(codec, ConfigRecord)
+    assert isinstance(record, ArrayRecord)
+    assert isinstance(codec, ConfigRecord)
     del content[PAYLOAD], content[CODEC]
     return Payload(tensors=to_tensors(record), codec=str(codec["name"]))
 

@@ -19,9 +19,7 @@ class Cursor:
     position: int = 0
 
 
-def batches(
-    cursor: Cursor, size: int, training: Training, order: Callable[[int], Indices]
-) -> tuple[list[Indices], Cursor]:
+def batches(cursor: Cursor, size: int, training: Training, order: Callable[[int], Indices]) -> tuple[list[Indices], Cursor]:
     """The batches of one round, as positions 0 .. size - 1 among the client's examples, and where the next round starts.
 
     order: from the number of an epoch, the order of its examples; the client's secret.

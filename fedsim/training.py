@@ -49,5 +49,5 @@ def train(model: nn.Module, weights: Weights, batches: Sequence[Batch], training
 def evaluate(model: nn.Module, weights: Weights, x: Tensor, y: Tensor, data: DataSpec, *, chunk: int = 512) -> dict[str, float]:
     """Mean cross-entropy and accuracy on held-out examples, in evaluation mode."""
     model.eval()
-    logits = torch.cat([functional_call(model, dict(weights), (data.normalise(part),)) for part in x.split(chunk)])
+    logits = torch.cat([functional_call(model, dict(weights), (data.normalise(part),)) for part in torch.split(x, chunk)])
     return {"loss": cross_entropy(logits, y).item(), "accuracy": (logits.argmax(1) == y).float().mean().item()}

@@ -67,9 +67,7 @@ class Attack(Protocol):
     @property
     def needs(self) -> frozenset[Need]: ...
 
-    def __call__(
-        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None
-    ) -> list[Reconstruction]: ...
+    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]: ...
 
 
 def unmet(attack: Attack, case: Case) -> list[str]:

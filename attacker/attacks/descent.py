@@ -19,12 +19,14 @@ class Stop:
     tolerance: the loss at which it has converged; precision: the same as a share of the squared norm of what is observed.
     patience:  periods without a decrease by the share `decrease` of its best loss after which a problem has come to its
     plateau: it is as good as it will be, or stuck, and does not hold up the others.
+    stuck:     a loss above this share of the squared norm, and above the tolerance, calls for another start, if one is left.
     """
 
     tolerance: float = 0.0
     precision: float = 0.0
     patience: int = 20
     decrease: float = 0.05
+    stuck: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,12 @@ class Problems:
 
 @dataclass
 class Found:
-    """For each problem: its best latent, the loss there, the loss once a period, periods used, whether it converged."""
+    """For each problem: its best latent, the loss there, the loss once a period, periods used."""
 
     z: list[Tensor]
     loss: list[float]
     history: list[Tensor]
     iterations: list[int]
-    converged: list[bool]
     interrupted: bool = False
 
 
@@ -88,7 +89,7 @@ def descend(
     count = len(z)
     infinite = torch.full((count,), float("inf"), device=z.device)
     active = _Active(ids=torch.arange(count, device=z.device), z=z, best_z=z.clone(), best=infinite, enough=problems.enough)
-    found = Found([z[i] for i in range(count)], [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
+    found = Found([z[i] for i in range(count)], [float("inf")] * count, [torch.empty(0)] * count, [0] * count)
     per_problem = dict(problems.per_problem)
     stepper = optimiser.start()
     try:
@@ -126,7 +127,8 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
 
 def _over(active: _Active, stop: Stop) -> Tensor:
     """Which problems are over after this iteration."""
-    assert active.mark is not None and active.waited is not None
+    assert active.mark is not None
+    assert active.waited is not None
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
@@ -141,7 +143,7 @@ def _put_down(active: _Active, finished: Tensor, found: Found, iteration: int) -
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
         found.z[i], found.loss[i], found.history[i] = active.best_z[row], loss, history[row]
-        found.iterations[i], found.converged[i] = iteration, bool(active.best[row] <= active.enough[row])
+        found.iterations[i] = iteration
 
 
 def _select(nested: Nested, rows: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from attacker.attacks.objectives import Gradient
 
 
 class Evidence(NamedTuple):
-    """gradient: observed, by name. weight, bias: names of the head's parameters. count: examples behind the gradient.
+    """gradient: observed, by name. weight, bias: names of the head's parameters. examples: how many are behind the gradient.
 
     guess: (K,) the model's mean class probabilities on the attacker's own random inputs.
     """
@@ -22,12 +22,12 @@ class Evidence(NamedTuple):
     gradient: Gradient
     weight: str
     bias: str | None
-    count: int
+    examples: int
     guess: Tensor
 
 
 LabelRule = Callable[[Evidence], Tensor]
-"""From the evidence, labels (count,) int64 in ascending order."""
+"""From the evidence, labels (examples,) int64 in ascending order."""
 
 
 def from_bias(evidence: Evidence) -> Tensor:
@@ -38,12 +38,12 @@ def from_bias(evidence: Evidence) -> Tensor:
     if evidence.bias is None:
         raise ValueError("the head has no bias")
     bias = evidence.gradient[evidence.bias]
-    if evidence.count == 1:
+    if evidence.examples == 1:
         return bias.argmin().reshape(1)
-    counts = (evidence.count * (evidence.guess - bias)).clamp(min=0)
-    counts = counts * (evidence.count / counts.sum())
+    counts = (evidence.examples * (evidence.guess - bias)).clamp(min=0)
+    counts = counts * (evidence.examples / counts.sum())
     whole = counts.floor().long()
-    remaining = int(evidence.count - whole.sum())
+    remaining = int(evidence.examples - whole.sum())
     whole[(counts - whole).topk(remaining).indices] += 1
     return torch.repeat_interleave(torch.arange(len(whole), device=whole.device), whole)
 
@@ -54,9 +54,9 @@ def from_rows(evidence: Evidence) -> Tensor:
     Of n examples with distinct labels, the n rows with the smallest entries (Yin et al. 2021, eq. 6).
     """
     rows = evidence.gradient[evidence.weight]
-    if evidence.count == 1:
+    if evidence.examples == 1:
         return rows.sum(dim=1).argmin().reshape(1)
-    return rows.amin(dim=1).topk(evidence.count, largest=False).indices.sort().values
+    return rows.amin(dim=1).topk(evidence.examples, largest=False).indices.sort().values
 
 
 def inferred(evidence: Evidence) -> Tensor:

@@ -38,7 +38,7 @@ class GradientMatching:
     objective: distance between gradients. prior: belief about x. init: where the search starts.
     labels:    how labels are read off the gradient; None: they are searched for with the images, as soft labels (DLG).
     optimiser, steps, stop: steps are counted in the optimiser's periods.
-    restarts:  at most so many starts a case; those that converged need no further one, and the lowest own loss is kept.
+    restarts:  at most so many starts a case: another one only where the last is stuck; the lowest own loss is kept.
     boxed:     keep x in [0, 1] after every step.
     agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
     knows_defense: pass the simulated update through the channel of the defense, and stop at the power of its noise.
@@ -62,9 +62,7 @@ class GradientMatching:
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"
 
-    def __call__(
-        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None
-    ) -> list[Reconstruction]:
+    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training, defense and number of examples."""
         return _Batch(self, cases, rng, progress).run()
 
@@ -79,7 +77,6 @@ class _Best:
     iterations: int = 0
     evaluations: int = 0
     restarts: int = 0
-    converged: bool = False
 
 
 class _Batch:
@@ -97,6 +94,7 @@ class _Batch:
         self.best = [_Best() for _ in cases]
         self.interrupted = False
         self._observe([case.observations[0] for case in cases])
+        self._thresholds()
 
     def _observe(self, observations: Sequence[Observation]) -> None:
         """Stack what differs between cases; weights that all of them share are kept once."""
@@ -108,14 +106,24 @@ class _Batch:
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [as_gradient(u, w, self.training, len(self.sizes)) for u, w in zip(updates, weights, strict=True)]
         self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
-        coordinates = sum(u.numel() for u in updates[0].values())
-        scale = total_step(self.training, len(self.sizes))
-        self.noise_power = coordinates * (self.channel.noise_std / scale) ** 2
+
+    def _thresholds(self) -> None:
+        """(cases,) losses that are enough, and those above which a search is stuck.
+
+        Below the power of known noise there is nothing to be learned.
+        """
+        stop = self.attack.stop
+        coordinates = sum(g[0].numel() for g in self.observed.values())
+        noise = coordinates * (self.channel.noise_std / total_step(self.training, len(self.sizes))) ** 2
+        known = noise if self.attack.objective is squared_distance else 0.0
+        power = torch.stack([g.square().flatten(1).sum(dim=1) for g in self.observed.values()]).sum(dim=0)
+        self.enough = (stop.precision * power).clamp(min=max(stop.tolerance, known))
+        self.stuck = (stop.stuck * power).clamp(min=max(stop.tolerance, known))
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()
         for restart in range(self.attack.restarts):
-            pending = [i for i, best in enumerate(self.best) if not best.converged]
+            pending = [i for i, best in enumerate(self.best) if best.loss > self.stuck[i]]
             if pending and not self.interrupted:
                 self._search(pending, restart)
         seconds = (perf_counter() - started) / len(self.cases)
@@ -139,7 +147,7 @@ class _Batch:
             evaluate=self._evaluate,
             per_problem={"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights}),
             project=self._project,
-            enough=self._enough()[rows],
+            enough=self.enough[rows],
         )
         found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
         self.interrupted = found.interrupted
@@ -150,18 +158,10 @@ class _Batch:
             best.restarts += 1
             if best.z is None or found.loss[row] < best.loss:
                 best.loss, best.z, best.history = found.loss[row], found.z[row], found.history[row]
-                best.converged = found.converged[row]
-
-    def _enough(self) -> Tensor:
-        """(cases,) losses at which a search has converged: below the power of known noise there is nothing to be learned."""
-        stop = self.attack.stop
-        power = torch.stack([g.square().flatten(1).sum(dim=1) for g in self.observed.values()]).sum(dim=0)
-        floor = self.noise_power if self.attack.objective is squared_distance else 0.0
-        return (stop.precision * power).clamp(min=max(stop.tolerance, floor))
 
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
-        dims = ({name: 0 for name in per_problem},)
+        dims = (dict.fromkeys(per_problem, 0),)
         gradient, loss = vmap(grad_and_value(self._loss), in_dims=(0, *dims))(z, per_problem)
         return gradient, loss
 
@@ -178,7 +178,9 @@ class _Batch:
 
     def _simulate(self, weights: Gradient, x: Tensor, y: Tensor) -> Gradient:
         gradient = gradient_of(self.model, self.data)(weights, x, y)
-        return gradient if self.channel is transparent else through(self.channel, gradient, weights, self.training, len(self.sizes))
+        return (
+            gradient if self.channel is transparent else through(self.channel, gradient, weights, self.training, len(self.sizes))
+        )
 
     def _decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""

@@ -119,7 +119,8 @@ class LBFGSStepper:
         return z + self.taken
 
     def _remember(self, gradient: Tensor) -> None:
-        assert self.previous is not None and self.taken is not None
+        assert self.previous is not None
+        assert self.taken is not None
         change = gradient - self.previous
         curvature = (change * self.taken).sum(dim=1, keepdim=True)
         positive = curvature > self.settings.min_curvature

@@ -11,11 +11,11 @@ from attacker.attacks.objectives import cosine_distance, squared_distance
 from attacker.attacks.optimisers import LBFGS, Adam
 from attacker.attacks.priors import flat, total_variation
 
-PLATEAU = Stop(precision=1e-8, patience=20, decrease=0.05)
+PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
 
 
 def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """Images and soft labels together, by L-BFGS, from normal noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1)."""
+    """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1)."""
     return GradientMatching(
         name="dlg",
         objective=squared_distance,
@@ -46,7 +46,7 @@ def cpl(
     agreement: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, "A framework for evaluating gradient leakage attacks", algorithm 1).
+    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1).
 
     init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.

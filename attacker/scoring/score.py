@@ -68,10 +68,18 @@ class Scorer:
         examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"])
         found, reason = _read(folder, case["key"])
         common = {
-            **{"run": facts["run"]["name"], "source": folder.name, "attack": facts["attack"], "spec": facts["spec"]},
-            **{"null": facts["null"], "knows_defense": facts["knows_defense"], "oracles": facts["oracles"]},
+            "run": facts["run"]["name"],
+            "source": folder.name,
+            "attack": facts["attack"],
+            "spec": facts["spec"],
+            "null": facts["null"],
+            "knows_defense": facts["knows_defense"],
+            "oracles": facts["oracles"],
             **{key: facts["run"][key] for key in ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")},
-            **{"data": self.data.name, "case": case["key"], "rounds": [case["round"]], "client": case["client"]},
+            "data": self.data.name,
+            "case": case["key"],
+            "rounds": [case["round"]],
+            "client": case["client"],
             "seed": facts["seed"],
         }
         if found is None:
@@ -80,8 +88,12 @@ class Scorer:
             return
         x = found.x.nan_to_num().clamp(0, 1)
         effort = {
-            **{"iterations": found.iterations, "evaluations": found.evaluations, "restarts": found.restarts},
-            **{"seconds": found.seconds, "route": found.route, "interrupted": found.interrupted},
+            "iterations": found.iterations,
+            "evaluations": found.evaluations,
+            "restarts": found.restarts,
+            "seconds": found.seconds,
+            "route": found.route,
+            "interrupted": found.interrupted,
         }
         for i, candidate in enumerate(assign(x, truth)):
             place = self._place(examples[i], int(labels[i]))
@@ -94,7 +106,8 @@ class Scorer:
                 **place,
                 **effort,
                 **self._measure(x[candidate, None], found.x[candidate, None], truth[i, None]),
-                **{"label_recovered": recovered, "label_recovered_name": self._class(recovered)},
+                "label_recovered": recovered,
+                "label_recovered_name": self._class(recovered),
                 "label_success": recovered == int(labels[i]),
                 "confidence": float(found.confidence[candidate]),
                 "pair": self._write_pair(pairs / f"{case['key']}-{place['batch']}-{place['position']}", truth[i], x[candidate]),
@@ -149,4 +162,10 @@ def _read(folder: Path, key: str) -> tuple[Reconstruction | None, str]:
 
 def _failure(reason: str) -> Row:
     measures = ("mse", "mse_raw", "psnr", "ssim", "lpips", "label_recovered", "label_recovered_name", "confidence", "pair")
-    return {**dict.fromkeys(measures), "lpips_reason": "no reconstruction", "label_success": False, "success": False, "failure": reason}
+    return {
+        **dict.fromkeys(measures),
+        "lpips_reason": "no reconstruction",
+        "label_success": False,
+        "success": False,
+        "failure": reason,
+    }

@@ -67,7 +67,7 @@ def make_client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
 def _train(message: Message, context: Context, settings: Settings) -> Message:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    round, attempt = _round(message), int(message.content[records.CONFIG].get("attempt", 1))  # type: ignore[union-attr]
+    round, attempt = _number(message, "server-round"), _number(message, "attempt")
     identity = settings.identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
     chosen, cursor = batches(
@@ -93,9 +93,7 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
     content = RecordDict(
         {
             records.UPDATE: records.to_arrays(trained.update),
-            records.METRICS: MetricRecord(
-                {records.NUM_EXAMPLES: sum(map(len, used)) // epochs, "train_loss": trained.loss}
-            ),
+            records.METRICS: MetricRecord({records.NUM_EXAMPLES: sum(map(len, used)) // epochs, "train_loss": trained.loss}),
         }
     )
     context.state["cursor"] = ConfigRecord({"epoch": cursor.epoch, "position": cursor.position})
@@ -117,7 +115,7 @@ def defend(settings_of: Callable[[Context], Settings]) -> Callable[..., Message]
         defense = settings.defense.build()
         stored = context.state.get("defense")
         state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else defense.init(update)
-        update_sent, state = defense.apply(update, state, identity.generator(_round(message)))
+        update_sent, state = defense.apply(update, state, identity.generator(_number(message, "server-round")))
         del reply.content[records.UPDATE]
         records.put_payload(reply.content, encode(update_sent))
         reply.content[records.CLIENT] = ConfigRecord({"pseudonym": identity.pseudonym})
@@ -127,10 +125,11 @@ def defend(settings_of: Callable[[Context], Settings]) -> Callable[..., Message]
     return mod
 
 
-def _round(message: Message) -> int:
+def _number(message: Message, key: str) -> int:
+    """A number out of what the server prescribes for this round."""
     config = message.content[records.CONFIG]
     assert isinstance(config, ConfigRecord)
-    return int(config["server-round"])  # type: ignore[arg-type]
+    return int(config[key])  # type: ignore[arg-type]
 
 
 def _cursor(context: Context) -> Cursor:

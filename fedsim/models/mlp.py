@@ -1,6 +1,7 @@
 """Fully connected networks."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from torch import nn
@@ -13,6 +14,6 @@ def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)
     """
     widths = [prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))

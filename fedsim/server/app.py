@@ -10,7 +10,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
-
 from torch import Tensor
 
 from fedsim import models, records

@@ -45,7 +45,16 @@ class Recording(Strategy):
         self._traffic: dict[str, int] = {}
         self._started = monotonic()
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, evaluate_fn: Evaluate | None = None, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
         """As Flower's own, and one row of metrics a round."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -54,7 +63,7 @@ class Recording(Strategy):
             return evaluated
 
         self._started = monotonic()
-        return super().start(grid, initial_arrays, *args, evaluate_fn=evaluate, **kwargs)
+        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         self._started = monotonic()
@@ -104,11 +113,11 @@ class Recording(Strategy):
         """What the server learns from one reply; the reply itself becomes the plain one that the inner strategy expects."""
         node = message.metadata.src_node_id
         if message.has_error():
-            return Reply(client=self._name(node), node=str(node), status="failed", reason=message.error.reason)
+            return Reply(client=self._name(node), node=str(node), status="failed", reason=message.error.reason or "")
         content = message.content
         size = records.count_bytes(content)
         if records.CLIENT in content:
-            self._pseudonyms[node] = str(content[records.CLIENT]["pseudonym"])  # type: ignore[index]
+            self._pseudonyms[node] = str(content[records.CLIENT]["pseudonym"])
         payload = records.take_payload(content)
         update = decode(payload)
         content[records.WEIGHTS] = records.to_arrays({name: w + update[name] for name, w in self._weights.items()})

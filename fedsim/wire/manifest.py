@@ -1,11 +1,10 @@
 """The public facts of a recording: one JSON file that says how to read the rest."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
-
-import json
 
 from defenses.spec import DefenseSpec
 from fedsim.wire.files import write_json
@@ -50,7 +49,9 @@ class Manifest:
                 raise ValueError("not a JSON object")
             version = raw.pop("format_version", None)
             if version != FORMAT_VERSION:
-                raise ValueError(f"format version {version}, and this program reads version {FORMAT_VERSION}; install a newer one")
+                raise ValueError(
+                    f"format version {version}, and this program reads version {FORMAT_VERSION}; install a newer one"
+                )
             return _from_json(cls, raw)
         except FileNotFoundError:
             raise ValueError(f"{path.parent} is not a recording: it has no {path.name}") from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -100,13 +100,14 @@ class Training:
     mode: Literal["train", "eval"] = "eval"
     buffers: Literal["none"] = "none"
 
-    __pydantic_config__ = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
         _check(self.batch_size > 0, f"training.batch_size must be positive, got {self.batch_size}")
         _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
-        _check((self.steps or self.epochs or 0) > 0, f"training.steps or epochs must be positive, got {self.steps or self.epochs}")
+        for key, value in (("steps", self.steps), ("epochs", self.epochs)):
+            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
         _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
         _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
         _check(self.loss == "cross_entropy", f"unknown training.loss {self.loss!r}. Known: cross_entropy")

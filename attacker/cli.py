@@ -1,0 +1,201 @@
+"""The command line of the attacker."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.console import assignment, errors_told, out, print_json, progress_bar
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Attack a recording, score what came out, and show it.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack.")]
+
+
+@app.command("list", epilog="Example:  attacker list")
+def list_(as_json: Json = False) -> None:
+    """List the attacks, with their arguments, what each needs, and its source."""
+    import inspect
+
+    from attacker.attacks import ATTACKS
+    from defenses.registry import summary
+
+    found: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "summary": summary(ATTACKS[name]),
+            "arguments": {p.name: p.default for p in inspect.signature(ATTACKS[name]).parameters.values()},
+            "needs": sorted(need.name.lower() for need in ATTACKS[name]().needs),
+        }
+        for name in ATTACKS
+    ]
+    if as_json:
+        print_json(found)
+        return
+    for attack in found:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in attack["arguments"].items())
+        out.print(f"[bold]{attack['name']}[/]  {escape(attack['summary'])}")
+        out.print(f"    arguments  {escape(arguments)}", style="dim")
+        out.print(f"    needs      {', '.join(attack['needs'])}", style="dim")
+
+
+@app.command(epilog="Example:  attacker replay runs/first/recording --attack cpl --set restarts=2 --rounds 1-3")
+def replay(
+    recording: Annotated[Path, typer.Argument(help="A recording, or the run that holds it.")],
+    attack: Annotated[str, typer.Option(help="Name of the attack; see attacker list.")],
+    overrides: Overrides = None,
+    rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
+    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be given more than once.")] = None,
+    null: Annotated[bool, typer.Option(help="Run the same attack without any gradient beside it, as a baseline.")] = True,
+    oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels.")] = None,
+    truth: Annotated[list[Path] | None, typer.Option(help="Truth, for an oracle only; by default the run's own.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of reconstructions; by default the run's own.")] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the attack.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default PyTorch's choice.")] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Cases attacked at once; by default by the model's size.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack every recorded observation; what is done already is skipped."""
+    with errors_told():
+        from attacker.attacks import AttackSpec
+        from attacker.told import replay_told
+        from fedsim.experiment import parse_rounds
+        from fedsim.wire import Recording
+
+        recording = recording / "recording" if (recording / "recording").is_dir() else recording
+        opened = Recording(recording)
+        arguments = dict(map(assignment, overrides or []))
+        oracle_labels = _oracle(oracle or [], recording.parent, truth)
+        if threads is not None:
+            _set_threads(threads)
+        results = [
+            replay_told(
+                opened,
+                AttackSpec(name=attack, arguments=arguments, null=is_null),
+                folder or recording.parent / "reconstructions",
+                seed=seed,
+                device=_device(device),
+                rounds=parse_rounds(rounds),
+                clients=frozenset(client or ()) or None,
+                chunk=chunk,
+                oracle_labels=oracle_labels,
+            )
+            for is_null in ((False, True) if null else (False,))
+        ]
+        if as_json:
+            print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
+        if not any(result.done + result.skipped for result in results):
+            raise RuntimeError("no case could be attacked")
+
+
+def _oracle(names: list[str], run: Path, truth: list[Path] | None) -> Callable[[Any], Any] | None:
+    if unknown := sorted(set(names) - {"labels"}):
+        raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels")
+    if not names:
+        return None
+    from attacker.scoring import Scorer
+    from attacker.scoring.oracle import true_labels
+
+    scorer = Scorer(run, truth or [run / "truth"])
+    return lambda row: true_labels(scorer, row)
+
+
+@app.command(epilog="Example:  attacker score runs/first")
+def score(
+    folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
+    truth: Annotated[list[Path] | None, typer.Option(help="What the clients wrote down; by default the run's own.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, where truth names another path: npz:TRAIN.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare reconstructions with what the clients really used: one row an example."""
+    with errors_told():
+        from attacker.scoring import Scorer, summarise
+
+        run, sources = _sources(folder)
+        scorer = Scorer(run, truth or [run / "truth"], (data, {}) if data else None)
+        rows = []
+        with progress_bar() as bar:
+            for source in bar.track(sources, description="scoring"):
+                rows += scorer.score(source)
+        summaries = summarise(rows)
+        if as_json:
+            print_json([one.as_json() for one in summaries])
+            return
+        table = Table("attack", "examples", "success", "null's", "labels", "PSNR (dB)", "SSIM", "told beyond the threat model")
+        for one in summaries:
+            null = f"{one.null.success.value:.0%}" if one.null else "not run"
+            oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "nothing"
+            table.add_row(
+                *(escape(one.spec), str(one.examples)),
+                *(f"{one.success.value:.0%} ({one.success.low:.0%} to {one.success.high:.0%})", null),
+                *(f"{one.label_success.value:.0%}", *(f"{e.value:.2f}" if e else "" for e in (one.psnr, one.ssim)), oracles),
+            )
+        out.print(table)
+
+
+def _sources(folder: Path) -> tuple[Path, list[Path]]:
+    """The run, and the folders of reconstructions to score."""
+    if (folder / "attack.json").exists():
+        return folder.parent.parent, [folder]
+    inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
+    sources = sorted(path.parent for path in inner.glob("*/attack.json"))
+    if not sources:
+        raise ValueError(f"{folder} holds no reconstructions; make some with: attacker replay {folder} --attack cpl")
+    return inner.parent, sources
+
+
+@app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run or more, side by side.")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html of the first run.")] = None,
+) -> None:
+    """Make one self-contained page out of scored runs."""
+    with errors_told():
+        from attacker.report import build
+
+        out.print(str(build(runs, out_file or runs[0] / "report.html")), soft_wrap=True)
+
+
+@app.command(epilog="Example:  attacker demo --out runs/demo")
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Folder of the demonstration.")] = Path("runs/demo"),
+    engine: Annotated[str, typer.Option(help="ray or local.")] = "ray",
+) -> None:
+    """Two federations on photographs, undefended and defended, attacked, scored and shown: a few minutes."""
+    with errors_told():
+        from attacker.demo import run
+
+        out.print(str(run(folder, engine=engine)), soft_wrap=True)
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted != "cpu" and not (wanted.startswith("cuda") and torch.cuda.is_available()):
+        raise ValueError(f"--device {wanted!r} is not to be had here; use cpu")
+    return wanted
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def main() -> None:
+    """Entry point."""
+    app()

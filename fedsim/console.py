@@ -1,0 +1,53 @@
+"""What both command lines share: progress on stderr, results on stdout, and errors in one line with an exit status."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr with the time that is left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True)
+
+
+@contextmanager
+def errors_told(*, verbose: bool = False) -> Iterator[None]:
+    """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("interrupted; what is done is kept, and the same command goes on from there")
+        raise typer.Exit(130) from None
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        if verbose:
+            raise
+        err.print(f"[bold red]error[/] {escape(str(error))}")
+        raise typer.Exit(1 if isinstance(error, RuntimeError) else 2) from None
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Key and value of `KEY=VALUE`; the value as TOML writes it, or else as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"--set {text}: write it as KEY=VALUE")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
