@@ -22,11 +22,18 @@ class Channel(NamedTuple):
     noise_std: float = 0.0
 
 
+transparent = Channel(lambda update: update)
+"""What no defense does."""
+
+
 def compose(*channels: Channel) -> Channel:
     """The channel of a chain of defenses, from left to right.
 
     Noise that a later clip would shorten is counted in full: the bound that an attacker takes from it may be too wide.
     """
+
+    if not channels:
+        return transparent
 
     def expect(update: Update) -> Update:
         for channel in channels:
@@ -34,9 +41,6 @@ def compose(*channels: Channel) -> Channel:
         return update
 
     return Channel(expect, noise_std=sum(channel.noise_std**2 for channel in channels) ** 0.5)
-
-
-transparent = compose()
 
 
 def clip(max_norm: float) -> Channel:

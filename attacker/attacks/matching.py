@@ -143,11 +143,13 @@ class _Batch:
         rows = torch.tensor(pending, device=z.device)
         weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
         observed = {name: g[rows] for name, g in self.observed.items()}
+        per_problem = {"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights})
+        per_problem["gain"] = vmap(self._gain, in_dims=(0, 0))(z, per_problem)
         problems = Problems(
             evaluate=self._evaluate,
-            per_problem={"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights}),
+            per_problem=per_problem,
             project=self._project,
-            enough=self.enough[rows],
+            enough=self.enough[rows] * per_problem["gain"],
         )
         found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
         self.interrupted = found.interrupted
@@ -156,8 +158,9 @@ class _Batch:
             best.iterations += found.iterations[row]
             best.evaluations += found.iterations[row] * attack.optimiser.period
             best.restarts += 1
-            if best.z is None or found.loss[row] < best.loss:
-                best.loss, best.z, best.history = found.loss[row], found.z[row], found.history[row]
+            loss = found.loss[row] / float(per_problem["gain"][row])
+            if best.z is None or loss < best.loss:
+                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / per_problem["gain"][row]
 
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
@@ -170,17 +173,27 @@ class _Batch:
         weights = problem.get("weights", self.weights)
         loss = self.attack.prior(self.data.normalise(x))
         if self.attack.sees_gradient:
-            loss = loss + self.attack.objective(self._simulate(weights, x, y), problem["observed"])
+            loss = loss + problem["gain"] * self.attack.objective(self._simulate(weights, x, y), problem["observed"])
         if self.attack.agreement:
             probabilities = functional_call(self.model, dict(weights), (self.data.normalise(x),)).softmax(dim=1)
             loss = loss + self.attack.agreement * (probabilities - _one_hot(y, self.data.num_classes)).square().sum()
         return loss
 
+    def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
+        """By how much a defense shrinks the power of a simulated gradient: a search must not stall because a clip made all small."""
+        if self.channel is transparent or self.attack.objective is not squared_distance:
+            return torch.ones_like(z[0])
+        x, y = self._decode(z, problem["labels"])
+        weights = problem.get("weights", self.weights)
+        before = gradient_of(self.model, self.data)(weights, x, y)
+        return squared_norm(before) / squared_norm(self._through(before, weights))
+
+    def _through(self, gradient: Gradient, weights: Gradient) -> Gradient:
+        return through(self.channel, gradient, weights, self.training, len(self.sizes))
+
     def _simulate(self, weights: Gradient, x: Tensor, y: Tensor) -> Gradient:
         gradient = gradient_of(self.model, self.data)(weights, x, y)
-        return (
-            gradient if self.channel is transparent else through(self.channel, gradient, weights, self.training, len(self.sizes))
-        )
+        return gradient if self.channel is transparent else self._through(gradient, weights)
 
     def _decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""

@@ -1,0 +1,94 @@
+"""What every benchmark script has in common: its options, and how it says what it found."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "numpy", "flwr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """quick: a smaller instance of the same work. data: a folder laid out as benchmarks/README.md says; None for embedded data."""
+
+    quick: bool
+    json: bool
+    data: Path | None
+    device: str
+    seed: int
+    table: str | None
+
+
+def options(description: str, *, tables: Sequence[str] = ()) -> Options:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    if tables:
+        parser.add_argument("table", nargs="?", choices=tables)
+    parser.add_argument("--quick", action="store_true", help="a smaller instance of the same work, under a minute")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
+    parser.add_argument("--data", type=Path, help="folder of data sets, laid out as benchmarks/README.md says")
+    parser.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    given = vars(parser.parse_args())
+    return Options(table=given.pop("table", None), **given)
+
+
+@dataclass
+class Clock:
+    """CPU-seconds of this process while a `cpu_seconds` block runs; final after it."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def cpu_seconds() -> Iterator[Clock]:
+    """Measure CPU time on one thread: wall time says little on a shared machine."""
+    torch.set_num_threads(1)
+    clock, started = Clock(), process_time()
+    try:
+        yield clock
+    finally:
+        clock.seconds = process_time() - started
+
+
+def machine() -> str:
+    """The processor, and the GPU where there is one."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{cpu}, {os.cpu_count()} cores{gpu}"
+
+
+def told(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], asked: Options) -> None:
+    """Print the rows as a table, then the summary; with --json one object on the last line."""
+    versions = {package: version(package) for package in PACKAGES} | {"python": platform.python_version()}
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    print(f"{name}: {machine()}; {', '.join(f'{k} {v}' for k, v in versions.items())}; seed {asked.seed}\n")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(_shown(row.get(column)) for column in columns)} |")
+    print("\n" + "\n".join(f"{key}: {_shown(value)}" for key, value in summary.items()))
+    if asked.json:
+        result = {"benchmark": name, "machine": machine(), "versions": versions, "rows": list(rows), "summary": summary}
+        print(json.dumps(result, allow_nan=False))
+    sys.stdout.flush()
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

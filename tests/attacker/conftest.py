@@ -1,0 +1,70 @@
+"""Observations as a server would make them, of one client that trains on known examples."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.training import train
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+Observe = Callable[..., Observation]
+
+
+@pytest.fixture
+def observe() -> Observe:
+    """From batches (x, y), what the server sees of one client that takes one step on each."""
+
+    def make(
+        *batches: tuple[Tensor, Tensor],
+        model: ModelSpec,
+        data: DataSpec,
+        learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        defense: str = "",
+        client: str = "c",
+        seed: int = 0,
+        weights: dict[str, Tensor] | None = None,
+    ) -> Observation:
+        network = models.build(model, data, seed=seed)
+        weights = weights or {name: p.detach() for name, p in network.named_parameters()}
+        size = len(batches[0][1])
+        training = Training(learning_rate=learning_rate, batch_size=size, steps=len(batches), momentum=momentum)
+        update = train(network, weights, batches, training, data).update
+        spec = DefenseSpec.parse(defense)
+        built = spec.build()
+        sent, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(99))
+        return Observation(
+            round=1,
+            client=client,
+            cohort=(client,),
+            num_examples=sum(len(y) for _, y in batches),
+            model=model,
+            data=data,
+            training=training,
+            defenses=spec,
+            weights=weights,
+            payload=encode(sent),
+        )
+
+    return make
+
+
+@pytest.fixture
+def image_case(observe: Observe) -> Callable[..., tuple[Case, Tensor, Tensor]]:
+    """One smooth 8x8 grey image and its label on a small LeNet, and the case that it makes."""
+
+    def make(index: int = 0, **settings: object) -> tuple[Case, Tensor, Tensor]:
+        data = DataSpec(shape=(1, 8, 8), num_classes=4)
+        grid = torch.linspace(0, 1, 8)
+        x = (0.5 + 0.4 * torch.sin(3 * grid[:, None] + index) * torch.cos(2 * grid[None] - index))[None, None]
+        y = torch.tensor([index % 4])
+        observation = observe((x, y), model=ModelSpec(name="lenet_dlg"), data=data, client=f"c{index}", **settings)
+        return Case((observation,)), x, y
+
+    return make

@@ -1,0 +1,98 @@
+"""The loop keeps the best of each problem, lets the finished leave, and puts answers where they belong."""
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.descent import Found, Problems, Stop, descend
+from attacker.attacks.optimisers import Adam, Stepper
+
+TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
+
+
+def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Squared distance to each problem's own target."""
+    offset = z - per_problem["target"]
+    return 2 * offset, offset.square().sum(dim=1)
+
+
+def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Found:
+    problems = Problems(
+        evaluate=evaluate,
+        per_problem={"target": TARGETS},
+        project=lambda z: z,
+        enough=torch.full((4,), enough),
+    )
+    optimiser = settings.pop("optimiser", Adam(learning_rate=0.2, decay_at=()))
+    return descend(torch.zeros(4, 1), problems, optimiser, steps, stop or Stop(patience=400), **settings)
+
+
+def test_each_problem_finds_its_own_target_though_others_leave_earlier() -> None:
+    found = search()
+    torch.testing.assert_close(torch.stack(found.z), TARGETS, atol=2e-3, rtol=0)
+    assert found.iterations[0] == 1
+    assert len(set(found.iterations)) == 4
+    assert [len(h) for h in found.history] == found.iterations
+    assert all(loss <= 1e-6 for loss in found.loss)
+
+
+def test_the_history_is_the_best_loss_so_far() -> None:
+    for history in search(enough=0.0, steps=60).history:
+        assert (history[1:] <= history[:-1]).all()
+
+
+def test_the_best_iterate_is_kept_when_the_search_runs_away() -> None:
+    class Away:
+        """Steps over the target and goes on for ever."""
+
+        period = 1
+
+        def start(self) -> Stepper:
+            return self
+
+        def step(self, z: Tensor, gradient: Tensor, progress: float) -> Tensor:
+            return z + 1
+
+        def keep(self, rows: Tensor) -> None: ...
+
+    found = search(optimiser=Away(), steps=20, enough=-1.0)
+    assert [float(z) for z in found.z] == [0, 3, 0, 5]
+    assert found.loss == [0, 0, 4, 0]
+
+
+def test_a_plateau_ends_a_problem_after_its_patience() -> None:
+    def flat_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        gradient, loss = bowl(z, per_problem)
+        last = per_problem["target"].flatten() == 5
+        return torch.where(last[:, None], 0, gradient), torch.where(last, 7.0, loss)
+
+    found = search(flat_for_the_last, stop=Stop(patience=9), steps=200)
+    assert found.iterations[3] == 9
+    assert found.loss[3] == 7
+
+
+def test_a_problem_that_is_lost_leaves_and_keeps_its_last_finite_best() -> None:
+    def explodes(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        gradient, loss = bowl(z, per_problem)
+        last = (per_problem["target"].flatten() == 5) & (z.flatten() != 0)
+        return torch.where(last[:, None], torch.nan, gradient), torch.where(last, torch.nan, loss)
+
+    found = search(explodes)
+    assert float(found.z[3]) == 0
+    assert found.loss[3] == 25
+    assert found.iterations[3] < 5
+    torch.testing.assert_close(torch.stack(found.z[:3]), TARGETS[:3], atol=2e-3, rtol=0)
+
+
+def test_ctrl_c_ends_with_the_best_so_far() -> None:
+    calls = []
+
+    def interrupted(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return bowl(z, per_problem)
+
+    found = search(interrupted)
+    assert found.interrupted
+    assert found.loss[1] < 9
+    assert float(found.z[1]) > 0.5

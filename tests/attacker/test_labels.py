@@ -1,0 +1,63 @@
+"""Labels read off real gradients."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.labels import Evidence, from_bias, from_rows, inferred
+
+
+def evidence_of(network: nn.Sequential, x: Tensor, y: Tensor) -> Evidence:
+    loss = nn.functional.cross_entropy(network(x), y)
+    names = [name for name, _ in network.named_parameters()]
+    gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
+    with torch.no_grad():
+        guess = network(torch.rand(16, x.shape[1])).softmax(dim=1).mean(dim=0)
+    head = len(network) - 1
+    bias = f"{head}.bias" if f"{head}.bias" in gradient else None
+    return Evidence(gradient, f"{head}.weight", bias, len(y), guess)
+
+
+def network(activation: nn.Module, seed: int, *, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(12, 30), activation, nn.Linear(30, 10, bias=bias))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Tanh(), nn.ReLU(), nn.LeakyReLU(0.5)])
+def test_the_bias_gives_the_label_of_one_example_whatever_the_features(activation: nn.Module, seed: int) -> None:
+    y = torch.tensor([seed])
+    assert from_bias(evidence_of(network(activation, seed), torch.rand(1, 12), y)).tolist() == [seed]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_row_sums_give_it_for_features_that_are_not_negative(seed: int) -> None:
+    y = torch.tensor([seed])
+    assert from_rows(evidence_of(network(nn.Sigmoid(), seed), torch.rand(1, 12), y)).tolist() == [seed]
+
+
+def test_row_sums_fail_for_negative_features_and_inferred_does_not() -> None:
+    net = network(nn.Tanh(), 0)
+    with torch.no_grad():
+        net[0].bias -= 20
+    evidence = evidence_of(net, torch.rand(1, 12), torch.tensor([4]))
+    assert from_rows(evidence).tolist() != [4]
+    assert inferred(evidence).tolist() == [4]
+
+
+def test_without_a_bias_the_rows_are_used() -> None:
+    evidence = evidence_of(network(nn.Sigmoid(), 3, bias=False), torch.rand(1, 12), torch.tensor([7]))
+    assert inferred(evidence).tolist() == [7]
+    with pytest.raises(ValueError, match="no bias"):
+        from_bias(evidence)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_of_a_batch_with_duplicates_on_an_untrained_network(seed: int) -> None:
+    y = torch.tensor([1, 1, 1, 4, 4, 9, 0, 5, 5, 5, 5, 2, 2, 8, 8, 8]).sort().values
+    assert torch.equal(from_bias(evidence_of(network(nn.Sigmoid(), seed), torch.rand(16, 12), y)), y)
+
+
+def test_distinct_labels_of_a_batch_by_rows() -> None:
+    y = torch.tensor([0, 3, 8])
+    assert torch.equal(from_rows(evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(3, 12), y)), y)

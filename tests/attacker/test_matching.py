@@ -1,0 +1,142 @@
+"""Whole attacks on small problems: what they recover, and what they may not depend on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
+from attacker.scoring.metrics import mse
+from fedsim.wire import DataSpec, ModelSpec
+from fedsim.wire.codec import Payload
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("attack", [cpl(restarts=3), dlg(restarts=3), idlg(restarts=3)], ids=["cpl", "dlg", "idlg"])
+def test_one_image_and_its_label_come_back(attack, image_case) -> None:
+    cases, truths, labels = zip(*(image_case(i) for i in range(3)), strict=True)
+    for found, x, y in zip(attack(cases, rng=seeded()), truths, labels, strict=True):
+        assert torch.equal(found.y, y)
+        assert mse(found.x, x).item() < 1e-3
+        assert found.confidence.item() > 0.999
+
+
+def test_inverting_gradients_comes_closer_than_its_null_and_stays_in_the_box(image_case) -> None:
+    case, x, y = image_case(1)
+    attack = inverting_gradients(steps=800)
+    (found,), (null,) = attack([case], rng=seeded()), without_gradient(attack)([case], rng=seeded())
+    assert torch.equal(found.y, y)
+    assert found.x.min() >= 0
+    assert found.x.max() <= 1
+    assert found.loss[-1] < 0.01 * found.loss[0]
+    assert mse(found.x, x).item() < 0.5 * mse(null.x, x).item()
+
+
+def test_a_batch_of_several_examples_comes_back_from_a_wide_layer(observe) -> None:
+    data = DataSpec(shape=(12,), num_classes=6)
+    x, y = torch.rand(3, 12, generator=seeded(5)), torch.tensor([0, 2, 5])
+    observation = observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": [128]}), data=data)
+    (found,) = cpl(init="uniform", restarts=6)([Case((observation,))], rng=seeded())
+    assert torch.equal(found.y, y)
+    assert torch.cdist(x, found.x).amin(dim=1).max() < 0.05
+    assert [slot.position for slot in found.slots] == [0, 1, 2]
+
+
+def test_the_answer_does_not_depend_on_the_neighbours(image_case) -> None:
+    cases = [image_case(i)[0] for i in range(4)]
+    attack = cpl(steps=1)
+    together = attack(cases, rng=seeded(3))
+    (alone,) = attack([cases[2]], rng=seeded(3))
+    torch.testing.assert_close(together[2].x, alone.x, rtol=1e-3, atol=1e-3)
+    (other_seed,) = attack([cases[2]], rng=seeded(4))
+    assert (other_seed.x - alone.x).abs().max() > 0.05
+
+
+def test_cases_with_weights_of_their_own_are_attacked_with_them(image_case) -> None:
+    cases, truths, _ = zip(*(image_case(i, seed=i) for i in range(3)), strict=True)
+    assert not torch.equal(cases[0].observations[0].weights["0.weight"], cases[1].observations[0].weights["0.weight"])
+    for found, x in zip(cpl(restarts=4)(cases, rng=seeded()), truths, strict=True):
+        assert mse(found.x, x).item() < 1e-3
+
+
+def test_the_null_never_looks_at_the_payload(image_case) -> None:
+    case, _, _ = image_case(1)
+    observation = case.observations[0]
+    noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
+    other = Case((replace(observation, payload=Payload(tensors=noise)),))
+    for attack in (cpl(steps=5), dlg(steps=5), inverting_gradients(steps=30)):
+        null = without_gradient(attack)
+        (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
+        assert torch.equal(first.x, second.x)
+        assert torch.equal(first.y, second.y)
+        assert first.confidence.item() == 0
+        assert first.route == "prior alone"
+
+
+def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> None:
+    cases = [image_case(i)[0] for i in range(3)]
+    attack = replace(cpl(steps=1), stop=Stop(stuck=0.0))
+    singles = [attack(cases, rng=seeded())]
+    several = replace(attack, restarts=4)(cases, rng=seeded())
+    for i, found in enumerate(several):
+        assert found.restarts == 4
+        assert found.iterations == 4 * singles[0][i].iterations
+        assert found.loss[-1] <= singles[0][i].loss[-1]
+
+
+def test_no_second_start_where_the_first_did_not_get_stuck(image_case) -> None:
+    cases = [image_case(i)[0] for i in range(3)]
+    found = cpl(restarts=5)(cases, rng=seeded())
+    assert min(f.restarts for f in found) == 1
+
+
+def test_knowing_a_clip_is_what_makes_a_clipped_update_readable(image_case) -> None:
+    cases, truths, labels = zip(*(image_case(i, defense="clip(0.01)") for i in range(3)), strict=True)
+    knowing = cpl(restarts=4)(cases, rng=seeded())
+    ignoring = cpl(restarts=4, knows_defense=False)(cases, rng=seeded())
+    for known, ignored, x, y in zip(knowing, ignoring, truths, labels, strict=True):
+        assert torch.equal(known.y, y)
+        assert mse(known.x, x).item() < 5e-3
+        assert mse(ignored.x, x).item() > 0.05
+
+
+def test_an_attacker_who_knows_the_noise_stops_at_its_power(image_case) -> None:
+    case, _, _ = image_case(0, defense="gaussian(0.002)")
+    (knowing,) = cpl()([case], rng=seeded())
+    (ignoring,) = cpl(knows_defense=False)([case], rng=seeded())
+    coordinates = sum(w.numel() for w in case.observations[0].weights.values())
+    power = coordinates * (0.002 / 0.1) ** 2
+    assert knowing.loss[-1] <= power
+    assert knowing.iterations < ignoring.iterations
+
+
+def test_several_steps_are_read_as_one_batch(observe) -> None:
+    data = DataSpec(shape=(12,), num_classes=6)
+    x, y = torch.rand(2, 12, generator=seeded(5)), torch.tensor([1, 4])
+    model = ModelSpec(name="mlp", arguments={"hidden": [128]})
+    observation = observe((x[:1], y[:1]), (x[1:], y[1:]), model=model, data=data, learning_rate=1e-4)
+    (found,) = cpl(init="uniform", restarts=6)([Case((observation,))], rng=seeded())
+    assert torch.cdist(x, found.x).amin(dim=1).max() < 0.1
+    assert [(slot.batch, slot.position) for slot in found.slots] == [(1, 0), (2, 0)]
+
+
+def test_an_oracle_is_written_down_and_used(image_case) -> None:
+    case, _, y = image_case(1)
+    told = replace(case, known_labels=(y + 1) % 4)
+    (found,) = cpl(steps=2)([told], rng=seeded())
+    assert found.oracles == ("labels",)
+    assert torch.equal(found.y, (y + 1) % 4)
+    assert without_gradient(cpl(steps=2))([told], rng=seeded())[0].oracles == ()
+    assert cpl(steps=2)([case], rng=seeded())[0].oracles == ()
+
+
+def test_needs_are_said_in_words(image_case) -> None:
+    case, _, _ = image_case(0)
+    assert unmet(idlg(), case) == []
+    two = Case((replace(case.observations[0], num_examples=2),))
+    assert unmet(idlg(), two) == ["its label rule holds for one example only"]
+    unknown = Case((replace(case.observations[0], num_examples=None),))
+    assert "reported no number" in unmet(cpl(), unknown)[0]

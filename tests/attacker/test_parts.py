@@ -1,0 +1,126 @@
+"""Objectives, priors, starts and simulated gradients, against hand examples and autograd."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacker.attacks.initialisation import STARTS, start
+from attacker.attacks.objectives import cosine_distance, squared_distance
+from attacker.attacks.priors import total_variation
+from attacker.attacks.simulation import as_gradient, gradient_of, through, total_step
+from defenses import DefenseSpec, clip
+from fedsim import models
+from fedsim.training import train
+from fedsim.wire import DataSpec, ModelSpec, Training
+
+A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
+B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, 2.0])}
+DATA = DataSpec(shape=(1, 8, 8), num_classes=3, mean=(0.4,), std=(0.3,))
+MODEL = ModelSpec(name="lenet_dlg")
+
+
+def test_squared_distance_by_hand_and_by_name() -> None:
+    assert squared_distance(A, B).item() == 9 + 4 + 16
+    assert squared_distance(A, A).item() == 0
+
+
+def test_cosine_distance_by_hand() -> None:
+    twice = {name: 2 * t for name, t in A.items()}
+    opposite = {name: -t for name, t in A.items()}
+    assert cosine_distance(A, B).item() == 1
+    assert cosine_distance(A, twice).item() == pytest.approx(0, abs=1e-6)
+    assert cosine_distance(A, opposite).item() == pytest.approx(2)
+
+
+def test_cosine_is_global_not_a_mean_over_tensors() -> None:
+    a = {"big": torch.tensor([100.0]), "small": torch.tensor([1.0])}
+    b = {"big": torch.tensor([100.0]), "small": torch.tensor([-1.0])}
+    assert cosine_distance(a, b).item() == pytest.approx(2 / 10001, rel=1e-2)
+
+
+def test_total_variation_is_the_mean_of_absolute_differences() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]])
+    assert total_variation(10.0)(x).item() == pytest.approx(10 * ((0 + 2) / 2 + (1 + 3) / 2))
+    assert total_variation(1.0)(torch.full((2, 3, 5, 5), 0.7)).item() == 0
+
+
+@pytest.mark.parametrize("name", sorted(STARTS))
+@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 9, 7)])
+def test_starts_have_the_shape_of_the_batch_and_repeat(name: str, shape: tuple[int, ...]) -> None:
+    data, labels = DataSpec(shape=shape, num_classes=3), torch.tensor([0, 2])
+    first, again, other = (start(name)(data, labels, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert first.shape == (2, *shape)
+    assert torch.equal(first, again)
+    drawn = name in ("random", "uniform", "patterned", "patterned4")
+    assert torch.equal(first, other) != drawn
+
+
+def test_a_pattern_repeats_its_block_and_is_no_constant() -> None:
+    x = start("patterned4")(DataSpec(shape=(3, 32, 32), num_classes=2), torch.tensor([0]), torch.Generator().manual_seed(0))
+    assert torch.equal(x[..., :8, :8], x[..., 24:, 8:16])
+    assert x[..., :8, :8].std() > 0.2
+
+
+def test_colours() -> None:
+    data, labels, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.tensor([0]), torch.Generator()
+    assert start("red")(data, labels, rng)[0, :, 0, 0].tolist() == [1, 0, 0]
+    assert start("blue")(data, labels, rng)[0, :, 3, 3].tolist() == [0, 0, 1]
+    assert start("dark")(data, labels, rng).max() == 0
+    assert start("light")(data, labels, rng).min() == 1
+    with pytest.raises(ValueError, match="images of 3 channels"):
+        start("red")(DataSpec(shape=(1, 4, 4), num_classes=2), labels, rng)
+
+
+def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
+    import numpy as np
+
+    images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 51, 255)])
+    np.savez(tmp_path / "own.npz", images=images, labels=np.array([0, 1, 1]))
+    data, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.Generator().manual_seed(0)
+    x = start("insider", str(tmp_path / "own.npz"))(data, torch.tensor([0, 1]), rng)
+    assert x[0].max() == 0
+    assert float(x[1].mean()) in (pytest.approx(0.2), 1.0)
+    with pytest.raises(ValueError, match="auxiliary"):
+        start("insider")
+
+
+def test_the_simulated_gradient_is_autograds_own_on_normalised_inputs() -> None:
+    network = models.build(MODEL, DATA, seed=1)
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    x, y = torch.rand(2, 1, 8, 8), torch.tensor([0, 2])
+    simulated = gradient_of(network, DATA)(weights, x, y)
+    loss = torch.nn.functional.cross_entropy(network((x - 0.4) / 0.3), y)
+    for (name, p), g in zip(network.named_parameters(), torch.autograd.grad(loss, list(network.parameters())), strict=True):
+        torch.testing.assert_close(simulated[name], g), name
+
+
+@settings(max_examples=20, deadline=None)
+@given(momentum=st.floats(0, 0.95), decay=st.floats(0, 0.1), rate=st.floats(1e-3, 1.0))
+def test_one_step_gives_the_gradient_back(momentum: float, decay: float, rate: float) -> None:
+    network = models.build(MODEL, DATA, seed=1).double()
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    training = Training(learning_rate=rate, batch_size=1, steps=1, momentum=momentum, weight_decay=decay)
+    x, y = torch.rand(1, 1, 8, 8, dtype=torch.float64), torch.tensor([1])
+    update = train(network, weights, [(x, y)], training, DATA).update
+    expected = gradient_of(network, DATA)(weights, x, y)
+    for name, gradient in as_gradient(update, weights, training, 1).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-10)
+
+
+def test_total_step_of_momentum_by_hand() -> None:
+    training = Training(learning_rate=0.5, batch_size=1, steps=3, momentum=0.1)
+    assert total_step(training, 3) == pytest.approx(0.5 * (1 + 1.1 + 1.11))
+
+
+def test_through_a_clip_is_what_the_clipped_update_reads_as() -> None:
+    rng = torch.Generator().manual_seed(0)
+    weights = {"w": torch.randn(5, generator=rng), "b": torch.randn(2, generator=rng)}
+    gradient = {name: torch.randn(w.shape, generator=rng) for name, w in weights.items()}
+    training = Training(learning_rate=0.2, batch_size=1, steps=1, weight_decay=0.01)
+    update = {name: -0.2 * (g + 0.01 * weights[name]) for name, g in gradient.items()}
+    sent, _ = clip(0.05).apply(update, {}, rng)
+    expected = as_gradient(sent, weights, training, 1)
+    seen = through(DefenseSpec.parse("clip(0.05)").channel(), gradient, weights, training, 1)
+    for name in weights:
+        torch.testing.assert_close(seen[name], expected[name])

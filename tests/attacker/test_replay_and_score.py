@@ -1,0 +1,208 @@
+"""From a recording to rows: a real federation on the local engine, attacked and scored."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.oracle import true_labels
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+EXPERIMENT = {
+    "rounds": 2,
+    "model": "lenet_dlg",
+    "data": "digits",
+    "clients": {"count": 3},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+
+
+def federate(folder: Path, **changes) -> Path:
+    experiment = validate({**EXPERIMENT, **changes}, source="test")
+    engine.run(Run(experiment=experiment, out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return federate(tmp_path_factory.mktemp("runs") / "digits")
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of one finished federation."""
+    import shutil
+
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def replay(run: Path, name: str = "cpl", *, null: bool = False, arguments: dict | None = None, **settings) -> Replay:
+    spec = AttackSpec(name=name, arguments={"steps": 2} if arguments is None else arguments, null=null)
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+
+
+def test_every_example_of_every_observation_is_a_row_that_names_its_own_original(run: Path) -> None:
+    done = replay(run, arguments={"restarts": 2}).run()
+    assert (done.done, done.skipped, done.failed) == (6, 0, {})
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert len(rows) == 12 == len(read_json_lines(run / "scores.jsonl"))
+    assert len({(row["case"], row["batch"], row["position"]) for row in rows}) == 12
+    from fedsim import datasets
+
+    data = datasets.load("digits")
+    for row in rows:
+        x, y = data.train[[row["index"]]]
+        assert row["label_true"] == int(y)
+        pair = np.asarray(Image.open(run / row["pair"])) / 255
+        np.testing.assert_allclose(pair[:, :8], x[0, 0], atol=0.51 / 255)
+        assert np.square(pair[:, 8:] - pair[:, :8]).mean() == pytest.approx(row["mse"], abs=5e-3)
+        assert row["success"] == (row["mse"] <= 0.009)
+    assert sum(row["success"] for row in rows) > 4
+    assert {row["ssim"] for row in rows} == {None}
+
+
+def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
+    first = replay(run)
+    first.run(), (first.path("00001-" + Recording(run / "recording").rows()[0].client)).unlink()
+    again = replay(run).run()
+    assert (again.done, again.skipped) == (1, 5)
+
+
+def test_chunks_do_not_change_what_comes_out(run: Path) -> None:
+    whole, parts = replay(run, seed=1, chunk=6), replay(run, seed=1, chunk=2)
+    whole.run()
+    before = {path.name: Reconstruction.read(path) for path in whole.folder.glob("*.safetensors")}
+    for path in whole.folder.glob("*.safetensors"):
+        path.unlink()
+    parts.run()
+    for name, reconstruction in before.items():
+        torch.testing.assert_close(Reconstruction.read(parts.folder / name).x, reconstruction.x, rtol=1e-2, atol=1e-2)
+
+
+def test_a_file_that_is_cut_off_is_done_again(run: Path) -> None:
+    first = replay(run)
+    first.run()
+    path = next(first.folder.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:100])
+    assert replay(run).run().done == 1
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacker.attacks.optimisers import LBFGSStepper
+
+    step, calls = LBFGSStepper.step, []
+
+    def interrupted(self, z, gradient, progress):
+        calls.append(1)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+        return step(self, z, gradient, progress)
+
+    monkeypatch.setattr(LBFGSStepper, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay(run, chunk=3).run()
+    kept = [Reconstruction.read(path) for path in replay(run).folder.glob("*.safetensors")]
+    assert len(kept) == 3
+    assert all(reconstruction.interrupted for reconstruction in kept)
+    again = replay(run, chunk=3).run()
+    assert (again.done, again.skipped) == (6, 0)
+
+
+def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> None:
+    done = replay(run, "idlg", arguments={}).run()
+    assert len(done.failed) == 6
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert len(rows) == 12
+    assert {row["failure"] for row in rows} == {"idlg cannot be used: its label rule holds for one example only"}
+    assert not any(row["success"] for row in rows)
+
+
+def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -> None:
+    row = Recording(run / "recording").rows()[2]
+    path = run / "recording" / str(row.file)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    done = replay(run).run()
+    assert done.done == 5
+    assert str(path) in done.failed[row.key]
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert len(rows) == 12
+    assert sum(row["failure"] is not None for row in rows) == 2
+
+
+def test_reconstructions_do_not_change_where_truth_is_gone(run: Path) -> None:
+    import shutil
+
+    first = replay(run)
+    first.run()
+    before = {path.name: Reconstruction.read(path).x for path in first.folder.glob("*.safetensors")}
+    shutil.rmtree(first.folder)
+    for private in ("truth", "clients", "experiment.toml"):
+        path = run / private
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    replay(run).run()
+    assert len(before) == 6
+    for name, x in before.items():
+        assert torch.equal(Reconstruction.read(first.folder / name).x, x)
+
+
+def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> None:
+    scorer = Scorer(run, [run / "truth"])
+    told = replay(run, oracle_labels=lambda row: true_labels(scorer, row))
+    plain = replay(run)
+    assert told.folder != plain.folder
+    told.run(), plain.run()
+    rows, without = scorer.score(told.folder), scorer.score(plain.folder)
+    assert {tuple(row["oracles"]) for row in rows} == {("labels",)}
+    assert {tuple(row["oracles"]) for row in without} == {()}
+    by_case = {row["case"]: [] for row in rows}
+    for row in rows:
+        by_case[row["case"]].append((row["label_true"], row["label_recovered"]))
+    for pairs in by_case.values():
+        assert sorted(true for true, _ in pairs) == sorted(found for _, found in pairs)
+
+
+def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -> None:
+    scorer = Scorer(run, [run / "truth"])
+    for null in (False, True):
+        scorer.score(replay(run, null=null, arguments={"restarts": 2}).run().folder)
+    (summary,) = summarise(read_json_lines(run / "scores.jsonl"))
+    assert summary.null is not None
+    assert summary.success.value > 0.4 > summary.null.success.value
+    assert summary.gone is False
+    assert summary.examples == summary.null.examples == 12
+    json.dumps(summary.as_json(), allow_nan=False)
+
+
+def test_scoring_again_replaces_its_rows(run: Path) -> None:
+    scorer, done = Scorer(run, [run / "truth"]), replay(run).run()
+    scorer.score(done.folder), scorer.score(done.folder)
+    assert len(read_json_lines(run / "scores.jsonl")) == 12
+
+
+def test_truth_of_other_data_is_refused(run: Path) -> None:
+    description = json.loads((run / "truth" / "dataset.json").read_text())
+    (run / "truth" / "dataset.json").write_text(json.dumps({**description, "content_hash": "0"}))
+    with pytest.raises(ValueError, match="its content differs"):
+        Scorer(run, [run / "truth"])
+
+
+def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
+    training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
+    run = federate(tmp_path / "table", model="mlp", data="breast_cancer", training=training)
+    done = replay(run, arguments={"restarts": 3}).run()
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert sum(row["success"] for row in rows) >= 4
+    assert {(row["psnr"], row["ssim"]) for row in rows} == {(None, None)}
+    pair = json.loads((run / rows[0]["pair"]).read_text())
+    assert len(pair["columns"]) == len(pair["original"]) == len(pair["reconstruction"]) == 30
