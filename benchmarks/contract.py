@@ -20,7 +20,7 @@ PACKAGES = ("torch", "numpy", "flwr")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """quick: a smaller instance of the same work. data: a folder laid out as benchmarks/README.md says; None for embedded data."""
+    """quick: a smaller instance of the same work. data: a folder laid out as README.md says; None for embedded data."""
 
     quick: bool
     json: bool

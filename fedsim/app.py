@@ -25,7 +25,6 @@ from fedsim.experiment import Experiment, parse_rounds, validate
 from fedsim.server import app as server_side
 from fedsim.server import strategies
 from fedsim.training import evaluate
-from fedsim.truth import describe_dataset
 from fedsim.wire.files import make_private, read_json_lines, write_bytes
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.observation import DataSpec, ModelSpec
@@ -101,11 +100,11 @@ class Run:
         return 4 * parameters * observations / 1e6
 
     def prepare(self) -> None:
-        """Make the run's folder, with the resolved experiment and what truth refers to."""
+        """Make the run's folder, with the resolved experiment. Raises ValueError where a recording is there already."""
+        if (self.out / "recording").exists():
+            raise ValueError(f"{self.out} holds a recording already; choose another folder")
         make_private(self.out)
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
-        make_private(self.out / "clients")
-        describe_dataset(self.out / "truth", datasets.described(self.data(), self.experiment.data.arguments))
 
     def manifest(self, spec: DataSpec) -> Manifest:
         e = self.experiment
@@ -138,6 +137,7 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
             defense=DefenseSpec.parse(run.experiment.defense),
             private=run.out / "clients",
             truth=run.out / "truth",
+            described=lambda: datasets.described(data, run.experiment.data.arguments),
             holdings=lambda number: (data.train, parts[number]),
             seed=run.client_seed,
             device=run.resolved_device(),
@@ -152,6 +152,7 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
 
     def settings(context: Context) -> server_side.Settings:
         run = run_of(context)
+        run.prepare()
         e, data, device = run.experiment, run.data(), run.resolved_device()
         model = models.build(run.model(), data.spec).to(device)
         x, y = (t.to(device) for t in data.test[:])

@@ -93,10 +93,8 @@ def federate(
         err.print(f"{escape(str(folder))} is done already")
         return
     federation.check()
-    megabytes = federation.megabytes()
-    err.print(
-        f"{experiment.clients.count} clients, {experiment.rounds} rounds; writes up to {megabytes:.1f} MB to {escape(str(folder))}"
-    )
+    size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
+    err.print(f"{size}; writes up to {federation.megabytes():.1f} MB to {escape(str(folder))}")
     with progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
 

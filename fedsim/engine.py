@@ -42,7 +42,6 @@ def run(
     experiment.check()
     if engine == "ray":
         resources = _resources(client_cpus, client_gpus)
-    experiment.prepare()
     server, clients = server_app(lambda _: experiment, on_round), client_app(lambda _: experiment)
     count = experiment.experiment.clients.count
     if engine == "local":

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,9 +35,11 @@ class TruthWriter:
             append_json_line(self._path, {"round": round, "attempt": attempt, "step": step, "indices": list(map(int, indices))})
 
 
-def describe_dataset(folder: Path, description: dict[str, Any]) -> None:
-    """Write down which data set the indices refer to."""
-    write_json(make_private(folder) / "dataset.json", description)
+def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
+    """Write down which data set the indices refer to, unless it is there already."""
+    path = make_private(folder) / "dataset.json"
+    if not path.exists():
+        write_json(path, described())
 
 
 class TruthReader:

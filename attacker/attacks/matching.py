@@ -143,13 +143,14 @@ class _Batch:
         rows = torch.tensor(pending, device=z.device)
         weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
         observed = {name: g[rows] for name, g in self.observed.items()}
-        per_problem = {"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights})
-        per_problem["gain"] = vmap(self._gain, in_dims=(0, 0))(z, per_problem)
+        per_problem: dict[str, Any] = {"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights})
+        gain: Tensor = vmap(self._gain, in_dims=(0, 0))(z, per_problem)
+        per_problem["gain"] = gain
         problems = Problems(
             evaluate=self._evaluate,
             per_problem=per_problem,
             project=self._project,
-            enough=self.enough[rows] * per_problem["gain"],
+            enough=self.enough[rows] * gain,
         )
         found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
         self.interrupted = found.interrupted
@@ -158,9 +159,9 @@ class _Batch:
             best.iterations += found.iterations[row]
             best.evaluations += found.iterations[row] * attack.optimiser.period
             best.restarts += 1
-            loss = found.loss[row] / float(per_problem["gain"][row])
+            loss = found.loss[row] / float(gain[row])
             if best.z is None or loss < best.loss:
-                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / per_problem["gain"][row]
+                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain[row]
 
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
@@ -180,7 +181,7 @@ class _Batch:
         return loss
 
     def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
-        """By how much a defense shrinks the power of a simulated gradient: a search must not stall because a clip made all small."""
+        """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small."""
         if self.channel is transparent or self.attack.objective is not squared_distance:
             return torch.ones_like(z[0])
         x, y = self._decode(z, problem["labels"])

@@ -41,7 +41,7 @@ def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Traini
     return {name: -u / scale - training.weight_decay * weights[name] for name, u in update.items()}
 
 
-def through(channel: Channel, gradient: Gradient, weights: Weights, training: Training, steps: int) -> Gradient:
+def through(channel: Channel, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
     """The gradient that would be read off the update that `gradient` leads to, after the defense."""
     scale = total_step(training, steps)
     update = {name: -scale * (g + training.weight_decay * weights[name]) for name, g in gradient.items()}

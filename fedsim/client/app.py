@@ -17,7 +17,7 @@ from fedsim import models, records
 from fedsim.client.identity import Identity, load_or_draw
 from fedsim.schedule import Cursor, batches
 from fedsim.training import train
-from fedsim.truth import TruthWriter
+from fedsim.truth import TruthWriter, describe_dataset
 from fedsim.wire.codec import encode
 from fedsim.wire.observation import DataSpec, ModelSpec, Training
 
@@ -32,9 +32,10 @@ class Examples(Protocol):
 class Settings:
     """All that a client needs beside the messages.
 
-    private:  where the client keeps what is its own; truth: where it writes down what it used.
-    holdings: from a partition number, the examples of the data set and which of them are this client's.
-    seed:     see `load_or_draw`. threads: intra-op threads of one client; None leaves them as they are.
+    private:   where the client keeps what is its own; truth: where it writes down what it used.
+    described: what truth says of the data set; called once.
+    holdings:  from a partition number, the examples of the data set and which of them are this client's.
+    seed:      see `load_or_draw`. threads: intra-op threads of one client; None leaves them as they are.
     """
 
     model: ModelSpec
@@ -43,6 +44,7 @@ class Settings:
     defense: DefenseSpec
     private: Path
     truth: Path
+    described: Callable[[], dict[str, Any]]
     holdings: Callable[[int], tuple[Examples, NDArray[np.int64]]]
     seed: int | None = None
     device: str = "cpu"
@@ -77,6 +79,7 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
         lambda epoch: identity.order(epoch, len(mine), shuffle=settings.training.shuffle),
     )
     used = [mine[positions] for positions in chosen]
+    describe_dataset(settings.truth, settings.described)
     TruthWriter(settings.truth, identity.pseudonym).write(round, attempt, [step.tolist() for step in used])
 
     device = torch.device(settings.device)
