@@ -127,8 +127,10 @@ def score(
         scorer = Scorer(run, truth or [run / "truth"], (data, {}) if data else None)
         rows = []
         with progress_bar() as bar:
-            for source in bar.track(sources, description="scoring"):
+            task = bar.add_task("scoring", total=len(sources), words="")
+            for source in sources:
                 rows += scorer.score(source)
+                bar.advance(task)
         summaries = summarise(rows)
         if as_json:
             print_json([one.as_json() for one in summaries])

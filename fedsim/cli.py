@@ -92,6 +92,7 @@ def federate(
     if federation.is_done():
         err.print(f"{escape(str(folder))} is done already")
         return
+    engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
     err.print(f"{size}; writes up to {federation.megabytes():.1f} MB to {escape(str(folder))}")

@@ -17,9 +17,9 @@ err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr with the time that is left."""
+    """A bar on stderr with the time that is left; each task gives `words`. Silent where stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True)
+    return Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True, disable=not err.is_terminal)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def run(
     client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
     Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
     """
-    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
+    set_verbosity(verbose)
     experiment.check()
     if engine == "ray":
         resources = _resources(client_cpus, client_gpus)
@@ -48,6 +48,11 @@ def run(
         run_local(server, clients, count)
     else:
         run_ray(server, clients, count, resources, verbose=verbose)
+
+
+def set_verbosity(verbose: bool) -> None:
+    """Let Flower speak, or keep it quiet: what it says of failures is recorded anyway."""
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
 def _resources(cpus: float, gpus: float | None) -> dict[str, float]:

@@ -92,7 +92,8 @@ class Recording(Strategy):
             "clients": complete,
             "missing": len(everyone) - complete,
         }
-        return self.inner.aggregate_train(server_round, [message for _, message in received])
+        arrays, metrics = self.inner.aggregate_train(server_round, [message for _, message in received])
+        return (None if arrays is None else self._as_sent(arrays)), metrics
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
@@ -108,6 +109,10 @@ class Recording(Strategy):
 
     def _name(self, node: int) -> str:
         return self._pseudonyms.get(node, str(node))
+
+    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Weights in the types that clients were sent: some of Flower's strategies turn float32 into float64."""
+        return records.to_arrays({name: t.to(self._weights[name].dtype) for name, t in records.to_tensors(arrays).items()})
 
     def _receive(self, message: Message) -> Reply:
         """What the server learns from one reply; the reply itself becomes the plain one that the inner strategy expects."""
