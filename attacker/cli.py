@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedsim.console import assignment, errors_told, out, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from attacker.scoring import Summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,16 +138,23 @@ def score(
         if as_json:
             print_json([one.as_json() for one in summaries])
             return
-        table = Table("attack", "examples", "success", "null's", "labels", "PSNR (dB)", "SSIM", "told beyond the threat model")
-        for one in summaries:
-            null = f"{one.null.success.value:.0%}" if one.null else "not run"
-            oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "nothing"
-            table.add_row(
-                *(escape(one.spec), str(one.examples)),
-                *(f"{one.success.value:.0%} ({one.success.low:.0%} to {one.success.high:.0%})", null),
-                *(f"{one.label_success.value:.0%}", *(f"{e.value:.2f}" if e else "" for e in (one.psnr, one.ssim)), oracles),
-            )
-        out.print(table)
+        _print_summaries(summaries)
+
+
+def _print_summaries(summaries: "list[Summary]") -> None:
+    table = Table()
+    table.add_column("attack", overflow="fold", ratio=2)
+    for title in ("examples", "success (95 % CI)", "null's", "labels", "MSE", "PSNR"):
+        table.add_column(title, justify="right")
+    table.add_column("oracles", overflow="fold")
+    for one in summaries:
+        null = f"{one.null.success.value:.0%}" if one.null else "not run"
+        success = f"{one.success.value:.0%} ({one.success.low:.0%}-{one.success.high:.0%})"
+        quality = [f"{one.mse.value:.2g}" if one.mse else "", f"{one.psnr.value:.1f} dB" if one.psnr else ""]
+        oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
+        labels = "told" if "labels" in one.oracles else f"{one.label_success.value:.0%}"
+        table.add_row(escape(one.spec), str(one.examples), success, null, labels, *quality, oracles)
+    out.print(table)
 
 
 def _sources(folder: Path) -> tuple[Path, list[Path]]:

@@ -18,6 +18,7 @@ from fedsim.truth import TruthReader
 from fedsim.wire.files import make_private, read_json_lines, write_bytes, write_json
 
 NO_LPIPS = "not computed: no backbone weights were given"
+EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 Row = dict[str, Any]
 
@@ -84,17 +85,10 @@ class Scorer:
         }
         if found is None:
             for example, label in zip(examples, labels.tolist(), strict=True):
-                yield {**common, **self._place(example, label), **_failure(reason)}
+                yield {**common, **self._place(example, label), **dict.fromkeys(EFFORT), **_failure(reason)}
             return
         x = found.x.nan_to_num().clamp(0, 1)
-        effort = {
-            "iterations": found.iterations,
-            "evaluations": found.evaluations,
-            "restarts": found.restarts,
-            "seconds": found.seconds,
-            "route": found.route,
-            "interrupted": found.interrupted,
-        }
+        effort = {name: getattr(found, name) for name in EFFORT}
         for i, candidate in enumerate(assign(x, truth)):
             place = self._place(examples[i], int(labels[i]))
             if candidate is None:

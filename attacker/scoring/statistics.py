@@ -26,7 +26,9 @@ def rate(successes: int, count: int, *, level: float = 0.95) -> Estimate:
     share = successes / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Estimate(share, max(0.0, float(centre - half)), min(1.0, float(centre + half)), count)
+    low = float(centre - half) if successes else 0.0
+    high = float(centre + half) if successes < count else 1.0
+    return Estimate(share, low, high, count)
 
 
 def mean(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Estimate:

@@ -38,8 +38,10 @@ class Summary:
 
     @property
     def gone(self) -> bool | None:
-        """Whether no more is recovered than without any gradient: the upper limit of success is not above the null's."""
-        return None if self.null is None else self.success.high <= self.null.success.high
+        """Whether no more is recovered than without any gradient: neither the rate nor its upper limit is above the null's."""
+        if self.null is None:
+            return None
+        return self.success.value <= self.null.success.value and self.success.high <= self.null.success.high
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "gone": self.gone}

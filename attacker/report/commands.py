@@ -1,0 +1,36 @@
+"""The commands that make what a report lacks, ready to be pasted."""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+
+def score_command(folder: Path) -> str:
+    """Scores all reconstructions of a run."""
+    return join(["attacker", "score", str(folder)])
+
+
+def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
+    """Replays an attack and its null; `told` is its attack.json. What is done already is skipped."""
+    words = ["attacker", "replay", str(folder), "--attack"]
+    if told is None:
+        return join(words) + " cpl"
+    words.append(str(told["attack"]))
+    for key, value in _arguments(str(told["spec"])).items():
+        words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    if told["seed"]:
+        words += ["--seed", str(told["seed"])]
+    if "labels" in told["oracles"]:
+        words += ["--oracle", "labels"]
+    return join(words)
+
+
+def _arguments(spec: str) -> dict[str, Any]:
+    """The keyword arguments of a printed specification; none where it cannot be read."""
+    try:
+        call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
+        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}
+    except (SyntaxError, ValueError):
+        return {}

@@ -1,0 +1,125 @@
+"""Charts as SVG that inherits the page's colours and type, the same bytes for the same numbers."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+INK, ACCENT, FAINT = "#010203", "#040506", "#070809"
+COLOURS = {INK: "currentColor", ACCENT: "var(--accent)", FAINT: "var(--rule)"}
+MOST_POINTS, MOST_LINES = 160, 60
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "svg.fonttype": "none",
+}
+
+Values = NDArray[np.float64]
+
+
+def loss_curves(name: str, losses: Sequence[Values]) -> str | None:
+    """The attack's own loss over its iterations, on a log scale: a thin line a case, a thick one for the median.
+
+    A case that stopped keeps its last value in the median. None where no case has a positive loss.
+    """
+    curves = [loss for loss in losses if (np.isfinite(loss) & (loss > 0)).any()]
+    if not curves:
+        return None
+    longest = max(map(len, curves))
+    with _chart(name, width=4.8, height=2.7) as (axes, svg):
+        for curve in curves[:: -(-len(curves) // MOST_LINES)]:
+            axes.plot(*_thinned(_positive(curve)), color=INK, linewidth=0.6, alpha=0.28, marker="." if len(curve) == 1 else "")
+        held = np.stack([np.pad(_positive(curve), (0, longest - len(curve)), mode="edge") for curve in curves])
+        axes.plot(*_thinned(_median(held)), color=ACCENT, linewidth=2, marker="o" if longest == 1 else "")
+        axes.set(yscale="log", xlabel="iteration")
+        _at_least_a_decade(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    return svg[0]
+
+
+def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
+    """One quantity over the rounds; `share`: an axis from 0 to 1. None where there is nothing to draw."""
+    known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
+    if not known:
+        return None
+    with _chart(name, width=3.4, height=2.0) as (axes, svg):
+        marker = "o" if len(known) <= 30 else ""
+        axes.plot(*zip(*known, strict=True), color=ACCENT, linewidth=1.6, marker=marker, markersize=3.5, clip_on=False)
+        axes.set_ylim((0, 1) if share else (0, 1.08 * max(value for _, value in known) or 1))
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    return svg[0]
+
+
+def _at_least_a_decade(axes: Axes) -> None:
+    """A loss that hardly moved looks flat."""
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        middle = np.sqrt(low * high)
+        axes.set_ylim(middle / np.sqrt(10), middle * np.sqrt(10))
+
+
+def _positive(curve: Values) -> Values:
+    """What has no place on a log scale becomes a gap."""
+    return np.where(np.isfinite(curve) & (curve > 0), curve, np.nan)
+
+
+def _median(curves: Values) -> Values:
+    """Over the first axis, of what is there; a gap where nothing is."""
+    median = np.full(curves.shape[1], np.nan)
+    known = ~np.isnan(curves).all(axis=0)
+    median[known] = np.nanmedian(curves[:, known], axis=0)
+    return median
+
+
+def _thinned(curve: Values) -> tuple[Values, Values]:
+    chosen = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
+    return chosen + 1.0, curve[chosen]
+
+
+@contextmanager
+def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
+    """Axes to draw on; the list holds the SVG when the block is left. Width and height in inches."""
+    svg: list[str] = []
+    with mpl.rc_context({**STYLE, "svg.hashsalt": f"fedleak {name}"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure.add_subplot(), svg
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        svg.append(_inline(buffer.getvalue(), COLOURS))
+
+
+def _inline(svg: str, colours: Mapping[str, str]) -> str:
+    """A part of a page: no prologue, no metadata, no fixed size or colour or font, no names that two charts could share."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s(xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg.split(">", 1)[0]) + ">" + svg.split(">", 1)[1]
+    svg = re.sub(r' id="(?=[a-z0-9.]+_\d+")[^"]*"', "", svg, flags=re.IGNORECASE).replace("xlink:href", "href")
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    for sentinel, colour in colours.items():
+        svg = svg.replace(sentinel, colour)
+    return svg.strip()

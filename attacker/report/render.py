@@ -1,0 +1,135 @@
+"""One self-contained page for one run or several."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from attacker.report import figures, words
+from attacker.report.gather import SHOWN, AttackOnRun, Example, Run, gather
+from attacker.report.pairs import Picture
+from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
+from fedsim.wire.files import make_private, write_bytes
+
+STRIP = 5
+"""Examples beside the verdict."""
+SMALLEST = 112
+"""Least width of a picture on the page, in CSS pixels."""
+LARGEST = 192
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A finished drawing and its words."""
+
+    title: str
+    svg: Markup
+    alt: str
+
+
+def build(runs: Sequence[Path], out: Path) -> Path:
+    """Write the report of `runs`, in their order, to `out`: one HTML file that loads nothing else. Returns `out`.
+
+    Only its owner can read it: it shows private originals. Raises ValueError where a folder is no run.
+    """
+    if not runs:
+        raise ValueError("a report needs one run at least")
+    page = render([gather(Path(folder)) for folder in runs])
+    if not out.parent.exists():
+        make_private(out.parent)
+    write_bytes(out, page.encode())
+    return out
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as HTML."""
+    template = _environment().get_template("page.html")
+    return template.render(
+        runs=[_shown(i, run) for i, run in enumerate(runs, start=1)],
+        differences=words.differences(runs),
+        names=", ".join(run.name for run in runs),
+        max_mse=MAX_MSE,
+        tolerance=TABLE_TOLERANCE,
+        most=SHOWN,
+    )
+
+
+def _shown(number: int, run: Run) -> dict[str, Any]:
+    return {
+        "id": f"run-{number}",
+        "run": run,
+        "verdict": words.verdict(run),
+        "best": words.best(run),
+        "strip": _strip(run),
+        "losses": {attack.source: _loss_chart(number, attack) for attack in run.attacks},
+        "utility": _utility(number, run),
+        "no_lpips": _no_lpips(run),
+    }
+
+
+def _no_lpips(run: Run) -> dict[str, list[str]]:
+    """Why there is no LPIPS: reasons, each with the attacks it holds for; with none where it holds for all."""
+    reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
+    held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
+    return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
+
+
+def _strip(run: Run) -> list[Example]:
+    """The first examples of the best attack that can be shown: in order, not the prettiest."""
+    best = words.best(run)
+    return [example for example in best.examples if example.pair.original][:STRIP] if best else []
+
+
+def _loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
+    svg = figures.loss_curves(f"run-{number} {attack.source}", attack.losses)
+    if svg is None:
+        return None
+    title = f"{words.attack_name(attack.attack)}, {words.counted(len(attack.losses), 'case')}"
+    return Chart(title, Markup(svg), f"Loss of {attack.spec} over its iterations, one line a case, and their median")
+
+
+def _utility(number: int, run: Run) -> list[Chart]:
+    rounds = [int(row["round"]) for row in run.metrics]
+    unit, size = ("MB", 1e6) if max((row.get("bytes_up") or 0 for row in run.metrics), default=0) >= 1e5 else ("kB", 1e3)
+    quantities = (
+        ("Held-out loss", "loss", 1.0),
+        ("Held-out accuracy", "accuracy", 1.0),
+        (f"Sent by all clients, {unit}", "bytes_up", size),
+    )
+    charts = []
+    for title, key, scale in quantities:
+        values = [None if row.get(key) is None else row[key] / scale for row in run.metrics]
+        if svg := figures.over_rounds(f"run-{number} {key}", rounds, values, share=key == "accuracy"):
+            charts.append(Chart(title, Markup(svg), f"{title} of {run.name} by round"))
+    return charts
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("attacker.report", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        name: getattr(words, name)
+        for name in ("attack_name", "recovered", "percent", "percent_interval", "interval", "counted", "duration", "amount")
+    }
+    environment.filters |= {"data_uri": _data_uri, "zoom": _zoom}
+    return environment
+
+
+def _data_uri(picture: Picture) -> str:
+    return f"data:image/png;base64,{b64encode(picture.png).decode()}"
+
+
+def _zoom(picture: Picture) -> int:
+    """The width to show a picture at: whole multiples of small ones, in CSS pixels."""
+    if picture.width >= SMALLEST:
+        return min(picture.width, LARGEST)
+    return picture.width * -(-SMALLEST // picture.width)

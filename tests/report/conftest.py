@@ -1,0 +1,150 @@
+"""Tiny runs on disk, made by the project's own writers wherever it has one."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attacker.reconstruction import Reconstruction, slots_of
+from defenses.spec import DefenseSpec
+from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
+from fedsim.wire.files import append_json_line, write_bytes, write_json
+
+CLIENTS = ("ada", "bob")
+ROUNDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run to report on, and ways to change it."""
+
+    path: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "scores.jsonl").read_text().splitlines()]
+
+    def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Pass every row of the scores through `change`; None drops it."""
+        rows = [row for row in map(change, self.rows) if row is not None]
+        write_bytes(self.path / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def attack(self, name: str = "cpl", *, success: bool = True, oracles: Sequence[str] = (), knows: bool = True) -> None:
+        """An attack and its null, replayed and scored on every observation."""
+        for null in (False, True):
+            spec = f"{name}({'' if knows else 'knows_defense=False'})" + (" without gradient" if null else "")
+            source = f"{name}{'-null' if null else ''}-{len(list(self.path.glob('reconstructions/*'))):08x}"
+            told = {"attack": name, "spec": spec, "null": null, "knows_defense": knows, "oracles": [] if null else list(oracles)}
+            self._replay(source, told)
+            self._score(source, told, success=success and not null)
+
+    def _replay(self, source: str, told: dict[str, Any]) -> None:
+        folder = self.path / "reconstructions" / source
+        folder.mkdir(parents=True)
+        cases = []
+        for number, client in ((n, c) for n in ROUNDS for c in CLIENTS):
+            key = f"{number:05d}-{client}"
+            cases.append({"key": key, "round": number, "client": client, "attempt": 1, "num_examples": 1, "status": "complete"})
+            Reconstruction(
+                case=key,
+                x=torch.zeros(1, 3, 12, 12),
+                y=torch.zeros(1, dtype=torch.int64),
+                confidence=torch.ones(1),
+                slots=slots_of(number, client, [1]),
+                loss=torch.tensor([1.0, 0.1, 0.0, float("nan")]),
+                iterations=4,
+                evaluations=4,
+                restarts=1,
+                seconds=0.5,
+                route="optimisation",
+                attack=told["spec"],
+                oracles=tuple(told["oracles"]),
+                seed=0,
+            ).write(folder / f"{key}.safetensors")
+        write_json(folder / "attack.json", {**told, "seed": 0, "run": {}, "cases": cases})
+
+    def _score(self, source: str, told: dict[str, Any], *, success: bool) -> None:
+        manifest = Manifest.read(self.path / "recording" / "manifest.json")
+        for index, (number, client) in enumerate((n, c) for n in ROUNDS for c in CLIENTS):
+            key = f"{number:05d}-{client}"
+            row = {
+                **told,
+                "run": manifest.name,
+                "source": source,
+                "defense": str(manifest.defense),
+                "data": "squares",
+                "seed": 0,
+                "case": key,
+                "rounds": [number],
+                "client": client,
+                "batch": 1,
+                "position": 0,
+                "index": index,
+                "label_true_name": "cat",
+                "label_recovered_name": "cat" if success else "dog",
+                "label_success": success,
+                "success": success,
+                "mse": 1e-4 if success else 0.1,
+                "psnr": 40.0 if success else 10.0,
+                "ssim": None,
+                "lpips": None,
+                "lpips_reason": "no weights",
+                "iterations": 4,
+                "seconds": 0.5,
+                "interrupted": False,
+                "failure": None,
+                "pair": self._pair(source, key, index, manifest.data),
+            }
+            append_json_line(self.path / "scores.jsonl", row)
+
+    def _pair(self, source: str, key: str, index: int, data: DataSpec) -> str:
+        file = f"pairs/{source}/{key}-1-0.{'png' if data.is_image else 'json'}"
+        (self.path / file).parent.mkdir(parents=True, exist_ok=True)
+        if data.is_image:
+            Image.fromarray(np.full((12, 24, 3), 40 * index + 5, dtype=np.uint8)).save(self.path / file)
+        else:
+            names = [column.name for column in data.columns]
+            write_json(self.path / file, {"columns": names, "original": [0.5, 0.25], "reconstruction": [0.75, 0.5]})
+        return file
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
+    """A recorded run that no attack was replayed on yet."""
+
+    def make(folder: str = "first", *, name: str = "first", defense: str = "", columns: Sequence[Column] = ()) -> RunFolder:
+        shape = (len(columns),) if columns else (3, 12, 12)
+        manifest = Manifest(
+            name=name,
+            model=ModelSpec(name="lenet"),
+            data=DataSpec(shape=shape, num_classes=2, columns=tuple(columns)),
+            training=Training(learning_rate=0.1, batch_size=1, steps=1),
+            defense=DefenseSpec.parse(defense),
+            created="2026-01-01T00:00:00Z",
+            software={"torch": "2.6"},
+        )
+        run = tmp_path / folder
+        run.mkdir()
+        recorder = Recorder(run / "recording", manifest)
+        weights = {"w": torch.zeros(2)}
+        for number in ROUNDS:
+            recorder.sent(number, weights)
+            for client in CLIENTS:
+                payload = Payload(tensors=weights, codec="dense")
+                recorder.received(number, Reply(client=client, node="7", payload=payload, num_examples=1, bytes=8), CLIENTS)
+        recorder.received(2, Reply(client="eve", node="9", status="failed", reason="went <away>"), CLIENTS)
+        recorder.close()
+        append_json_line(run / "metrics.jsonl", {"round": 0, "loss": 2.0, "accuracy": 0.25, "seconds": 0.1})
+        for number in ROUNDS:
+            utility = {"loss": 1.0 / number, "accuracy": None if number == 1 else 0.75}
+            sent = {"bytes_down": 8, "bytes_up": 16, "clients": 2, "missing": 0, "seconds": 0.1}
+            append_json_line(run / "metrics.jsonl", {"round": number, **utility, **sent})
+        return RunFolder(run)
+
+    return make

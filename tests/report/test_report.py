@@ -1,0 +1,292 @@
+"""The report: what it says, what it shows, and what it must never do."""
+
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attacker.report
+from attacker.report import build
+from attacker.report.commands import replay_command
+from fedsim.wire import Column
+
+Row = dict[str, Any]
+
+
+class Page(HTMLParser):
+    """Every start tag of a page, and its visible text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.html = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._words: list[str] = []
+        self._silent = False
+        self.feed(self.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._silent = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self._words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self._words).split()).replace("\N{EN DASH}", "-")
+
+    def classed(self, name: str) -> int:
+        return sum(name in (attributes.get("class") or "").split() for _, attributes in self.tags)
+
+    def ids(self) -> list[str]:
+        return [attributes["id"] or "" for _, attributes in self.tags if "id" in attributes]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., Page]:
+    return lambda *runs: Page(build([run.path for run in runs], tmp_path / "report.html"))
+
+
+def test_exports() -> None:
+    assert attacker.report.__all__ == ["build"]
+
+
+def test_nothing_is_loaded_from_elsewhere(make_run: Any, report: Any) -> None:
+    run, other = make_run(), make_run("second", name="second", defense="clip(1)")
+    run.attack()
+    other.attack(success=False)
+    page = report(run, other)
+    assert "://" not in page.html
+    assert "@import" not in page.html
+    for tag, attributes in page.tags:
+        assert tag not in {"script", "link", "iframe", "object", "embed"}
+        assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
+        assert (attributes.get("href") or "#").startswith("#")
+    assert all(reference.startswith("#") for reference in re.findall(r"url\(([^)]*)\)", page.html))
+
+
+def test_names_on_a_page_are_unique_and_links_lead_somewhere(make_run: Any, report: Any) -> None:
+    run, other = make_run(), make_run("second", defense="clip(1)")
+    run.attack()
+    other.attack()
+    page = report(run, other)
+    assert len(page.ids()) == len(set(page.ids()))
+    links = {(attributes.get("href") or "").removeprefix("#") for tag, attributes in page.tags if tag in {"a", "use"}}
+    assert links <= set(page.ids())
+
+
+def test_only_the_owner_can_read_it(make_run: Any, tmp_path: Path) -> None:
+    out = build([make_run().path], tmp_path / "new" / "report.html")
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+
+
+def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("cpl")
+    run.attack("dlg", success=False)
+    page = report(run)
+    shown = {one for one in page.ids() if one.endswith("-1-0")}
+    assert shown == {f"run-1-{row['source']}-{row['case']}-1-0" for row in run.rows}
+    pictures = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(pictures) == 2 * len(run.rows) + 2 * 4
+    assert all(picture["alt"] and int(picture["width"]) >= 96 for picture in pictures)
+
+
+def test_what_is_left_out_is_counted(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacker.report.render.SHOWN", 3)
+    run = make_run()
+    run.attack()
+    page = report(run)
+    assert "1 more of 4 are scored and left out here" in page.text
+
+
+def test_oracles_are_marked_and_only_they(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    page = report(run)
+    assert page.classed("oracle") == 0
+    assert "none beyond the threat model" in page.text
+    run.attack("dlg", oracles=["labels"])
+    page = report(run)
+    assert page.classed("oracle") > 0
+    assert "oracle: labels" in page.text
+
+
+def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("cpl", success=False)
+    run.attack("dlg", oracles=["labels"])
+    text = report(run).text
+    assert "CPL recovers no more than its null does: 0 of 4 private images" in text
+    assert "DLG, told labels beyond the threat model, recovered 4 of 4." in text
+
+
+def test_a_label_that_was_told_is_not_read(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("dlg", oracles=["labels"])
+    assert "labels;" not in report(run).text
+    run.attack("cpl")
+    assert "CPL recovered 4 of 4 private images (95 % CI 51-100 %) and read 4 of 4 labels" in report(run).text
+
+
+@pytest.mark.parametrize("left", [4, 3, 1])
+def test_the_verdict_comes_from_the_rows(make_run: Any, report: Any, left: int) -> None:
+    run = make_run()
+    run.attack()
+
+    def only_some(row: Row) -> Row:
+        return {**row, "success": row["success"] and row["index"] < left}
+
+    run.rewrite(only_some)
+    assert f"CPL recovered {left} of 4 private images" in report(run).text
+
+
+def test_chance_is_not_sold_as_a_leak(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: {**row, "success": row["success"] and row["index"] < 1})
+    assert "chance is not ruled out" in report(run).text
+
+
+def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> None:
+    run = make_run(defense="clip(1) | gaussian(0.1)")
+    run.attack("cpl", success=False)
+    run.attack("cpl", success=False, knows=False)
+    text = report(run).text
+    assert "Under clip(1) | gaussian(0.1), no attack recovers more than its null does" in text
+    assert "0 of 4 private images (95 % CI 0-49 %)" in text
+    assert "ignores it" in text
+    assert "knows it" in text
+
+
+def test_labels_that_leak_without_the_image_are_told(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: {**row, "success": False})
+    assert "recovers no more than its null does: 0 of 4 private images" in report(run).text
+    assert "but CPL read 4 of 4 labels" in report(run).text
+
+
+def test_names_are_escaped(make_run: Any, report: Any) -> None:
+    run = make_run(name="<script>alert(1)</script>")
+    run.attack()
+    run.rewrite(lambda row: {**row, "label_true_name": '"><b onclick=x>'})
+    page = report(run)
+    assert "<script" not in page.html
+    assert "<script>alert(1)</script>" in page.text
+    assert not any("onclick" in attributes for _, attributes in page.tags)
+    assert "went <away>" in page.text
+
+
+def test_a_failure_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+
+    def failed(row: Row) -> Row:
+        if row["null"] or row["index"] != 2:
+            return row
+        lost = dict.fromkeys(("mse", "psnr", "ssim", "lpips", "label_recovered", "label_recovered_name", "pair"))
+        kept = {key: value for key, value in row.items() if key not in ("iterations", "seconds", "interrupted")}
+        return {**kept, **lost, "success": False, "label_success": False, "failure": "out of <memory>"}
+
+    run.rewrite(failed)
+    page = report(run)
+    assert page.classed("failure") == 1
+    assert "1 example of cpl() without a reconstruction: out of <memory>" in page.text
+    assert "- no reconstruction" in page.text
+    assert "CPL recovered 3 of 4" in page.text
+
+
+@pytest.mark.parametrize(
+    ("removed", "said"),
+    [
+        (("scores.jsonl", "pairs"), "4 of 4 cases are not scored yet. attacker score {run}"),
+        (("scores.jsonl", "pairs", "reconstructions"), "No attack was replayed on this recording yet. attacker replay {run}"),
+        (("metrics.jsonl",), "metrics.jsonl holds no rounds"),
+        (("recording/index.sqlite",), "index of the recording cannot be read"),
+        (("pairs",), "is missing"),
+        (("reconstructions",), "CPL recovered 4 of 4 private images"),
+    ],
+)
+def test_what_is_missing_is_said(make_run: Any, report: Any, removed: tuple[str, ...], said: str) -> None:
+    run = make_run()
+    run.attack()
+    for name in removed:
+        path = run.path / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert said.format(run=run.path) in report(run).text
+
+
+def test_an_interrupted_case_and_a_lost_null_name_their_command(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: {**row, "interrupted": row["index"] == 0})
+    assert f"1 case was interrupted: the best so far is shown. attacker replay {run.path} --attack cpl" in report(run).text
+    shutil.rmtree(next(run.path.glob("reconstructions/cpl-null-*")))
+    run.rewrite(lambda row: None if row["null"] else row)
+    assert "with no null to compare it with" in report(run).text
+    assert "cpl() has no scored null." in report(run).text
+
+
+def test_files_outside_the_run_and_damaged_ones_are_not_shown(make_run: Any, report: Any, tmp_path: Path) -> None:
+    run = make_run()
+    run.attack()
+    shutil.copy(next(run.path.glob("pairs/*/*.png")), tmp_path / "secret.png")
+    next(run.path.glob("reconstructions/cpl-0*/*.safetensors")).write_bytes(b"no tensors")
+    run.rewrite(lambda row: {**row, "pair": "../secret.png"})
+    page = report(run)
+    assert "lies outside the run" in page.text
+    assert "is not a reconstruction" in page.text
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+
+
+def test_runs_are_compared_and_other_differences_told(make_run: Any, report: Any) -> None:
+    first, second = make_run(), make_run("second", name="second", defense="clip(1)")
+    first.attack()
+    assert "Side by side" not in report(first).text
+    page = report(first, second)
+    assert "Side by side" in page.text
+    assert "differ in more than the defense" not in page.text
+    table = make_run("third", columns=[Column(name="age"), Column(name="pay")])
+    assert "These runs differ in more than the defense: data." in report(first, table).text
+
+
+def test_table_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> None:
+    run = make_run(columns=[Column(name="age", low=20, high=60), Column(name="pay", high=1000)])
+    run.attack()
+    text = report(run).text
+    assert "4 of 4 private rows" in text
+    assert "age 40 50 pay 250 500" in text.replace("age4050pay250500", "age 40 50 pay 250 500")
+
+
+def test_the_same_run_gives_the_same_page(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    assert report(run).html == report(run).html
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ValueError, match="elsewhere is not a run"):
+        build([tmp_path / "elsewhere"], tmp_path / "report.html")
+    with pytest.raises(ValueError, match="one run at least"):
+        build([], tmp_path / "report.html")
+
+
+def test_commands_repeat_the_attack_as_it_was() -> None:
+    told = {"attack": "cpl", "spec": "cpl(init='dark', knows_defense=False)", "seed": 3, "oracles": ["labels"]}
+    expected = "attacker replay 'my run' --attack cpl --set init=dark --set knows_defense=false --seed 3 --oracle labels"
+    assert replay_command(Path("my run"), told) == expected
+    assert (
+        replay_command(Path("run"), {**told, "spec": "no ( python", "seed": 0, "oracles": []})
+        == "attacker replay run --attack cpl"
+    )

@@ -1,0 +1,88 @@
+"""What a newcomer types: the README's commands, help, exit states."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def call(command: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+
+
+def readme_commands() -> list[str]:
+    block = re.search(r"## Step by step\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    return [line for line in block[1].splitlines() if line.startswith(("fedsim", "attacker"))]
+
+
+def test_the_readmes_steps_lead_from_an_experiment_to_a_page(tmp_path: Path) -> None:
+    """As the README says them, on the local engine and with few steps, so that it takes seconds."""
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    shorter = {"fedsim run": " --engine local --set rounds=1", "attacker replay": " --set steps=2"}
+    commands = readme_commands()
+    assert [" ".join(command.split()[:2]) for command in commands] == [
+        "fedsim run",
+        "attacker replay",
+        "attacker score",
+        "attacker report",
+    ]
+    for command in commands:
+        told = call(command + shorter.get(" ".join(command.split()[:2]), ""), tmp_path)
+        assert told.returncode == 0, f"{command}\n{told.stderr}"
+        assert "Traceback" not in told.stderr
+    page = tmp_path / "runs" / "first" / "report.html"
+    assert page.exists()
+    assert told.stdout.strip() == str(page.relative_to(tmp_path))
+    again = call(readme_commands()[1] + shorter["attacker replay"] + " --json", tmp_path)
+    assert [(part["done"], part["skipped"]) for part in json.loads(again.stdout)] == [(0, 8), (0, 8)]
+
+
+@pytest.mark.parametrize("program", ["fedsim", "attacker"])
+def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(program: str) -> None:
+    listed = call(f"{program} --help").stdout
+    names = re.findall(r"^│ (\w+) +\w", listed.split("Commands")[1], re.MULTILINE)
+    assert names
+    for name in names:
+        told = call(f"{program} {name} --help")
+        assert told.returncode == 0
+        assert f"Example:  {program} {name}" in " ".join(told.stdout.split()).replace("Example: ", "Example:  ")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        ("attacker replay nowhere --attack cpl", 2, "nowhere is not a recording"),
+        ("attacker score nowhere", 2, "attacker replay nowhere"),
+        ("attacker report nowhere", 2, "nowhere"),
+        ("attacker replay {run} --attack dgl", 2, "Did you mean 'dlg'?"),
+        ("attacker replay {run} --attack cpl --set inti=dark", 2, "unexpected keyword argument 'inti'"),
+        ("attacker replay {run} --attack cpl --set init=drak", 2, "unknown init 'drak'"),
+        ("attacker replay {run} --attack cpl --oracle images", 2, "unknown oracle 'images'"),
+        ("attacker replay {run} --attack cpl --rounds 5-9", 2, "no complete observation"),
+        ("attacker replay {run} --attack cpl --device cuda:99", 2, "cuda:99"),
+        ("attacker replay {run} --attack idlg", 1, "no case could be attacked"),
+    ],
+)
+def test_nonsense_is_refused_with_the_mend(small_run: Path, command: str, status: int, words: str) -> None:
+    told = call(command.format(run=small_run))
+    assert told.returncode == status, told.stderr
+    assert words in " ".join(told.stderr.split())
+    assert told.stdout == ""
+    assert "Traceback" not in told.stderr
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands") / "run"
+    sets = "--set rounds=1 --set data=digits --set training.batch_size=2 --set clients.count=2"
+    told = call(f"fedsim run deploy/experiments/photos.toml --engine local --out {folder} {sets}")
+    assert told.returncode == 0, told.stderr
+    return folder
