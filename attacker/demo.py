@@ -14,7 +14,7 @@ from fedsim.wire import Recording
 
 EXPERIMENT = Path(__file__).with_name("demo.toml")
 FEDERATIONS = {"undefended": "", "defended": "clip(1) | gaussian(0.1)"}
-ATTACKS: dict[str, dict[str, Any]] = {"cpl": {"restarts": 2}, "inverting_gradients": {"steps": 1200}}
+ATTACKS: dict[str, dict[str, Any]] = {"cpl": {"restarts": 2}, "inverting_gradients": {"steps": 1600, "signed": False}}
 
 
 def run(folder: Path, *, engine: str = "ray") -> Path:
