@@ -73,7 +73,7 @@ def replay(
     """Attack every recorded observation; what is done already is skipped."""
     with errors_told():
         from attacker.attacks import AttackSpec
-        from attacker.told import replay_told
+        from attacker.progress import replay_with_progress
         from fedsim.experiment import parse_rounds
         from fedsim.wire import Recording
 
@@ -84,7 +84,7 @@ def replay(
         if threads is not None:
             _set_threads(threads)
         results = [
-            replay_told(
+            replay_with_progress(
                 opened,
                 AttackSpec(name=attack, arguments=arguments, null=is_null),
                 folder or recording.parent / "reconstructions",

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from attacker.attacks import AttackSpec
+from attacker.progress import replay_with_progress
 from attacker.report import build
 from attacker.scoring import Scorer, Summary, summarise
-from attacker.told import replay_told
 from fedsim.cli import federate
 from fedsim.console import err
 from fedsim.experiment import read
@@ -36,7 +36,7 @@ def attack(run: Path, *, defended: bool) -> list[Summary]:
         for knowledge in ({}, {"knows_defense": False}) if defended else ({},):
             for null in (False, True):
                 spec = AttackSpec(name=name, arguments={**arguments, **knowledge}, null=null)
-                replayed = replay_told(recording, spec, run / "reconstructions")
+                replayed = replay_with_progress(recording, spec, run / "reconstructions")
                 rows += scorer.score(replayed.folder)
     return summarise(rows)
 

@@ -60,6 +60,15 @@ class Replay:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
 
+    def _rows(self) -> list[Row]:
+        return self.recording.rows(rounds=set(self.rounds or ()), clients=set(self.clients or ()))
+
+    def extent(self) -> tuple[int, float]:
+        """How many observations are still to be attacked, and about how many megabytes that writes."""
+        pending = [row for row in self._rows() if row.status == "complete" and not self._is_done(row)]
+        values = self.recording.manifest.data.size
+        return len(pending), sum(4 * values * (row.num_examples or 0) + 4000 for row in pending) / 1e6
+
     def run(self, progress: Callable[[str], Progress] | None = None) -> Replayed:
         """Attack every complete observation that is not done yet.
 
@@ -67,7 +76,7 @@ class Replay:
         Raises ValueError where nothing can be attacked, and KeyboardInterrupt after the best so far is written.
         """
         attack = self.spec.build(device=self.device)
-        rows = self.recording.rows(rounds=set(self.rounds or ()), clients=set(self.clients or ()))
+        rows = self._rows()
         complete = [row for row in rows if row.status == "complete"]
         if not complete:
             raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")

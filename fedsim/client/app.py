@@ -1,6 +1,7 @@
 """The Flower ClientApp: local training, then the defense, then the wire."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,14 +62,25 @@ def make_client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
 
     @app.train()
     def handle(message: Message, context: Context) -> Message:
-        return _train(message, context, settings_of(context))
+        settings = settings_of(context)
+        with _threads(settings.threads):
+            return _train(message, context, settings)
 
     return app
 
 
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Compute with so many threads, and leave the process as it was: on the local engine it is not the client's own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _train(message: Message, context: Context, settings: Settings) -> Message:
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     round, attempt = _number(message, "server-round"), _number(message, "attempt")
     identity = settings.identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
