@@ -21,7 +21,7 @@ from attacker.attacks.base import Case, Need, Progress, generator_for
 from attacker.attacks.descent import Problems, Stop, descend
 from attacker.attacks.initialisation import Init
 from attacker.attacks.labels import Evidence, LabelRule
-from attacker.attacks.objectives import Gradient, Objective, squared_distance, squared_norm
+from attacker.attacks.objectives import Gradient, Objective, squared_norm
 from attacker.attacks.optimisers import Optimiser
 from attacker.attacks.priors import Prior, flat
 from attacker.attacks.simulation import as_gradient, gradient_of, through, total_step
@@ -73,6 +73,7 @@ class _Best:
 
     loss: float = float("inf")
     z: Tensor | None = None
+    labels: Tensor | None = None
     history: Tensor = field(default_factory=lambda: torch.empty(0))
     iterations: int = 0
     evaluations: int = 0
@@ -88,6 +89,7 @@ class _Batch:
         assert first.num_examples is not None
         self.data, self.training, self.count = first.data, first.training, first.num_examples
         self.sizes = first.training.batch_sizes(self.count) or (self.count,)
+        self.joint = attack.labels is None and cases[0].known_labels is None
         self.channel = first.defenses.channel() if attack.knows_defense else transparent
         self.model: nn.Module = models.build(first.model, first.data).to(attack.device)
         self.model.train(first.training.mode == "train")
@@ -110,20 +112,23 @@ class _Batch:
     def _thresholds(self) -> None:
         """(cases,) losses that are enough, and those above which a search is stuck.
 
-        Below the power of known noise there is nothing to be learned.
+        Below the power of known noise there is nothing to be learned. A null has no gradient to go by: one start is all.
         """
-        stop = self.attack.stop
+        stop, objective = self.attack.stop, self.attack.objective
+        worst = vmap(objective.worst)(self.observed)
+        if not self.attack.sees_gradient:
+            self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
+            return
         coordinates = sum(g[0].numel() for g in self.observed.values())
         noise = coordinates * (self.channel.noise_std / total_step(self.training, len(self.sizes))) ** 2
-        known = noise if self.attack.objective is squared_distance else 0.0
-        power = torch.stack([g.square().flatten(1).sum(dim=1) for g in self.observed.values()]).sum(dim=0)
-        self.enough = (stop.precision * power).clamp(min=max(stop.tolerance, known))
-        self.stuck = (stop.stuck * power).clamp(min=max(stop.tolerance, known))
+        least = max(stop.tolerance, noise if objective.squares else 0.0)
+        self.enough = (stop.precision * worst).clamp(min=least)
+        self.stuck = (stop.stuck * worst).clamp(min=least)
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()
         for restart in range(self.attack.restarts):
-            pending = [i for i, best in enumerate(self.best) if best.loss > self.stuck[i]]
+            pending = [i for i, best in enumerate(self.best) if restart == 0 or best.loss > self.stuck[i]]
             if pending and not self.interrupted:
                 self._search(pending, restart)
         seconds = (perf_counter() - started) / len(self.cases)
@@ -136,7 +141,7 @@ class _Batch:
         labels = torch.stack([self._labels(i, g) for i, g in zip(pending, rngs, strict=True)])
         starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         z = torch.stack(starts).flatten(1).to(attack.device)
-        if attack.labels is None:
+        if self.joint:
             shape = (self.count * self.data.num_classes,)
             soft = [torch.randn(shape, generator=g) for g in rngs]
             z = torch.cat([z, torch.stack(soft).to(attack.device)], dim=1)
@@ -162,6 +167,7 @@ class _Batch:
             loss = found.loss[row] / float(gain[row])
             if best.z is None or loss < best.loss:
                 best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain[row]
+                best.labels = labels[row]
 
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
@@ -174,7 +180,7 @@ class _Batch:
         weights = problem.get("weights", self.weights)
         loss = self.attack.prior(self.data.normalise(x))
         if self.attack.sees_gradient:
-            loss = loss + problem["gain"] * self.attack.objective(self._simulate(weights, x, y), problem["observed"])
+            loss = loss + problem["gain"] * self.attack.objective.distance(self._simulate(weights, x, y), problem["observed"])
         if self.attack.agreement:
             probabilities = functional_call(self.model, dict(weights), (self.data.normalise(x),)).softmax(dim=1)
             loss = loss + self.attack.agreement * (probabilities - _one_hot(y, self.data.num_classes)).square().sum()
@@ -182,7 +188,7 @@ class _Batch:
 
     def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
         """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small."""
-        if self.channel is transparent or self.attack.objective is not squared_distance:
+        if self.channel is transparent or not self.attack.objective.squares:
             return torch.ones_like(z[0])
         x, y = self._decode(z, problem["labels"])
         weights = problem.get("weights", self.weights)
@@ -200,7 +206,7 @@ class _Batch:
         """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""
         pixels = self.count * self.data.size
         x = z[..., :pixels].reshape(self.count, *self.data.shape)
-        if self.attack.labels is not None:
+        if not self.joint:
             return x, labels
         return x, z[..., pixels:].reshape(self.count, self.data.num_classes).softmax(dim=-1)
 
@@ -215,10 +221,10 @@ class _Batch:
         attack, known = self.attack, self.cases[i].known_labels
         if not attack.sees_gradient:
             return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
-        if attack.labels is None:
-            return torch.zeros(self.count, dtype=torch.long, device=attack.device)
         if known is not None:
             return known.to(attack.device)
+        if attack.labels is None:
+            return torch.zeros(self.count, dtype=torch.long, device=attack.device)
         with torch.no_grad():
             dummy = torch.rand(16, *self.data.shape, generator=rng).to(attack.device)
             guess = functional_call(self.model, self.per_case[i], (self.data.normalise(dummy),)).softmax(dim=1).mean(dim=0)
@@ -229,8 +235,8 @@ class _Batch:
     def _reconstruction(self, i: int, seconds: float) -> Reconstruction:
         case, best = self.cases[i], self.best[i]
         assert best.z is not None
-        labels = self._labels(i, generator_for(self.rng, case, 0))
-        x, y = self._decode(best.z, labels)
+        assert best.labels is not None
+        x, y = self._decode(best.z, best.labels)
         hard = y.argmax(dim=1) if y.ndim == 2 else y
         observation = case.observations[0]
         return Reconstruction(
@@ -256,10 +262,9 @@ class _Batch:
         if not self.attack.sees_gradient:
             return 0.0
         observed = {name: g[i] for name, g in self.observed.items()}
-        simulated = self._simulate(self.per_case[i], x, y)
-        if self.attack.objective is not squared_distance:
-            return float(1 - self.attack.objective(simulated, observed))
-        return float((1 - squared_distance(simulated, observed) / squared_norm(observed)).clamp(0, 1))
+        objective = self.attack.objective
+        distance = objective.distance(self._simulate(self.per_case[i], x, y), observed)
+        return float((1 - distance / objective.worst(observed)).clamp(0, 1))
 
 
 def _one_hot(y: Tensor, num_classes: int) -> Tensor:

@@ -1,12 +1,26 @@
 """How far a simulated gradient is from the observed one. Both are dL/dw by parameter name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Gradient = Mapping[str, Tensor]
-Objective = Callable[[Gradient, Gradient], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A distance between gradients, and what it means.
+
+    distance: from the simulated and the observed gradient, a 0-d tensor.
+    worst:    from the observed gradient, what a simulated gradient that says nothing would cost.
+    squares:  whether it is in squared units of the gradient, so that the power of noise can be told from it.
+    """
+
+    distance: Callable[[Gradient, Gradient], Tensor]
+    worst: Callable[[Gradient], Tensor]
+    squares: bool
 
 
 def squared_distance(simulated: Gradient, observed: Gradient) -> Tensor:
@@ -24,3 +38,7 @@ def cosine_distance(simulated: Gradient, observed: Gradient) -> Tensor:
 def squared_norm(gradient: Gradient) -> Tensor:
     """Sum of squares over all coordinates."""
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
+
+
+euclidean = Objective(squared_distance, worst=squared_norm, squares=True)
+cosine = Objective(cosine_distance, worst=lambda observed: torch.ones_like(squared_norm(observed)), squares=False)

@@ -7,7 +7,7 @@ from attacker.attacks.descent import Stop
 from attacker.attacks.initialisation import normal, normal_after_normalisation, start
 from attacker.attacks.labels import from_rows, inferred
 from attacker.attacks.matching import GradientMatching
-from attacker.attacks.objectives import cosine_distance, squared_distance
+from attacker.attacks.objectives import cosine, euclidean
 from attacker.attacks.optimisers import LBFGS, Adam
 from attacker.attacks.priors import flat, total_variation
 
@@ -18,7 +18,7 @@ def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> G
     """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1)."""
     return GradientMatching(
         name="dlg",
-        objective=squared_distance,
+        objective=euclidean,
         labels=None,
         init=normal,
         optimiser=LBFGS(),
@@ -54,7 +54,7 @@ def cpl(
     """
     return GradientMatching(
         name="cpl",
-        objective=squared_distance,
+        objective=euclidean,
         labels=inferred,
         init=start(init, auxiliary),
         optimiser=LBFGS(),
@@ -80,7 +80,7 @@ def inverting_gradients(
     """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4)."""
     return GradientMatching(
         name="inverting_gradients",
-        objective=cosine_distance,
+        objective=cosine,
         labels=inferred,
         init=normal_after_normalisation,
         optimiser=Adam(learning_rate=learning_rate, signed=signed),

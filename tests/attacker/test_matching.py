@@ -87,6 +87,22 @@ def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> Non
         assert found.loss[-1] <= singles[0][i].loss[-1]
 
 
+def test_a_cosine_that_is_far_off_is_stuck_too(image_case) -> None:
+    case, _, _ = image_case(0)
+    far = replace(inverting_gradients(steps=1, restarts=3), stop=Stop(stuck=1e-4, patience=5))
+    near = replace(far, stop=Stop(stuck=0.9, patience=5))
+    assert far([case], rng=seeded())[0].restarts == 3
+    assert near([case], rng=seeded())[0].restarts == 1
+
+
+def test_told_labels_are_used_where_labels_would_have_been_searched_for(image_case) -> None:
+    case, x, y = image_case(2)
+    (found,) = dlg(restarts=3)([replace(case, known_labels=y)], rng=seeded())
+    assert found.oracles == ("labels",)
+    assert torch.equal(found.y, y)
+    assert mse(found.x, x).item() < 1e-3
+
+
 def test_no_second_start_where_the_first_did_not_get_stuck(image_case) -> None:
     cases = [image_case(i)[0] for i in range(3)]
     found = cpl(restarts=5)(cases, rng=seeded())
