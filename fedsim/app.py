@@ -32,6 +32,10 @@ from fedsim.wire.observation import DataSpec, ModelSpec
 OnRound = Callable[[dict[str, Any]], None]
 
 
+class Unfinished(ValueError):
+    """A run that was stopped before its last round."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """An experiment and where it runs.
@@ -80,7 +84,7 @@ class Run:
             raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
 
     def is_done(self) -> bool:
-        """Whether this very experiment has run to its end. Raises ValueError where `out` holds something else, or half of it."""
+        """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
         if not self.out.exists() or not any(self.out.iterdir()):
             return False
         path = self.out / "experiment.toml"
@@ -90,7 +94,7 @@ class Run:
         if rows and rows[-1]["round"] == self.experiment.rounds:
             return True
         finished, rounds = max(len(rows) - 1, 0), self.experiment.rounds
-        raise ValueError(f"{self.out} holds an unfinished run, {finished} of {rounds} rounds; delete it and run again")
+        raise Unfinished(f"{self.out} holds an unfinished run, {finished} of {rounds} rounds; delete it and run again")
 
     def megabytes(self) -> float:
         """About what the recording of the whole run takes on disk."""
