@@ -1,7 +1,7 @@
 """CPL against plain DLG: how often each succeeds, after how many iterations, at what cost; CPL's table 2 beside them.
 
 Both attack the gradient of one image on the untrained four-convolution LeNet, by the same L-BFGS with the same stopping
-rule, and with one more start where the first got stuck; `one_start` is the share that needed no second one. What differs is
+rule, and with up to two more starts where one got stuck; `one_start` is the share that needed none. What differs is
 what the CPL paper changed: the label is read off the gradient instead of searched for, and the search starts from a repeated
 pattern instead of noise. Iterations are outer L-BFGS steps until the paper's D < 1e-4, those of a stuck start included.
 """
@@ -70,7 +70,7 @@ def _compare(name: str, data: datasets.Dataset, asked: Options) -> list[dict[str
     indices = np.linspace(0, len(data.train) - 1, count).round().astype(int)
     cases = [_case(data, int(index), asked) for index in indices]
     x, y = data.train[indices]
-    attacks = {"cpl": cpl(restarts=2), "dlg": dlg(restarts=2)}
+    attacks = {"cpl": cpl(restarts=3), "dlg": dlg(restarts=3)}
     rows = [_measure(name, key, attack, cases, x, y, asked) for key, attack in attacks.items()]
     if name == "cifar10":
         rows += [{"data": "cifar10", "attack": key, "source": "CPL table 2", **values} for key, values in PAPER.items()]
