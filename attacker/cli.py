@@ -22,6 +22,8 @@ app = typer.Typer(
     help="Attack a recording, score what came out, and show it.",
 )
 
+GOES_ON = "what is done is kept, and the same command goes on from there"
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack.")]
 
@@ -71,7 +73,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Attack every recorded observation; what is done already is skipped."""
-    with errors_told():
+    with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
         from attacker.progress import replay_with_progress
         from fedsim.experiment import parse_rounds
@@ -186,7 +188,7 @@ def demo(
     engine: Annotated[str, typer.Option(help="ray or local.")] = "ray",
 ) -> None:
     """Two federations on photographs, undefended and defended, attacked, scored and shown: a few minutes."""
-    with errors_told():
+    with errors_told(kept=GOES_ON):
         from attacker.demo import run
 
         out.print(str(run(folder, engine=engine)), soft_wrap=True)

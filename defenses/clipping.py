@@ -1,5 +1,8 @@
 """Defenses that bound the length of an update."""
 
+import math
+
+import torch
 from torch import Generator
 
 from defenses.base import Defense, Update, global_norm, stateless
@@ -7,7 +10,8 @@ from defenses.base import Defense, Update, global_norm, stateless
 
 def scale_to(update: Update, max_norm: float) -> Update:
     """Scale the whole update down to `max_norm` when it is longer: no branch, no epsilon, exact for short updates."""
-    scale = max_norm / global_norm(update).clamp(min=max_norm)
+    norm = global_norm(update)
+    scale = torch.full_like(norm, max_norm) / norm.clamp(min=max_norm)  # a / a is 1, and a * (1 / a) need not be
     return {name: t * scale.to(t.dtype) for name, t in update.items()}
 
 
@@ -16,8 +20,8 @@ def clip(max_norm: float) -> Defense:
 
     max_norm: largest norm that is sent, in the update's units; positive. Geyer et al. 2017, algorithm 1.
     """
-    if not max_norm > 0:
-        raise ValueError(f"clip: max_norm must be positive, got {max_norm}")
+    if not 0 < max_norm < math.inf:
+        raise ValueError(f"clip: max_norm must be positive and finite, got {max_norm}")
 
     def scaled(update: Update, rng: Generator) -> Update:
         return scale_to(update, max_norm)

@@ -1,5 +1,7 @@
 """Defenses that add noise to an update."""
 
+import math
+
 import torch
 from torch import Generator, Tensor
 
@@ -16,8 +18,8 @@ def gaussian(std: float) -> Defense:
 
     std: standard deviation in the update's units; not negative. Dwork & Roth 2014, section 3.5.3.
     """
-    if not std >= 0:
-        raise ValueError(f"gaussian: std must not be negative, got {std}")
+    if not 0 <= std < math.inf:
+        raise ValueError(f"gaussian: std must be finite and not negative, got {std}")
 
     def noisy(update: Update, rng: Generator) -> Update:
         noise = {name: normal_like(update[name], rng) for name in sorted(update)}

@@ -64,10 +64,13 @@ class DefenseSpec:
             return cls()
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-        except SyntaxError:
+        except (SyntaxError, RecursionError):
             raise ValueError(f"cannot read defense {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
         spec = cls(tuple(_step(node, text) for node in _parts(tree)))
-        spec.build()
+        try:
+            spec.build()
+        except TypeError as error:
+            raise ValueError(f"defense {text!r}: an argument has the wrong type: {error}") from None
         return spec
 
     def __str__(self) -> str:
@@ -99,6 +102,8 @@ def _step(node: ast.expr, text: str) -> Step:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise ValueError(f"cannot read '**' in defense {text!r}")
+        if keyword.arg in named:
+            raise ValueError(f"{name}: argument {keyword.arg!r} is given twice in defense {text!r}")
         named[keyword.arg] = _literal(keyword.value, text)
     return Step(name, tuple(bind(name, DEFENSES[name].defense, *positional, given=named).items()))
 
@@ -106,7 +111,7 @@ def _step(node: ast.expr, text: str) -> Step:
 def _literal(node: ast.expr, text: str) -> Value:
     try:
         value = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         value = None
     if not isinstance(value, bool | int | float | str):
         raise ValueError(f"argument {ast.unparse(node)!r} in defense {text!r} is not a number, a string or a truth value")

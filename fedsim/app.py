@@ -21,7 +21,7 @@ from torch import Tensor
 from defenses.spec import DefenseSpec
 from fedsim import datasets, models, partition
 from fedsim.client import app as client_side
-from fedsim.experiment import Experiment, parse_rounds, validate
+from fedsim.experiment import Experiment, parse_rounds, read, validate
 from fedsim.server import app as server_side
 from fedsim.server import strategies
 from fedsim.training import evaluate
@@ -68,6 +68,12 @@ class Run:
 
     def check(self) -> None:
         """Raises ValueError or FileNotFoundError before any work for what would fail during the run."""
+        try:
+            self._try_out()
+        except TypeError as error:  # what the named things make of arguments that are lists, texts, ...
+            raise ValueError(f"an argument of data, model, partition or strategy has the wrong type: {error}") from error
+
+    def _try_out(self) -> None:
         data = self.data()
         model = models.build(self.model(), data.spec)
         with torch.no_grad():
@@ -88,7 +94,7 @@ class Run:
         if not self.out.exists() or not any(self.out.iterdir()):
             return False
         path = self.out / "experiment.toml"
-        if not path.exists() or path.read_text() != self.experiment.to_toml():
+        if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
         rows = read_json_lines(self.out / "metrics.jsonl")
         if rows and rows[-1]["round"] == self.experiment.rounds:

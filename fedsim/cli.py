@@ -48,7 +48,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation to its end and record it."""
-    with errors_told(verbose=verbose):
+    with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; to run again, delete it first"):
         if engine not in ("ray", "local"):
             raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local")
         from fedsim.experiment import read

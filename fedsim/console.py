@@ -23,18 +23,24 @@ def progress_bar() -> Progress:
 
 
 @contextmanager
-def errors_told(*, verbose: bool = False) -> Iterator[None]:
-    """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C."""
+def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
+    """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C.
+
+    kept: what Ctrl-C leaves behind, in words.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        err.print("interrupted; what is done is kept, and the same command goes on from there")
+        err.print(f"interrupted; {kept}")
         raise typer.Exit(130) from None
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
+    except (ValueError, OSError, RuntimeError) as error:
         if verbose:
             raise
         err.print(f"[bold red]error[/] {escape(str(error))}")
-        raise typer.Exit(1 if isinstance(error, RuntimeError) else 2) from None
+        usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
+        raise typer.Exit(2 if usage else 1) from None
 
 
 def print_json(value: Any) -> None:

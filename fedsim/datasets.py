@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -80,7 +81,9 @@ def photos(size: int = 32, scale: int | None = None) -> Dataset:
     """
     if size not in (32, 64, 128):
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
-    scale = scale or (2 if size == 32 else 1)
+    scale = (2 if size == 32 else 1) if scale is None else scale
+    if not 0 < size * scale <= 128:
+        raise ValueError(f"photos: a window is size x scale pixels wide, from 1 to 128, got {size} x {scale}")
     train: list[tuple[Array, int]] = []
     test: list[tuple[Array, int]] = []
     for label, photograph in enumerate(PHOTOGRAPHS):
@@ -170,8 +173,10 @@ def npz(train: str, test: str | None = None) -> Dataset:
     if test is None:
         return _every_fifth_held_out(name, spec, classes, values, labels)
     held_values, held_labels, _ = _read_npz(Path(test))
-    if held_values.shape[1:] != values.shape[1:] or held_labels.max() >= len(classes):
+    if held_values.shape[1:] != values.shape[1:]:
         raise ValueError(f"{test}: examples of shape {held_values.shape[1:]} do not go with those of {train}, {values.shape[1:]}")
+    if held_labels.max() >= len(classes):
+        raise ValueError(f"{test}: label {held_labels.max()} is none of the {len(classes)} classes of {train}")
     held_out = Examples(values=held_values, labels=held_labels)
     return Dataset(name=name, spec=spec, class_names=classes, train=Examples(values=values, labels=labels), test=held_out)
 
@@ -179,17 +184,24 @@ def npz(train: str, test: str | None = None) -> Dataset:
 def _read_npz(path: Path) -> tuple[Array, Array, tuple[str, ...]]:
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
+    if not is_zipfile(path):
+        raise ValueError(f"{path}: not a NumPy archive (.npz)")
     with np.load(path, allow_pickle=False) as archive:
         if missing := {"images", "labels"} - set(archive.files):
             raise ValueError(f"{path}: no array {sorted(missing)[0]!r}; it holds {', '.join(archive.files)}")
-        images, labels = archive["images"], archive["labels"]
-        names = tuple(map(str, archive["class_names"])) if "class_names" in archive.files else ()
+        try:
+            images, labels = archive["images"], archive["labels"]
+            names = tuple(map(str, archive["class_names"])) if "class_names" in archive.files else ()
+        except (ValueError, BadZipFile) as error:
+            raise ValueError(f"{path}: {error}") from None
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise ValueError(f"{path}: expected images (N, H, W[, C]) and integer labels (N,), got {images.shape} and {labels.shape}")
     if labels.min() < 0:
         raise ValueError(f"{path}: labels must not be negative, got {labels.min()}")
+    if names and labels.max() >= len(names):
+        raise ValueError(f"{path}: label {labels.max()} is none of the {len(names)} class_names")
     if images.dtype != np.uint8:
         images = images.astype(np.float32)
         if not (images.min() >= 0 and images.max() <= 1):

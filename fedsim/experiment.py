@@ -52,19 +52,21 @@ def parse_rounds(text: str) -> frozenset[int] | None:
         return None
     chosen: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not first.strip().isdigit() or not last.strip().isdigit():
             raise ValueError(f"cannot read rounds {text!r}: write '1-20', '1-3,7' or 'all'")
-        numbers = range(int(first), int(last or first) + 1)
+        numbers = range(int(first), int(last) + 1)
         if not numbers or numbers[0] < 1:
             raise ValueError(f"rounds {part!r} are none: rounds count from 1 upwards")
         chosen.update(numbers)
     return frozenset(chosen)
 
 
-def _check_rounds(value: str) -> str:
-    parse_rounds(value)
-    return value
+def _check_rounds(value: Any) -> str:
+    text = str(value)  # `--set record.rounds=3` is a number to TOML
+    parse_rounds(text)
+    return text
 
 
 class Record(_Frozen):
@@ -91,7 +93,7 @@ class Experiment(_Frozen):
     inputs: Literal[""] = ""
     secure_aggregation: Literal[False] = False
     record: Record = Record()
-    timeout: float = Field(default=3600, gt=0)
+    timeout: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")
     def _defense_is_known(self) -> "Experiment":

@@ -21,8 +21,8 @@ def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, *, alpha:
 
     alpha: concentration; small values give each client few classes. Every client holds one example at least.
     """
-    if not alpha > 0:
-        raise ValueError(f"partition dirichlet: alpha must be positive, got {alpha}")
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

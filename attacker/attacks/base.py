@@ -1,5 +1,6 @@
 """What an attack is: a function from cases to reconstructions, and from nothing else."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -77,7 +78,5 @@ def unmet(attack: Attack, case: Case) -> list[str]:
 
 def generator_for(rng: Generator, case: Case, restart: int) -> Generator:
     """The randomness of one restart of one case."""
-    import hashlib
-
     digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{restart}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

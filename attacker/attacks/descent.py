@@ -16,10 +16,10 @@ Nested = Mapping[str, Any]
 class Stop:
     """When the search for one problem is over, in the optimiser's periods.
 
-    tolerance: the loss at which it has converged; precision: the same as a share of the squared norm of what is observed.
+    tolerance: the loss at which it has converged; precision: the same as a share of what a guess that says nothing costs.
     patience:  periods without a decrease by the share `decrease` of its best loss after which a problem has come to its
     plateau: it is as good as it will be, or stuck, and does not hold up the others.
-    stuck:     a loss above this share of the squared norm, and above the tolerance, calls for another start, if one is left.
+    stuck:     a loss above this share of the same, and above the tolerance, calls for another start, if one is left.
     """
 
     tolerance: float = 0.0

@@ -42,6 +42,7 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
     seed: draws it from this number and the partition instead of from the system, so that a simulation repeats exactly.
     It is the experimenter's, like the secret, and no part of what a server distributes.
     """
+    make_private(folder.parent)
     path = make_private(folder) / "identity.json"
     if path.exists():
         return Identity(**json.loads(path.read_text()))

@@ -1,6 +1,8 @@
 """An honest-but-curious strategy: aggregates exactly as the strategy that it wraps, and writes down what passes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor
 from fedsim import records
 from fedsim.wire.codec import decode
 from fedsim.wire.files import append_json_line
-from fedsim.wire.recorder import Recorder, Reply
+from fedsim.wire.recorder import Recorder, Reply, is_plain
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -81,7 +83,7 @@ class Recording(Strategy):
         received = sorted(((self._receive(message), message) for message in answered), key=lambda pair: pair[0].client)
         late = sorted(set(self._asked) - {message.metadata.src_node_id for message in answered})
         missing = [Reply(client=self._name(node), node=str(node), status="late", reason="no answer in time") for node in late]
-        everyone = [reply for reply, _ in received] + missing
+        everyone = _distinct([reply for reply, _ in received] + missing)
         cohort = sorted(reply.client for reply in everyone)
         if self._writes(server_round):
             for reply in everyone:
@@ -121,8 +123,8 @@ class Recording(Strategy):
             return Reply(client=self._name(node), node=str(node), status="failed", reason=message.error.reason or "")
         content = message.content
         size = records.count_bytes(content)
-        if records.CLIENT in content:
-            self._pseudonyms[node] = str(content[records.CLIENT]["pseudonym"])
+        if records.CLIENT in content and is_plain(pseudonym := str(content[records.CLIENT]["pseudonym"])):
+            self._pseudonyms[node] = pseudonym
         payload = records.take_payload(content)
         update = decode(payload)
         content[records.WEIGHTS] = records.to_arrays({name: w + update[name] for name, w in self._weights.items()})
@@ -139,6 +141,15 @@ class Recording(Strategy):
     def _finish_round(self, server_round: int, evaluated: dict[str, Any]) -> None:
         row = {"round": server_round, **evaluated, **self._traffic, "seconds": monotonic() - self._started}
         if self._metrics is not None:
-            append_json_line(self._metrics, row)
+            append_json_line(self._metrics, {key: value if isfinite(value) else None for key, value in row.items()})
         if self._on_round is not None:
             self._on_round(row)
+
+
+def _distinct(replies: Sequence[Reply]) -> list[Reply]:
+    """A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
+    named: dict[str, Reply] = {}
+    for reply in replies:
+        client = reply.node if reply.client in named else reply.client
+        named[client] = replace(reply, client=client)
+    return list(named.values())

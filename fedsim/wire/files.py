@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 
 def make_private(folder: Path) -> Path:
@@ -56,10 +56,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Add one JSON line to `path` and flush it."""
+    """Add one JSON line to `path` and flush it; a last line that was cut off by a crash gives way."""
     new = not path.exists()
-    with path.open("a") as file:
-        file.write(json.dumps(value, allow_nan=False) + "\n")
+    with path.open("ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(value, allow_nan=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
     if new:
@@ -75,5 +78,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors by name in the safetensors format."""
-    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata=dict(metadata or {}))
+    """Tensors by name in the safetensors format, which refuses tensors that share memory: each is copied."""
+    copies = {name: t.detach().cpu().clone(memory_format=contiguous_format) for name, t in tensors.items()}
+    return save(copies, metadata=dict(metadata or {}))

@@ -53,7 +53,7 @@ class Manifest:
                     f"format version {version}, and this program reads version {FORMAT_VERSION}; install a newer one"
                 )
             return _from_json(cls, raw)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{path.parent} is not a recording: it has no {path.name}") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from None
@@ -78,7 +78,7 @@ def _value(name: str, value: Any) -> Any:
         case "training":
             return _from_json(Training, value)
         case "defense":
-            return DefenseSpec.parse(value)
+            return DefenseSpec.parse(str(value))
         case "columns":
             return tuple(_from_json(Column, column) for column in value)
         case _:

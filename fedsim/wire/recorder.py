@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,11 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def is_plain(client: str) -> bool:
+    """Whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client != "global"
+
+
 class Recorder:
     """An append-only recording in `folder`. Used by one thread."""
 
@@ -70,7 +76,9 @@ class Recorder:
             )
 
     def received(self, round: int, reply: Reply, cohort: Sequence[str]) -> None:
-        """Write down one reply, or its absence."""
+        """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
+        if not is_plain(reply.client):
+            raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global'")
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._round_folder(round) / f"{reply.client}.safetensors"
@@ -87,7 +95,7 @@ class Recorder:
         self._index.close()
 
     def _round_folder(self, round: int) -> Path:
-        return make_private(self.folder / "rounds" / f"{round:05d}")
+        return make_private(make_private(self.folder / "rounds") / f"{round:05d}")
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> str:
         content = tensors_to_bytes(tensors)
