@@ -4,7 +4,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test check format clean
+.PHONY: demo test format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo

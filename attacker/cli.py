@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import assignment, errors_told, out, print_json, progress_bar
+from fedsim.console import assignment, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
     from attacker.scoring import Summary
@@ -101,7 +101,7 @@ def replay(
         ]
         if as_json:
             print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
-        if not any(result.done + result.skipped for result in results):
+        if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
 
 
@@ -162,12 +162,17 @@ def _print_summaries(summaries: "list[Summary]") -> None:
 def _sources(folder: Path) -> tuple[Path, list[Path]]:
     """The run, and the folders of reconstructions to score."""
     if (folder / "attack.json").exists():
-        return folder.parent.parent, [folder]
+        return _run_of(folder.parent), [folder]
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
     sources = sorted(path.parent for path in inner.glob("*/attack.json"))
     if not sources:
         raise ValueError(f"{folder} holds no reconstructions; make some with: attacker replay {folder} --attack cpl")
-    return inner.parent, sources
+    return _run_of(inner), sources
+
+
+def _run_of(reconstructions: Path) -> Path:
+    """Where scores go: the run, or the folder itself where the reconstructions lie elsewhere."""
+    return reconstructions.parent if reconstructions.name == "reconstructions" else reconstructions
 
 
 @app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")
@@ -212,4 +217,4 @@ def _set_threads(threads: int) -> None:
 
 def main() -> None:
     """Entry point."""
-    app()
+    run_to_the_end(app)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -32,11 +31,11 @@ class Reconstruction:
 
     x:          (N, *shape), not clamped to [0, 1]. y: (N,) int64.
     confidence: (N,) in [0, 1]: the share of what was observed that this answer explains, by the attack's own measure.
-    slots:      of each of the N examples.
+    slots:      every place in the client's batches that the examples fill; more than N where they pass in several epochs.
     loss:       (T,) the attack's own loss, once an iteration, of the restart that was kept.
     iterations: in all restarts together; evaluations: of the simulated gradient.
     seconds:    wall time; of cases attacked at once, each one's equal share.
-    route:      how the answer came about. attack: its specification. oracles: what it was told beyond the threat model.
+    route:      how the answer came about. attack: its name. oracles: what it was told beyond the threat model.
     interrupted: whether the user stopped it: the best so far, to be done again.
     """
 
@@ -90,8 +89,3 @@ class Reconstruction:
 def slots_of(round: int, client: str, batch_sizes: Sequence[int]) -> tuple[Slot, ...]:
     """The slots of all examples of one observation, in the order of their use."""
     return tuple(Slot(round, client, b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size))
-
-
-def nothing(shape: Sequence[int]) -> Tensor:
-    """An empty tensor of examples."""
-    return torch.empty(0, *shape)

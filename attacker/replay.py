@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec, Case, Progress, unmet
 from attacker.reconstruction import Reconstruction
-from fedsim.wire import DamagedFile, Manifest, Observation, Recording, Row
+from fedsim.wire import Manifest, Observation, Recording, Row
 from fedsim.wire.files import make_private, write_json
 
 CHUNK_BYTES = 2_000_000_000
@@ -27,7 +27,7 @@ OracleLabels = Callable[[Row], Tensor]
 
 @dataclass
 class Replayed:
-    """folder: of the reconstructions. done, skipped: cases; failed, damaged: reasons by case."""
+    """folder: of the reconstructions. done, skipped: numbers of cases. failed: reasons by case."""
 
     folder: Path
     done: int = 0
@@ -56,7 +56,7 @@ class Replay:
 
     @property
     def folder(self) -> Path:
-        identity = [str(self.spec), self.seed, self.oracle_labels is not None]
+        identity = [str(self.spec), self.seed, self.oracle_labels is not None, self.recording.fingerprint()]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
 
@@ -123,10 +123,11 @@ class Replay:
         try:
             labels = self.oracle_labels(row) if self.oracle_labels and not self.spec.null else None
             case = Case((self.recording.observation(row),), known_labels=labels)
-        except DamagedFile as error:
+            reasons = unmet(attack, case)
+        except ValueError as error:
             self._fail(row.key, str(error), replayed)
             return None
-        if reasons := unmet(attack, case):
+        if reasons:
             self._fail(row.key, f"{self.spec.name} cannot be used: {'; '.join(reasons)}", replayed)
             return None
         return case
@@ -136,15 +137,27 @@ class Replay:
         try:
             reconstructions = attack(cases, rng=rng, progress=progress)
         except (RuntimeError, ValueError) as error:
-            for case in cases:
-                self._fail(case.key, f"{type(error).__name__}: {error}", replayed)
+            if len(cases) == 1:
+                self._fail(cases[0].key, f"{type(error).__name__}: {error}", replayed)
+                return
+            for case in cases:  # one bad case must not take its neighbours along
+                self._attack(attack, [case], replayed, progress)
             return
         for reconstruction in reconstructions:
-            reconstruction.write(self.path(reconstruction.case))
-            (self.folder / f"{reconstruction.case}.failed.json").unlink(missing_ok=True)
-            replayed.done += 1
+            self._keep(reconstruction, replayed)
         if any(reconstruction.interrupted for reconstruction in reconstructions):
             raise KeyboardInterrupt
+
+    def _keep(self, reconstruction: Reconstruction, replayed: Replayed) -> None:
+        """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
+        path = self.path(reconstruction.case)
+        if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
+            self._fail(reconstruction.case, "the search ran away: its loss is not a number", replayed)
+            return
+        if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
+            reconstruction.write(path)
+        (self.folder / f"{reconstruction.case}.failed.json").unlink(missing_ok=True)
+        replayed.done += 1
 
     def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason
@@ -198,11 +211,16 @@ def facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _oracles(replay: Replay) -> tuple[str, ...]:
-    if replay.spec.null:
-        return ()
     built = replay.spec.build()
-    labels = ("labels",) if replay.oracle_labels else ()
+    labels = ("labels",) if replay.oracle_labels and not replay.spec.null else ()
     return tuple(getattr(built, "oracles", ())) + labels
+
+
+def _loss(path: Path) -> float:
+    try:
+        return float(Reconstruction.read(path).loss[-1])
+    except ValueError:
+        return float("inf")
 
 
 def _chunk_size(observation: Observation) -> int:

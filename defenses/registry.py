@@ -34,8 +34,12 @@ class Registry(Generic[T]):
         return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))
 
 
-def bind(name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def bind(
+    name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None, hidden: int = 0
+) -> dict[str, Any]:
     """The arguments of `function` by name, positional and named ones joined.
+
+    hidden: how many of the first parameters are not the user's to give.
 
     Raises ValueError, naming `name` and the parameters that exist, where an argument is unknown, missing or given twice.
     """
@@ -43,7 +47,8 @@ def bind(name: str, function: Callable[..., Any], *args: Any, given: Mapping[str
     try:
         return dict(signature.bind(*args, **(given or {})).arguments)
     except TypeError as error:
-        parameters = ", ".join(str(p) for p in signature.parameters.values() if p.name != "self")
+        own = [p for p in signature.parameters.values() if p.name != "self"]
+        parameters = ", ".join(map(str, own[hidden:]))
         raise ValueError(f"{name}: {error}. Its parameters: ({parameters})") from None
 
 

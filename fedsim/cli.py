@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import assignment, err, errors_told, out, print_json, progress_bar
+from fedsim.console import assignment, err, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
     from defenses.registry import Registry
@@ -213,4 +213,4 @@ def _listed(kind: str) -> dict[str, str]:
 
 def main() -> None:
     """Entry point."""
-    app()
+    run_to_the_end(app)

@@ -1,7 +1,9 @@
 """What both command lines share: progress on stderr, results on stdout, and errors in one line with an exit status."""
 
 import json
+import os
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +48,21 @@ def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def run_to_the_end(app: typer.Typer) -> None:
+    """Run a command line; its end is the end of the process, also where a thread of Flower's still waits for clients."""
+    status: Any = 0
+    try:
+        app()
+    except SystemExit as end:
+        status = end.code
+    lingering = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    if lingering and status not in (0, None):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 1)
+    sys.exit(status)
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -1,7 +1,8 @@
 """Data sets by name: examples with values in [0, 1], labels, and a public specification."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -161,14 +162,15 @@ def _every_fifth_held_out(name: str, spec: DataSpec, classes: tuple[str, ...], v
 # --- files ---
 
 
-def npz(train: str, test: str | None = None) -> Dataset:
+def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
     """Images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
 
     train, test: paths; without the second, every fifth example of the first is held out.
+    mean, std:   the normalisation of the model's input, one value for all channels or one for each.
     """
     values, labels, names = _read_npz(Path(train))
     classes = names or tuple(map(str, range(int(labels.max()) + 1)))
-    spec = DataSpec(shape=values.shape[1:], num_classes=max(len(classes), 2))
+    spec = DataSpec(shape=values.shape[1:], num_classes=max(len(classes), 2), mean=tuple(mean), std=tuple(std))
     name = f"npz:{train}"
     if test is None:
         return _every_fifth_held_out(name, spec, classes, values, labels)
@@ -198,6 +200,8 @@ def _read_npz(path: Path) -> tuple[Array, Array, tuple[str, ...]]:
         images = images[..., None]
     if images.ndim != 4 or labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise ValueError(f"{path}: expected images (N, H, W[, C]) and integer labels (N,), got {images.shape} and {labels.shape}")
+    if images.shape[3] not in (1, 3):
+        raise ValueError(f"{path}: images must have 1 or 3 channels, got {images.shape[3]}")
     if labels.min() < 0:
         raise ValueError(f"{path}: labels must not be negative, got {labels.min()}")
     if names and labels.max() >= len(names):
@@ -225,14 +229,14 @@ def load(name: str, **arguments: Any) -> Dataset:
 
     `npz:TRAIN[,TEST]` is short for name `npz` with those two paths.
     """
-    return _load(name, tuple(sorted(arguments.items())))
+    return _load(name, json.dumps(arguments, sort_keys=True))
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, arguments: tuple[tuple[str, Any], ...]) -> Dataset:
+def _load(name: str, arguments: str) -> Dataset:
     name, _, positional = name.partition(":")
     factory = DATASETS[name]
-    return factory(**bind(name, factory, *filter(None, positional.split(",")), given=dict(arguments)))
+    return factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
 
 
 def described(dataset: Dataset, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from defenses.spec import DefenseSpec
 from fedsim.wire.observation import Training
 
+EITHER = {"steps": "epochs", "epochs": "steps"}
+"""Keys of which one rules out the other: overriding one takes the other away."""
+
 
 class ExperimentError(ValueError):
     """A configuration that cannot be run; the message names file and key."""
@@ -100,6 +103,13 @@ class Experiment(_Frozen):
         DefenseSpec.parse(self.defense)
         return self
 
+    @model_validator(mode="after")
+    def _records_something(self) -> "Experiment":
+        wanted = parse_rounds(self.record.rounds)
+        if wanted is not None and min(wanted) > self.rounds:
+            raise ValueError(f"record.rounds = {self.record.rounds!r} has none of the {self.rounds} rounds")
+        return self
+
     def to_toml(self) -> str:
         """As a file that `read` reads back to an equal experiment."""
         tables = {
@@ -148,4 +158,6 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {"name": inner}
         raw = raw[table]
+    if last in EITHER and value != raw.get(last):
+        raw.pop(EITHER[last], None)
     raw[last] = value

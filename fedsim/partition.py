@@ -44,5 +44,5 @@ def split(labels: Indices, clients: int, *, seed: int, name: str, **arguments: A
         raise ValueError(f"clients.count is {clients}, and there are only {len(labels)} training examples")
     factory = PARTITIONS[name]
     rng = np.random.default_rng([seed, 0x5917])
-    bound = bind(f"partition {name}", factory, labels, clients, rng, given=arguments)
+    bound = bind(f"partition {name}", factory, labels, clients, rng, given=arguments, hidden=3)
     return factory(**bound)

@@ -68,6 +68,11 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
         ("attacker replay {run} --attack cpl --oracle images", 2, "unknown oracle 'images'"),
         ("attacker replay {run} --attack cpl --rounds 5-9", 2, "no complete observation"),
         ("attacker replay {run} --attack cpl --device cuda:99", 2, "cuda:99"),
+        ("attacker replay {run} --attack cpl --set steps=abc", 2, "cpl: steps must be a whole number above 0, got 'abc'"),
+        ("attacker replay {run} --attack cpl --set restarts=0", 2, "restarts must be a whole number above 0, got 0"),
+        ("attacker replay {run} --attack cpl --set tolerance=nan", 2, "tolerance must be a number that is not negative"),
+        ("attacker replay {run} --attack cpl --set knows_defense=maybe", 2, "knows_defense must be true or false"),
+        ("attacker replay {run} --attack cpl --set init=insider --set auxiliary=no.npz", 2, "no.npz does not exist"),
         ("attacker replay {run} --attack idlg", 1, "no case could be attacked"),
     ],
 )

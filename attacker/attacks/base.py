@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -37,7 +37,7 @@ class Need(Enum):
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     SINGLE_EXAMPLE = "its label rule holds for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
-    BIAS_IN_HEAD = "its label rule needs a bias in the last linear layer"
+    IMAGES = "its prior is one of images, and these data are rows"
 
     def met_by(self, case: Case) -> bool:
         """Whether `case` gives what is needed."""
@@ -48,11 +48,10 @@ class Need(Enum):
             return bool(first.num_examples)
         if self is Need.SINGLE_EXAMPLE:
             return first.num_examples == 1
-        try:
-            _, bias = models.head(models.build(first.model, first.data))
-        except ValueError:
-            return False
-        return self is Need.LINEAR_HEAD or bias is not None
+        if self is Need.IMAGES:
+            return first.data.is_image
+        model = models.build(first.model, first.data)
+        return any(isinstance(module, nn.Linear) for module in model.modules())
 
 
 Progress = Callable[[int, int, str], None]
@@ -76,7 +75,7 @@ def unmet(attack: Attack, case: Case) -> list[str]:
     return [need.value for need in sorted(attack.needs, key=lambda need: need.name) if not need.met_by(case)]
 
 
-def generator_for(rng: Generator, case: Case, restart: int) -> Generator:
-    """The randomness of one restart of one case."""
-    digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{restart}".encode()).digest()
+def generator_for(rng: Generator, case: Case, purpose: str) -> Generator:
+    """The randomness of one case for one purpose: neither its neighbours nor its other draws change it."""
+    digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

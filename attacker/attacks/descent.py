@@ -44,13 +44,13 @@ class Problems:
 
 @dataclass
 class Found:
-    """For each problem: its best latent, the loss there, the loss once a period, periods used."""
+    """For each problem: its best latent, the loss there, the loss once a period, periods used, whether Ctrl-C cut it off."""
 
     z: list[Tensor]
     loss: list[float]
     history: list[Tensor]
     iterations: list[int]
-    interrupted: bool = False
+    interrupted: list[bool]
 
 
 @dataclass
@@ -89,7 +89,7 @@ def descend(
     count = len(z)
     infinite = torch.full((count,), float("inf"), device=z.device)
     active = _Active(ids=torch.arange(count, device=z.device), z=z, best_z=z.clone(), best=infinite, enough=problems.enough)
-    found = Found([z[i] for i in range(count)], [float("inf")] * count, [torch.empty(0)] * count, [0] * count)
+    found = Found([z[i] for i in range(count)], [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
     per_problem = dict(problems.per_problem)
     stepper = optimiser.start()
     try:
@@ -112,7 +112,8 @@ def descend(
             if progress is not None:
                 progress(iteration, steps, f"{len(active.ids)} of {count} left, loss {float(active.best.median()):.3g}")
     except KeyboardInterrupt:
-        found.interrupted = True
+        for i in active.ids.tolist():
+            found.interrupted[i] = True
         _put_down(active, torch.ones_like(active.best, dtype=torch.bool), found, len(active.history))
     return found
 

@@ -60,6 +60,8 @@ def insider(path: str) -> Init:
 
     path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
     """
+    if not Path(path).exists():
+        raise ValueError(f"auxiliary file {path} does not exist")
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         with np.load(Path(path), allow_pickle=False) as archive:

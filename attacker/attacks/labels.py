@@ -41,6 +41,8 @@ def from_bias(evidence: Evidence) -> Tensor:
     if evidence.examples == 1:
         return bias.argmin().reshape(1)
     counts = (evidence.examples * (evidence.guess - bias)).clamp(min=0)
+    if not torch.isfinite(counts).all() or counts.sum() <= 0:  # noise has the last word
+        counts = evidence.guess
     counts = counts * (evidence.examples / counts.sum())
     whole = counts.floor().long()
     remaining = int(evidence.examples - whole.sum())
@@ -56,6 +58,8 @@ def from_rows(evidence: Evidence) -> Tensor:
     rows = evidence.gradient[evidence.weight]
     if evidence.examples == 1:
         return rows.sum(dim=1).argmin().reshape(1)
+    if evidence.examples > len(rows):
+        raise ValueError(f"{evidence.examples} examples cannot have distinct labels among {len(rows)} classes")
     return rows.amin(dim=1).topk(evidence.examples, largest=False).indices.sort().values
 
 

@@ -33,7 +33,7 @@ from fedsim.wire.observation import Observation
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMatching:
-    """An attack put together from its parts.
+    """An attack put together from its parts. Steps of the search are steps in pixels, whatever the normalisation.
 
     objective: distance between gradients. prior: belief about x. init: where the search starts.
     labels:    how labels are read off the gradient; None: they are searched for with the images, as soft labels (DLG).
@@ -89,12 +89,13 @@ class _Batch:
         assert first.num_examples is not None
         self.data, self.training, self.count = first.data, first.training, first.num_examples
         self.sizes = first.training.batch_sizes(self.count) or (self.count,)
+        self.steps = first.training.steps or len(self.sizes)
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.channel = first.defenses.channel() if attack.knows_defense else transparent
         self.model: nn.Module = models.build(first.model, first.data).to(attack.device)
         self.model.train(first.training.mode == "train")
         self.best = [_Best() for _ in cases]
-        self.interrupted = False
+        self.interrupted: set[int] = set()
         self._observe([case.observations[0] for case in cases])
         self._thresholds()
 
@@ -106,7 +107,7 @@ class _Batch:
         self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
         self.per_case = weights
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
-        gradients = [as_gradient(u, w, self.training, len(self.sizes)) for u, w in zip(updates, weights, strict=True)]
+        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
         self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
 
     def _thresholds(self) -> None:
@@ -120,7 +121,7 @@ class _Batch:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return
         coordinates = sum(g[0].numel() for g in self.observed.values())
-        noise = coordinates * (self.channel.noise_std / total_step(self.training, len(self.sizes))) ** 2
+        noise = coordinates * (self.channel.noise_std / total_step(self.training, self.steps)) ** 2
         least = max(stop.tolerance, noise if objective.squares else 0.0)
         self.enough = (stop.precision * worst).clamp(min=least)
         self.stuck = (stop.stuck * worst).clamp(min=least)
@@ -129,7 +130,7 @@ class _Batch:
         started = perf_counter()
         for restart in range(self.attack.restarts):
             pending = [i for i, best in enumerate(self.best) if restart == 0 or best.loss > self.stuck[i]]
-            if pending and not self.interrupted:
+            if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
         seconds = (perf_counter() - started) / len(self.cases)
         return [self._reconstruction(i, seconds) for i in range(len(self.cases))]
@@ -137,8 +138,8 @@ class _Batch:
     def _search(self, pending: list[int], restart: int) -> None:
         """One start for each pending case."""
         attack = self.attack
-        rngs = [generator_for(self.rng, self.cases[i], restart) for i in pending]
-        labels = torch.stack([self._labels(i, g) for i, g in zip(pending, rngs, strict=True)])
+        rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
+        labels = torch.stack([self._labels(i, generator_for(self.rng, self.cases[i], f"labels {restart}")) for i in pending])
         starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         z = torch.stack(starts).flatten(1).to(attack.device)
         if self.joint:
@@ -158,9 +159,10 @@ class _Batch:
             enough=self.enough[rows] * gain,
         )
         found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
-        self.interrupted = found.interrupted
         for row, i in enumerate(pending):
             best = self.best[i]
+            if found.interrupted[row]:
+                self.interrupted.add(i)
             best.iterations += found.iterations[row]
             best.evaluations += found.iterations[row] * attack.optimiser.period
             best.restarts += 1
@@ -178,13 +180,14 @@ class _Batch:
     def _loss(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
         x, y = self._decode(z, problem["labels"])
         weights = problem.get("weights", self.weights)
-        loss = self.attack.prior(self.data.normalise(x))
+        loss = torch.zeros_like(z[0])
         if self.attack.sees_gradient:
-            loss = loss + problem["gain"] * self.attack.objective.distance(self._simulate(weights, x, y), problem["observed"])
+            loss = loss + self.attack.objective.distance(self._simulate(weights, x, y), problem["observed"])
         if self.attack.agreement:
             probabilities = functional_call(self.model, dict(weights), (self.data.normalise(x),)).softmax(dim=1)
             loss = loss + self.attack.agreement * (probabilities - _one_hot(y, self.data.num_classes)).square().sum()
-        return loss
+        weighed: Tensor = problem["gain"] * loss
+        return weighed + self.attack.prior(self.data.normalise(x))
 
     def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
         """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small."""
@@ -193,10 +196,12 @@ class _Batch:
         x, y = self._decode(z, problem["labels"])
         weights = problem.get("weights", self.weights)
         before = gradient_of(self.model, self.data)(weights, x, y)
-        return squared_norm(before) / squared_norm(self._through(before, weights))
+        least = torch.finfo(z.dtype).tiny
+        gain: Tensor = (squared_norm(before) + least) / (squared_norm(self._through(before, weights)) + least)
+        return gain
 
     def _through(self, gradient: Gradient, weights: Gradient) -> Gradient:
-        return through(self.channel, gradient, weights, self.training, len(self.sizes))
+        return through(self.channel, gradient, weights, self.training, self.steps)
 
     def _simulate(self, weights: Gradient, x: Tensor, y: Tensor) -> Gradient:
         gradient = gradient_of(self.model, self.data)(weights, x, y)
@@ -254,7 +259,7 @@ class _Batch:
             attack=self.attack.name,
             oracles=self.attack.oracles + (("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()),
             seed=self.rng.initial_seed(),
-            interrupted=self.interrupted,
+            interrupted=i in self.interrupted,
         )
 
     def _confidence(self, i: int, x: Tensor, y: Tensor) -> float:
@@ -264,7 +269,8 @@ class _Batch:
         observed = {name: g[i] for name, g in self.observed.items()}
         objective = self.attack.objective
         distance = objective.distance(self._simulate(self.per_case[i], x, y), observed)
-        return float((1 - distance / objective.worst(observed)).clamp(0, 1))
+        share = 1 - distance / objective.worst(observed).clamp(min=torch.finfo(distance.dtype).tiny)
+        return float(share.nan_to_num(nan=0.0).clamp(0, 1))
 
 
 def _one_hot(y: Tensor, num_classes: int) -> Tensor:

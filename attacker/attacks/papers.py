@@ -12,6 +12,7 @@ from attacker.attacks.optimisers import LBFGS, Adam
 from attacker.attacks.priors import flat, total_variation
 
 PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
+"""Where the papers go on to a fixed number of iterations: ten without a twentieth less loss are the end of a search."""
 
 
 def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
@@ -77,7 +78,10 @@ def inverting_gradients(
     signed: bool = True,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4)."""
+    """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
+
+    learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
+    """
     return GradientMatching(
         name="inverting_gradients",
         objective=cosine,
@@ -90,7 +94,7 @@ def inverting_gradients(
         restarts=restarts,
         boxed=True,
         knows_defense=knows_defense,
-        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}),
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}),
     )
 
 

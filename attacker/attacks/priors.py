@@ -14,7 +14,10 @@ def flat(x: Tensor) -> Tensor:
 
 
 def total_variation(weight: float) -> Prior:
-    """`weight` times the mean absolute difference of neighbours, down plus across (Geiping et al. 2020, as in their code)."""
+    """`weight` times the mean absolute difference of neighbours, down plus across (Geiping et al. 2020, as in their code).
+
+    For images (N, C, H, W) of at least 2x2 pixels.
+    """
 
     def prior(x: Tensor) -> Tensor:
         down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()

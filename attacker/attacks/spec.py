@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import signature
+from math import isfinite
 from typing import Any
 
 from attacker.attacks.base import Attack
@@ -30,6 +32,10 @@ class AttackSpec:
 
     def __post_init__(self) -> None:
         bind(self.name, ATTACKS[self.name], given=self.arguments)
+        parameters = signature(ATTACKS[self.name]).parameters
+        for key, value in self.arguments.items():
+            _check(f"{self.name}: {key}", value, parameters[key].default)
+        ATTACKS[self.name](**self.arguments)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(self.arguments.items()))
@@ -43,3 +49,18 @@ class AttackSpec:
         """The attack itself."""
         attack = replace(ATTACKS[self.name](**self.arguments), device=device)
         return without_gradient(attack) if self.null else attack
+
+
+def _check(what: str, value: Any, default: Any) -> None:
+    """Raises ValueError where a value is not of the kind of the default: counts are positive, weights not negative."""
+    if isinstance(default, bool):
+        good, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a whole number above 0"
+    elif isinstance(default, float):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+        wanted = "a number that is not negative"
+    else:
+        good, wanted = isinstance(value, type(default)), "a word"
+    if not good:
+        raise ValueError(f"{what} must be {wanted}, got {value!r}")

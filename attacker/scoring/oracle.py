@@ -7,6 +7,10 @@ from fedsim.wire.recording import Row
 
 
 def true_labels(scorer: Scorer, row: Row) -> Tensor:
-    """The labels of the examples that a client used, ascending: the multiset, not which image has which."""
-    _, _, labels = scorer.originals(row.round, row.attempt, row.client)
+    """The labels of the examples behind an update, ascending: the multiset, not which image has which.
+
+    Of several epochs, those of the first: `num_examples` counts each example once an epoch.
+    """
+    indices = [index for _, _, index in scorer.used(row.round, row.attempt, row.client).examples]
+    _, labels = scorer.data.train[indices[: row.num_examples]]
     return labels.sort().values

@@ -1,6 +1,7 @@
 """Where truth meets reconstruction, and nowhere else: one row for each true example."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign
 from attacker.scoring.metrics import mse, psnr, ssim, succeeded
 from fedsim import datasets
-from fedsim.truth import TruthReader
-from fedsim.wire.files import make_private, read_json_lines, write_bytes, write_json
+from fedsim.truth import TruthReader, Used
+from fedsim.wire.files import make_private, read_json_lines, write_bytes
 
 NO_LPIPS = "not computed: no backbone weights were given"
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
@@ -38,8 +39,9 @@ class Scorer:
         described = self.readers[0].dataset
         name, arguments = data or (described["name"], described["arguments"])
         self.data = datasets.load(name, **arguments)
-        if self.data.content_hash() != described["content_hash"]:
-            raise ValueError(f"data set {name} is not the one that {truth[0]} refers to: its content differs")
+        for reader in self.readers:
+            if self.data.content_hash() != reader.dataset["content_hash"]:
+                raise ValueError(f"data set {name} is not the one that {reader.folder} refers to: its content differs")
 
     def score(self, folder: Path) -> list[Row]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`."""
@@ -52,17 +54,20 @@ class Scorer:
         return rows
 
     def originals(self, round: int, attempt: int, client: str) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
-        """(batch, position, index) of each example that a client used in a round, and x and y of them."""
+        """(batch, position, index) of each example that a client used in a round, at its first use, and x and y of them."""
+        seen: dict[int, tuple[int, int, int]] = {}
+        for batch, position, index in self.used(round, attempt, client).examples:
+            seen.setdefault(index, (batch, position, index))
+        examples = list(seen.values())
+        return examples, *self.data.train[[index for _, _, index in examples]]
+
+    def used(self, round: int, attempt: int, client: str) -> Used:
+        """What a client used in a round. Raises ValueError where no folder of truth says."""
         for reader in self.readers:
             try:
-                used = reader.used(round, attempt, client)
+                return reader.used(round, attempt, client)
             except KeyError:
                 continue
-            seen: dict[int, tuple[int, int, int]] = {}
-            for batch, position, index in used.examples:
-                seen.setdefault(index, (batch, position, index))
-            examples = list(seen.values())
-            return examples, *self.data.train[[index for _, _, index in examples]]
         raise ValueError(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
@@ -88,6 +93,7 @@ class Scorer:
                 yield {**common, **self._place(example, label), **dict.fromkeys(EFFORT), **_failure(reason)}
             return
         x = found.x.nan_to_num().clamp(0, 1)
+        read = labels_read(labels.tolist(), found.y.tolist())
         effort = {name: getattr(found, name) for name in EFFORT}
         for i, candidate in enumerate(assign(x, truth)):
             place = self._place(examples[i], int(labels[i]))
@@ -102,8 +108,8 @@ class Scorer:
                 **self._measure(x[candidate, None], found.x[candidate, None], truth[i, None]),
                 "label_recovered": recovered,
                 "label_recovered_name": self._class(recovered),
-                "label_success": recovered == int(labels[i]),
-                "confidence": float(found.confidence[candidate]),
+                "label_success": read[i],
+                "confidence": float(found.confidence[candidate].nan_to_num()),
                 "pair": self._write_pair(pairs / f"{case['key']}-{place['batch']}-{place['position']}", truth[i], x[candidate]),
             }
 
@@ -136,12 +142,25 @@ class Scorer:
             pixels = (torch.cat([truth, x], dim=2) * 255).round().to(torch.uint8).numpy()
             image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
             image.save(path)
-            path.chmod(0o600)
         else:
             path = path.with_name(path.name + ".json")
             columns = [column.name for column in self.data.spec.columns]
-            write_json(path, {"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()})
+            path.write_text(json.dumps({"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}))
+        path.chmod(0o600)
         return str(path.relative_to(self.run))
+
+
+def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:
+    """For each true label, whether it is among the recovered ones, each of which counts once.
+
+    A gradient does not say which image has which label: the multiset is what leaks.
+    """
+    left = Counter(recovered)
+    read = []
+    for label in true:
+        read.append(left[label] > 0)
+        left[label] -= 1
+    return read
 
 
 def _read(folder: Path, key: str) -> tuple[Reconstruction | None, str]:

@@ -7,6 +7,9 @@ from math import sqrt
 import numpy as np
 from scipy.stats import bootstrap, norm
 
+MANY = 1000
+"""Beyond so many values the bootstrap costs much and adds nothing."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -18,8 +21,8 @@ class Estimate:
     count: int
 
 
-def rate(successes: int, count: int, *, level: float = 0.95) -> Estimate:
-    """A share, with Wilson's interval, which is honest at 0 and 1 (Wilson 1927)."""
+def rate(successes: float, count: int, *, level: float = 0.95) -> Estimate:
+    """A share, with Wilson's interval, which is honest at 0 and 1 (Wilson 1927). An example attacked often may count in part."""
     if not count:
         raise ValueError("a rate over no examples")
     z = norm.ppf(0.5 + level / 2)
@@ -32,13 +35,19 @@ def rate(successes: int, count: int, *, level: float = 0.95) -> Estimate:
 
 
 def mean(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Estimate:
-    """A mean, with the bootstrap's bias-corrected interval; the interval is the value itself where all values are equal."""
+    """A mean, with the bootstrap's bias-corrected interval; of more than a thousand values, the normal one.
+
+    The interval spans the values themselves where there are one or two of them, or all are equal.
+    """
     if not values:
         raise ValueError("a mean over no examples")
     array = np.asarray(values, dtype=float)
     value = float(array.mean())
     if len(array) < 3 or np.ptp(array) < 1e-12 * max(1.0, abs(value)):
         return Estimate(value, float(array.min()), float(array.max()), len(array))
+    if len(array) > MANY:
+        half = float(norm.ppf(0.5 + level / 2) * array.std(ddof=1) / sqrt(len(array)))
+        return Estimate(value, value - half, value + half, len(array))
     interval = bootstrap(
         (array,), np.mean, confidence_level=level, n_resamples=2000, method="BCa", rng=np.random.default_rng(seed)
     ).confidence_interval

@@ -15,6 +15,8 @@ Row = dict[str, Any]
 class Summary:
     """The scores of one attack on one run, beside those of the same attack without a gradient.
 
+    examples: rows, one for each example and case. The estimates count each distinct example once, by the mean of its rows:
+    the same image attacked in five rounds is no five independent images.
     psnr, ssim, mse: over the examples that have one; None where none has.
     """
 
@@ -51,12 +53,19 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     """One summary for each attack, nulls beside the attacks that they belong to."""
     ordered = sorted(rows, key=lambda row: (row["run"], row["source"]))
     groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row["run"], row["source"]))]
-    nulls = {(group[0]["run"], _plain(group[0]), group[0]["seed"]): _summary(group) for group in groups if group[0]["null"]}
+    nulls = {(group[0]["run"], _plain(group[0]), group[0]["seed"]): group for group in groups if group[0]["null"]}
     return [
-        _summary(group, nulls.get((group[0]["run"], _plain(group[0]), group[0]["seed"])))
+        _beside(group, nulls.get((group[0]["run"], _plain(group[0]), group[0]["seed"]), []))
         for group in groups
         if not group[0]["null"]
     ]
+
+
+def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
+    """A summary beside that of its null on the same cases."""
+    cases = {row["case"] for row in rows}
+    same = [row for row in null if row["case"] in cases]
+    return _summary(rows, _summary(same) if same else None)
 
 
 def _plain(row: Row) -> str:
@@ -66,17 +75,27 @@ def _plain(row: Row) -> str:
 def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
     first = rows[0]
 
+    def means(key: str) -> list[float]:
+        by_example: dict[int, list[float]] = {}
+        for row in rows:
+            if row[key] is not None:
+                by_example.setdefault(row["index"], []).append(row[key])
+        return [sum(values) / len(values) for values in by_example.values()]
+
     def estimate(key: str) -> Estimate | None:
-        values = [row[key] for row in rows if row[key] is not None]
-        return mean(values) if values else None
+        return mean(values) if (values := means(key)) else None
+
+    def share(key: str) -> Estimate:
+        values = means(key)
+        return rate(sum(values), len(values))
 
     efforts = [row for row in rows if row.get("iterations") is not None]
     return Summary(
         **{key: first[key] for key in ("run", "source", "attack", "spec", "knows_defense", "defense")},
         oracles=tuple(first["oracles"]),
         examples=len(rows),
-        success=rate(sum(row["success"] for row in rows), len(rows)),
-        label_success=rate(sum(row["label_success"] for row in rows), len(rows)),
+        success=share("success"),
+        label_success=share("label_success"),
         psnr=estimate("psnr"),
         ssim=estimate("ssim"),
         mse=estimate("mse"),

@@ -108,7 +108,8 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
     content = RecordDict(
         {
             records.UPDATE: records.to_arrays(trained.update),
-            records.METRICS: MetricRecord({records.NUM_EXAMPLES: sum(map(len, used)) // epochs, "train_loss": trained.loss}),
+            # no training loss: at batch 1 it says p_y in clear, beside whatever a defense did to the update
+            records.METRICS: MetricRecord({records.NUM_EXAMPLES: sum(map(len, used)) // epochs}),
         }
     )
     context.state["cursor"] = ConfigRecord({"epoch": cursor.epoch, "position": cursor.position})

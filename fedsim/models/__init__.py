@@ -25,7 +25,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     """The model with its own initial weights, drawn from `seed`; the global generator is left as it was."""
     factory = MODELS[spec.name]
-    arguments = bind(spec.name, factory, data.shape, data.num_classes, given=spec.arguments)
+    arguments = bind(spec.name, factory, data.shape, data.num_classes, given=spec.arguments, hidden=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = factory(**arguments)

@@ -12,9 +12,9 @@ from torch import Tensor, contiguous_format
 
 
 def make_private(folder: Path) -> Path:
-    """Create `folder`, closed to everyone but its owner."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    """Create `folder`, closed to everyone but its owner; one that is there already stays as its owner wants it."""
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 

@@ -54,6 +54,13 @@ class Recording:
         self.manifest = Manifest.read(self.folder / "manifest.json")
         self._weights = lru_cache(maxsize=2)(self._read_weights)
 
+    def fingerprint(self) -> str:
+        """Tells this recording from others: a digest of its manifest and of the first weights that were sent."""
+        with closing(self._connect()) as index:
+            first = index.execute("SELECT sha256 FROM rounds ORDER BY round LIMIT 1").fetchone()
+        content = (self.folder / "manifest.json").read_text() + (first["sha256"] if first else "")
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def rows(self, *, rounds: set[int] | None = None, clients: set[str] | None = None) -> list[Row]:
         """The index in order of round and client, of `rounds` and `clients` only where given."""
         try:

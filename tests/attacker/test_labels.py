@@ -61,3 +61,18 @@ def test_counts_of_a_batch_with_duplicates_on_an_untrained_network(seed: int) ->
 def test_distinct_labels_of_a_batch_by_rows() -> None:
     y = torch.tensor([0, 3, 8])
     assert torch.equal(from_rows(evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(3, 12), y)), y)
+
+
+def test_noise_that_drowns_the_bias_leaves_labels_all_the_same() -> None:
+    evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(4, 12), torch.tensor([0, 1, 2, 3]))
+    for value in (100.0, torch.nan, torch.inf):
+        drowned = {**evidence.gradient, "2.bias": torch.full((10,), value)}
+        labels = from_bias(evidence._replace(gradient=drowned))
+        assert labels.shape == (4,)
+        assert 0 <= labels.min() <= labels.max() < 10
+
+
+def test_more_examples_than_classes_cannot_have_distinct_labels() -> None:
+    evidence = evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(11, 12), torch.arange(11) % 10)
+    with pytest.raises(ValueError, match="11 examples"):
+        from_rows(evidence)

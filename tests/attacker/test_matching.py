@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
+from attacker.attacks.initialisation import start
+from attacker.attacks.matching import _Batch
 from attacker.scoring.metrics import mse
+from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 from fedsim.wire.codec import Payload
 
@@ -156,3 +161,45 @@ def test_needs_are_said_in_words(image_case) -> None:
     assert unmet(idlg(), two) == ["its label rule holds for one example only"]
     unknown = Case((replace(case.observations[0], num_examples=None),))
     assert "reported no number" in unmet(cpl(), unknown)[0]
+
+
+def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None:
+    """A server cannot tell which of the batches was short, but it prescribed how many there were."""
+    data = DataSpec(shape=(12,), num_classes=6)
+    x, y = torch.rand(6, 12, generator=seeded(5)), torch.tensor([0, 1, 2, 3, 4, 5])
+    model = ModelSpec(name="mlp", arguments={"hidden": [16]})
+    observation = observe((x[:4], y[:4]), (x[4:], y[4:]), model=model, data=data, learning_rate=1e-4)
+    assert observation.training.batch_sizes(6) is None
+    batch = _Batch(cpl(), [Case((observation,))], seeded(), None)
+    weights = {name: w.clone().requires_grad_() for name, w in observation.weights.items()}
+    network = models.build(model, data)
+    losses = [cross_entropy(functional_call(network, weights, (part,)), own) for part, own in ((x[:4], y[:4]), (x[4:], y[4:]))]
+    expected = torch.autograd.grad(sum(losses) / 2, list(weights.values()))
+    for (name, _), gradient in zip(weights.items(), expected, strict=True):
+        torch.testing.assert_close(batch.observed[name][0], gradient, rtol=1e-2, atol=1e-3)
+
+
+def test_the_null_starts_where_the_attack_starts(image_case) -> None:
+    case, _, _ = image_case(1)
+    starts = []
+
+    def watched(data, labels, rng):
+        starts.append(start("patterned")(data, labels, rng))
+        return starts[-1]
+
+    attack = replace(cpl(steps=1), init=watched)
+    attack([case], rng=seeded()), without_gradient(attack)([case], rng=seeded())
+    assert torch.equal(starts[0], starts[1])
+
+
+def test_an_attack_with_an_image_prior_says_so_of_rows(observe) -> None:
+    data = DataSpec(shape=(12,), num_classes=6)
+    rows = observe((torch.rand(1, 12), torch.tensor([1])), model=ModelSpec(name="mlp"), data=data)
+    assert unmet(inverting_gradients(), Case((rows,))) == ["its prior is one of images, and these data are rows"]
+
+
+def test_an_update_of_zeros_has_an_answer_without_confidence(image_case) -> None:
+    case, _, _ = image_case(0)
+    zeros = {name: torch.zeros_like(t) for name, t in case.observations[0].payload.tensors.items()}
+    (found,) = cpl(steps=2)([Case((replace(case.observations[0], payload=Payload(tensors=zeros)),))], rng=seeded())
+    assert found.confidence.item() == 0

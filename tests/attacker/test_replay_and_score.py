@@ -80,7 +80,8 @@ def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
 
 
 def test_chunks_do_not_change_what_comes_out(run: Path) -> None:
-    whole, parts = replay(run, seed=1, chunk=6), replay(run, seed=1, chunk=2)
+    one = {"steps": 5, "tv": 0.0}  # signs of Adam: rounding hardly grows
+    whole, parts = (replay(run, "inverting_gradients", arguments=one, seed=1, chunk=chunk) for chunk in (6, 2))
     whole.run()
     before = {path.name: Reconstruction.read(path) for path in whole.folder.glob("*.safetensors")}
     for path in whole.folder.glob("*.safetensors"):
@@ -115,6 +116,12 @@ def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: 
     kept = [Reconstruction.read(path) for path in replay(run).folder.glob("*.safetensors")]
     assert len(kept) == 3
     assert all(reconstruction.interrupted for reconstruction in kept)
+    loss = {reconstruction.case: float(reconstruction.loss[-1]) for reconstruction in kept}
+    calls[:] = [1] * 28
+    with pytest.raises(KeyboardInterrupt):
+        replay(run, chunk=3).run()
+    for path in replay(run).folder.glob("*.safetensors"):
+        assert float(Reconstruction.read(path).loss[-1]) <= loss[Reconstruction.read(path).case]
     again = replay(run, chunk=3).run()
     assert (again.done, again.skipped) == (6, 0)
 
@@ -206,3 +213,69 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
     assert {(row["psnr"], row["ssim"]) for row in rows} == {(None, None)}
     pair = json.loads((run / rows[0]["pair"]).read_text())
     assert len(pair["columns"]) == len(pair["original"]) == len(pair["reconstruction"]) == 30
+
+
+def test_one_bad_case_does_not_take_its_neighbours_along(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacker.attacks import matching
+
+    rows = Recording(run / "recording").rows()
+    labels = matching._Batch._labels
+
+    def fails_for_one(self, i, rng):
+        if self.cases[i].key == rows[1].key:
+            raise RuntimeError("this one is bad")
+        return labels(self, i, rng)
+
+    monkeypatch.setattr(matching._Batch, "_labels", fails_for_one)
+    done = replay(run).run()
+    assert done.done == 5
+    assert done.failed == {rows[1].key: "RuntimeError: this one is bad"}
+
+
+def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(run: Path) -> None:
+    done = replay(run, "inverting_gradients", arguments={"steps": 2, "tv": 1e300}).run()
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert len(rows) == 12
+    assert set(done.failed.values()) <= {"the search ran away: its loss is not a number"}
+    assert not any(row["success"] for row in rows)
+
+
+def test_recordings_that_share_a_folder_of_reconstructions_do_not_mix(run: Path, tmp_path: Path) -> None:
+    other = federate(tmp_path / "other", seed=5)
+    first = replay(run)
+    second = Replay(recording=Recording(other / "recording"), spec=first.spec, out=first.out)
+    assert first.folder != second.folder
+    first.run()
+    assert second.run().done == 6
+
+
+def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: Path) -> None:
+    training = {"learning_rate": 0.1, "batch_size": 100, "steps": 7}
+    run = federate(tmp_path / "again", training=training, rounds=1)
+    scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").rows()
+    assert len(scorer.originals(1, 1, row.client)[0]) < row.num_examples
+    assert len(true_labels(scorer, row)) == row.num_examples
+
+
+def test_labels_are_read_as_a_multiset() -> None:
+    from attacker.scoring.score import labels_read
+
+    assert labels_read([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
+    assert labels_read([1, 1, 2], [1, 2, 2]) == [True, False, True]
+    assert labels_read([4], []) == [False]
+
+
+def test_an_example_that_is_attacked_in_many_rounds_is_one_example(run: Path) -> None:
+    rows = Scorer(run, [run / "truth"]).score(replay(run).run().folder)
+    again = [{**row, "case": f"again-{row['case']}"} for row in rows]
+    (once,), (twice,) = summarise(rows), summarise([*rows, *again])
+    assert twice.examples == 2 * once.examples
+    assert (twice.success.low, twice.success.high, twice.mse) == (once.success.low, once.success.high, once.mse)
+
+
+def test_a_null_is_compared_on_the_same_cases(run: Path) -> None:
+    scorer = Scorer(run, [run / "truth"])
+    rows = scorer.score(replay(run, rounds=frozenset({1})).run().folder) + scorer.score(replay(run, null=True).run().folder)
+    (summary,) = summarise(rows)
+    assert summary.null is not None
+    assert summary.examples == summary.null.examples == 6
