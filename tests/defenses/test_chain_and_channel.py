@@ -1,0 +1,149 @@
+"""Chains run from left to right and keep each defense's state apart; channels follow them."""
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from defenses import Channel, Defense, DefenseSpec, State, Update, chain, clip, gaussian, stateless
+from defenses.channel import clip as clip_channel
+from defenses.channel import compose, transparent
+from defenses.channel import gaussian as gaussian_channel
+
+
+def rng(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def counting(start: float) -> Defense:
+    """Adds to each tensor how often it was called before, from `start`: a defense that remembers."""
+
+    def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
+        return {name: t + state["calls"] for name, t in update.items()}, {"calls": state["calls"] + 1}
+
+    return Defense(init=lambda template: {"calls": torch.tensor(start)}, apply=apply)
+
+
+def holding_back() -> Defense:
+    """Sends what it was given in the round before: its state has the update's own names."""
+    return Defense(
+        init=lambda template: {name: torch.zeros_like(t) for name, t in template.items()},
+        apply=lambda update, state, rng: (dict(state), dict(update)),
+    )
+
+
+def scaled(factor: float) -> Defense:
+    return stateless(lambda update, rng: {name: t * factor for name, t in update.items()})
+
+
+def shifted(by: float) -> Defense:
+    return stateless(lambda update, rng: {name: t + by for name, t in update.items()})
+
+
+def run(defense: Defense, *rounds: float) -> list[float]:
+    """What is sent, round by round, of an update of one number."""
+    state, sent = defense.init({"w": torch.tensor(0.0)}), []
+    for value in rounds:
+        update, state = defense.apply({"w": torch.tensor(float(value))}, state, rng())
+        assert list(update) == ["w"]
+        sent.append(update["w"].item())
+    return sent
+
+
+def test_a_chain_runs_from_left_to_right() -> None:
+    assert run(chain(scaled(10), shifted(1)), 2.0) == [21]
+    assert run(chain(shifted(1), scaled(10)), 2.0) == [30]
+
+
+def test_clipping_then_noise_is_not_noise_then_clipping() -> None:
+    update = {"w": torch.full((100,), 1.0)}
+    clipped_last, _ = chain(gaussian(1), clip(1)).apply(update, {}, rng())
+    noisy_last, _ = chain(clip(1), gaussian(1)).apply(update, {}, rng())
+    assert clipped_last["w"].norm().item() == pytest.approx(1)
+    assert noisy_last["w"].norm().item() > 5
+    by_hand = update["w"] / 10 + torch.randn(100, generator=rng())
+    assert torch.allclose(noisy_last["w"], by_hand)
+
+
+def test_two_noises_of_a_chain_draw_from_one_stream() -> None:
+    sent, _ = chain(gaussian(1), gaussian(1)).apply({"w": torch.zeros(50)}, {}, rng(8))
+    stream = rng(8)
+    assert torch.equal(sent["w"], torch.randn(50, generator=stream) + torch.randn(50, generator=stream))
+
+
+def test_state_goes_on_from_round_to_round() -> None:
+    assert run(chain(counting(0)), 5, 5, 5) == [5, 6, 7]
+    assert run(chain(holding_back()), 1, 2, 3) == [0, 1, 2]
+
+
+def test_states_of_one_chain_are_kept_apart() -> None:
+    """Both count under the same key, and a third one uses the update's own names."""
+    chained = chain(counting(0), clip(1e9), holding_back(), counting(100))
+    assert run(chained, 5, 5, 5) == [100, 106, 108]
+    state = chained.init({"w": torch.tensor(0.0)})
+    assert len(state) == 3
+    assert all(isinstance(t, Tensor) for t in state.values())
+
+
+def test_chains_of_chains_are_chains() -> None:
+    nested = chain(counting(0), chain(counting(10), chain(holding_back(), counting(100))))
+    assert run(nested, 1, 1, 1) == run(chain(counting(0), counting(10), holding_back(), counting(100)), 1, 1, 1)
+    assert run(chain(chain(), counting(0)), 1, 1) == [1, 2]
+
+
+def test_a_chain_of_more_than_ten_keeps_its_states_apart() -> None:
+    """A prefix `1/` must not swallow `10/`."""
+    many = chain(*(counting(10.0**i) for i in range(12)))
+    assert run(many, 0)[0] == pytest.approx(111_111_111_111)
+    assert len(many.init({"w": torch.tensor(0.0)})) == 12
+
+
+def test_a_stateless_defense_returns_the_state_that_it_was_given() -> None:
+    _, state = clip(1).apply({"w": torch.ones(2)}, {"kept": torch.tensor(3.0)}, rng())
+    assert state["kept"].item() == 3
+
+
+# --- channels ---
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 10.0])
+def test_the_channel_of_clip_is_clip(length: float) -> None:
+    update = {"a": torch.randn(5, generator=rng(1)) * length, "b": torch.randn((), generator=rng(2)) * length}
+    sent, _ = clip(1.5).apply(update, {}, rng())
+    expected = clip_channel(1.5).expect(update)
+    assert all(torch.equal(sent[name], expected[name]) for name in update)
+    assert clip_channel(1.5).noise_std == 0
+
+
+def test_the_channel_of_clip_has_the_gradient_of_a_projection() -> None:
+    """Beyond the bound, moving along the update changes nothing; inside, the channel is the identity."""
+    far = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda w: clip_channel(1.0).expect({"w": w})["w"], far)
+    unit = far / 5
+    assert torch.allclose(jacobian, (torch.eye(2, dtype=torch.float64) - torch.outer(unit, unit)) / 5)
+    near = far / 100
+    jacobian = torch.autograd.functional.jacobian(lambda w: clip_channel(1.0).expect({"w": w})["w"], near)
+    assert torch.equal(jacobian, torch.eye(2, dtype=torch.float64))
+
+
+def test_the_channel_of_noise_expects_the_update_itself() -> None:
+    update = {"w": torch.ones(3)}
+    assert torch.equal(gaussian_channel(0.3).expect(update)["w"], update["w"])
+    assert gaussian_channel(0.3).noise_std == 0.3
+
+
+def test_noise_adds_up_in_quadrature() -> None:
+    assert compose(gaussian_channel(3), gaussian_channel(4)).noise_std == 5
+    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").channel().noise_std == 5
+
+
+def test_channels_compose_from_left_to_right() -> None:
+    double, increment = Channel(lambda u: {n: 2 * t for n, t in u.items()}), Channel(lambda u: {n: t + 1 for n, t in u.items()})
+    assert compose(double, increment).expect({"w": torch.tensor(3.0)})["w"].item() == 7
+    assert compose(increment, double).expect({"w": torch.tensor(3.0)})["w"].item() == 8
+
+
+def test_no_defense_is_transparent() -> None:
+    update = {"w": torch.ones(3)}
+    for channel in (transparent, compose(), DefenseSpec.parse("").channel()):
+        assert channel.expect(update) is update
+        assert channel.noise_std == 0

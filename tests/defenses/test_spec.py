@@ -1,0 +1,162 @@
+"""Specifications are data: they read back as they print, refuse what they do not know, and run nothing."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from defenses import DEFENSES, DefenseSpec, stateless
+from defenses import registry as registries
+from defenses.channel import transparent
+from defenses.spec import Kind, Step
+
+positive = st.one_of(st.integers(1, 10**6), st.floats(1e-300, 1e300))
+steps = st.one_of(
+    positive.map(lambda value: Step("clip", (("max_norm", value),))),
+    positive.map(lambda value: Step("gaussian", (("std", value),))),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(steps, max_size=4))
+def test_what_is_printed_reads_back_as_the_same_specification(chosen: list[Step]) -> None:
+    spec = DefenseSpec(tuple(chosen))
+    assert DefenseSpec.parse(str(spec)) == spec
+    assert str(DefenseSpec.parse(str(spec))) == str(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("", ""),
+        ("   ", ""),
+        ("clip(4)", "clip(4)"),
+        ("clip(max_norm=4)", "clip(4)"),
+        ("  clip( 4.0 )|gaussian(std = 1e-3) ", "clip(4.0) | gaussian(0.001)"),
+        ("(clip(1) | gaussian(2)) | clip(3)", "clip(1) | gaussian(2) | clip(3)"),
+        ("clip(1) | (gaussian(2) | clip(3))", "clip(1) | gaussian(2) | clip(3)"),
+    ],
+)
+def test_a_specification_prints_in_one_way(text: str, printed: str) -> None:
+    assert str(DefenseSpec.parse(text)) == printed
+
+
+def test_what_is_built_is_what_was_written() -> None:
+    defense = DefenseSpec.parse("clip(2) | gaussian(0)").build()
+    sent, _ = defense.apply({"w": torch.tensor([0.0, 8.0])}, {}, torch.Generator())
+    assert sent["w"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("clop(1)", ["'clop'", "Did you mean 'clip'?", "clip, gaussian"]),
+        ("nothing_like_it(1)", ["'nothing_like_it'", "clip, gaussian"]),
+        ("clip", ["clip", "max_norm"]),
+        ("clip()", ["clip", "max_norm"]),
+        ("clip(1, 2)", ["clip", "too many", "max_norm"]),
+        ("clip(max=1)", ["clip", "max_norm"]),
+        ("clip(1, max=2)", ["'max'", "max_norm"]),
+        ("clip(1, max_norm=2)", ["multiple values", "max_norm"]),
+        ("clip(max_norm=1, max_norm=2)", ["clip"]),
+        ("clip(0)", ["max_norm", "positive", "0"]),
+        ("clip(-1)", ["max_norm", "-1"]),
+        ("clip(1e999)", ["max_norm", "finite", "inf"]),
+        ("gaussian(-0.5)", ["std", "-0.5"]),
+        ("gaussian(1e999)", ["std", "inf"]),
+        ("clip('a')", ["clip('a')", "type"]),
+        ("clip(None)", ["None", "not a number"]),
+        ("clip([1])", ["[1]"]),
+        ("clip({[]})", ["{[]}"]),
+        ("clip(1j)", ["1j"]),
+        ("clip(x)", ["'x'"]),
+        ("clip(1+1)", ["1 + 1"]),
+        ("clip(*[1])", ["*[1]"]),
+        ("clip(**{'max_norm': 1})", ["**"]),
+        ("clip(1) |", ["clip(1) |", "write it as"]),
+        ("| clip(1)", ["| clip(1)"]),
+        ("clip(1) clip(2)", ["write it as"]),
+        ("clip(1), clip(2)", ["expected NAME(ARGUMENTS)"]),
+        ("clip(1) & clip(2)", ["clip(1) & clip(2)"]),
+        ("clip(1) or clip(2)", ["clip(1) or clip(2)"]),
+        ("clip(1); clip(2)", ["write it as"]),
+        ("clip(1).x", ["clip(1).x"]),
+        ("clip(1)(2)", ["clip(1)(2)"]),
+        ("4", ["'4'"]),
+        ("'clip(1)'", ["expected NAME(ARGUMENTS)"]),
+        ("lambda: 1", ["lambda: 1"]),
+        ("clip(" + "9" * 5000 + ")", ["write it as"]),
+        ("(" * 300 + "clip(1)" + ")" * 300, ["write it as"]),
+        ("clip(1)" + " | clip(1)" * 3000, ["write it as"]),
+        ("clip(" + "-" * 3000 + "1)", ["write it as"]),
+    ],
+)
+def test_what_is_no_specification_is_refused_with_what_exists(text: str, words: list[str]) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the words are checked below
+        DefenseSpec.parse(text)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.one_of(st.text(max_size=30), st.text("clipgausn()|,.=1-*{}[]'\" \t\n\\", max_size=30)))
+def test_junk_is_refused_or_reads_back(text: str) -> None:
+    try:
+        spec = DefenseSpec.parse(text)
+    except ValueError:
+        return
+    assert DefenseSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "__import__('pathlib').Path({marker!r}).touch()",
+        "clip(__import__('pathlib').Path({marker!r}).touch())",
+        "clip(max_norm=__import__('pathlib').Path({marker!r}).touch())",
+        "clip(1 if __import__('pathlib').Path({marker!r}).touch() else 2)",
+        "clip([open({marker!r}, 'w') for _ in (1,)])",
+        "clip(f\"{{open({marker!r}, 'w')}}\")",
+        "(lambda: open({marker!r}, 'w'))()",
+        "(x := open({marker!r}, 'w'))",
+        "clip.__globals__['math']",
+        "exec('open({marker}, chr(119))')",
+    ],
+)
+def test_nothing_in_a_specification_is_run(attack: str, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    with pytest.raises(ValueError, match=r"defense"):
+        DefenseSpec.parse(attack.format(marker=str(marker)))
+    assert not marker.exists()
+
+
+def test_defaults_print_by_name_and_positional_arguments_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    def toy(size: int, mode: str = "soft", *, hard: bool = False):
+        return stateless(lambda update, rng: update)
+
+    monkeypatch.setitem(DEFENSES._builtin, "toy", Kind(toy, lambda *_, **__: transparent))
+    spec = DefenseSpec.parse("toy(3, 'it\\'s', hard=True)")
+    assert str(spec) == 'toy(3, mode="it\'s", hard=True)'
+    assert DefenseSpec.parse(str(spec)) == spec
+    assert str(DefenseSpec.parse("toy(hard=True, size=3)")) == "toy(3, hard=True)"
+
+
+# --- the registry ---
+
+
+def test_third_parties_add_names_through_an_entry_point_and_cannot_replace_what_is_built_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [EntryPoint(name, "math:floor", "toys") for name in ("added", "builtin")]
+    monkeypatch.setattr(
+        registries, "entry_points", lambda group, name=None: [e for e in entries if group == "toys" and name in (None, e.name)]
+    )
+    toys = registries.Registry("toys", {"builtin": abs})
+    assert list(toys) == ["added", "builtin"]
+    assert toys["added"](2.5) == 2
+    assert toys["builtin"] is abs
+    with pytest.raises(ValueError, match=r"unknown name 'aded' in toys\. Did you mean 'added'\? Known: added, builtin"):
+        toys["aded"]

@@ -1,0 +1,120 @@
+"""Small federations, and observations as a server would write them down."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from defenses import DefenseSpec
+from fedsim.wire import DataSpec, Manifest, ModelSpec, Recorder, Reply, Training
+from fedsim.wire.codec import encode
+
+TINY: dict[str, Any] = {
+    "seed": 3,
+    "rounds": 2,
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": "digits",
+    "clients": {"count": 3},
+    "training": {"learning_rate": 0.5, "batch_size": 4, "steps": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _global_state_is_put_back() -> Iterator[None]:
+    """A client sets the number of threads, and Flower draws clients from the global generator."""
+    threads, state = torch.get_num_threads(), random.getstate()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    random.setstate(state)
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Any]:
+    """The experiment of three clients with digits, with some top-level keys replaced."""
+    from fedsim.experiment import validate
+
+    return lambda **changes: validate({**TINY, **changes}, source="tiny.toml")
+
+
+@pytest.fixture
+def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
+    """Run that experiment in this process; returns the `Run`."""
+
+    def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, **changes: Any) -> Any:
+        from fedsim import engine
+        from fedsim.app import Run
+
+        run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed)
+        engine.run(run, engine="local", on_round=on_round)
+        return run
+
+    return go
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return Manifest(
+        name="a run",
+        model=ModelSpec(name="mlp", arguments={"hidden": [3, 2]}),
+        data=DataSpec(shape=(3, 2, 2), num_classes=4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)),
+        training=Training(learning_rate=0.1, batch_size=2, steps=3, momentum=0.5),
+        defense=DefenseSpec.parse("clip(4.5) | gaussian(0.1)"),
+        created="2026-01-02T03:04:05Z",
+        software={"torch": "2"},
+    )
+
+
+AWKWARD: dict[str, Tensor] = {
+    "z.nan": torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-45]),
+    "a.scalar": torch.tensor(1.5),
+    "empty": torch.zeros(0, 3),
+    "double": torch.tensor([1 / 3], dtype=torch.float64),
+    "half": torch.tensor([1 / 3], dtype=torch.float16),
+    "whole": torch.tensor([-(2**62)], dtype=torch.int64),
+    "turned": torch.arange(6.0).reshape(2, 3).T,
+    "part": torch.arange(6.0)[2:4],
+}
+"""What a lossless path must bring through: special values, shapes, types, views."""
+
+
+def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Equal to the last bit, NaN and the sign of zero included; the order of names does not count."""
+
+    def bits(t: Tensor) -> tuple[Any, ...]:
+        return t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()
+
+    return {name: bits(t) for name, t in a.items()} == {name: bits(t) for name, t in b.items()}
+
+
+@pytest.fixture
+def awkward() -> dict[str, Tensor]:
+    return {name: t.clone() if name not in ("turned", "part") else t for name, t in AWKWARD.items()}
+
+
+@pytest.fixture
+def same_bits() -> Callable[..., bool]:
+    return identical
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, manifest: Manifest) -> Path:
+    """A recording of two rounds of two clients, with a failure and an absence."""
+    recorder = Recorder(tmp_path / "recording", manifest)
+    cohort = ("anna", "bert")
+    for round in (1, 2):
+        recorder.sent(round, {"w": torch.full((3,), float(round))})
+        for number, client in enumerate(cohort):
+            update = {"w": torch.full((3,), round + number / 10), "b": torch.tensor(float(number))}
+            recorder.received(
+                round, Reply(client=client, node=str(2**63 + number), payload=encode(update), num_examples=7), cohort
+            )
+    recorder.sent(3, {"w": torch.zeros(3)})
+    recorder.received(3, Reply(client="anna", node="1", status="failed", reason="out of memory"), cohort)
+    recorder.received(3, Reply(client="bert", node="2", status="late", reason="no answer in time"), cohort)
+    recorder.close()
+    return tmp_path / "recording"

@@ -1,0 +1,184 @@
+"""The server aggregates honestly, and what it writes down is what clients computed: against independent sums and gradients."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import strategy as flower
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedsim import datasets, engine, models, records
+from fedsim.app import Run, client_app
+from fedsim.server import strategies
+from fedsim.truth import TruthReader
+from fedsim.wire import Observation, Recording
+
+Federate = Callable[..., Run]
+
+
+def by_round(run: Run) -> dict[int, list[Observation]]:
+    seen: dict[int, list[Observation]] = {}
+    for observation in Recording(run.out / "recording").observations():
+        seen.setdefault(observation.round, []).append(observation)
+    return seen
+
+
+def gradient(o: Observation, indices: tuple[int, ...]) -> dict[str, Tensor]:
+    """dL/dw at the weights that were sent, on examples of the data set itself."""
+    data = datasets.load("digits")
+    model = models.build(o.model, o.data)
+    model.load_state_dict(dict(o.weights))
+    x, y = data.train[np.array(indices)]
+    cross_entropy(model(x), y).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_fedavg_is_the_mean_of_the_clients_weights_by_their_examples(federate: Federate) -> None:
+    run = federate(
+        rounds=4,
+        partition={"name": "dirichlet", "alpha": 0.3},
+        training={"learning_rate": 0.2, "batch_size": 64, "epochs": 1, "momentum": 0.5},
+    )
+    rounds = by_round(run)
+    for number in (1, 2, 3):
+        sizes = [o.num_examples or 0 for o in rounds[number]]
+        assert len(set(sizes)) > 1
+        for name, before in rounds[number][0].weights.items():
+            local = [before.double() + o.update[name].double() for o in rounds[number]]
+            weighted = sum(n * w for n, w in zip(sizes, local, strict=True)) / sum(sizes)
+            after = rounds[number + 1][0].weights[name].double()
+            assert torch.allclose(weighted, after, rtol=0, atol=1e-6)
+            assert not torch.allclose(sum(local) / 3, after, rtol=0, atol=1e-4)  # a plain mean would show
+
+
+def test_the_first_round_starts_from_the_public_seed(federate: Federate) -> None:
+    run = federate(rounds=1, seed=17)
+    initial = models.build(run.model(), run.data().spec, seed=17)
+    (first, *_) = by_round(run)[1]
+    assert all(torch.equal(p, first.weights[name]) for name, p in initial.named_parameters())
+
+
+def test_an_update_of_one_step_is_minus_learning_rate_times_the_gradient_of_the_examples_in_truth(federate: Federate) -> None:
+    run = federate(rounds=3, training={"learning_rate": 0.05, "batch_size": 3, "steps": 1})
+    truth = TruthReader(run.out / "truth")
+    for observations in by_round(run).values():
+        assert len(observations) == 3
+        for o in observations:
+            (indices,) = truth.used(o.round, 1, o.client).steps
+            assert o.num_examples == len(indices) == 3
+            for name, g in gradient(o, indices).items():
+                assert torch.equal(o.update[name], -0.05 * g)
+                assert g.abs().max() > 1e-4
+
+
+def test_two_epochs_use_every_example_twice_and_only_ones_own(federate: Federate) -> None:
+    run = federate(rounds=1, clients={"count": 5}, training={"learning_rate": 0.1, "batch_size": 100, "epochs": 2})
+    truth, size, everyones = TruthReader(run.out / "truth"), len(run.data().train), []
+    for o in by_round(run)[1]:
+        steps = truth.used(1, 1, o.client).steps
+        assert o.num_examples is not None
+        assert tuple(map(len, steps)) == o.training.batch_sizes(o.num_examples)
+        flat = [index for step in steps for index in step]
+        first, second = flat[: o.num_examples], flat[o.num_examples :]
+        assert sorted(first) == sorted(second)
+        assert first != second  # a fresh order
+        assert len(set(first)) == o.num_examples
+        everyones += first
+    assert sorted(everyones) == list(range(size))
+
+
+def test_steps_go_on_through_the_epoch_from_round_to_round(federate: Federate) -> None:
+    run = federate(rounds=4, clients={"count": 7}, training={"learning_rate": 0.1, "batch_size": 70, "steps": 1})
+    truth = TruthReader(run.out / "truth")
+    for client in {o.client for o in by_round(run)[1]}:
+        used = [truth.used(number, 1, client).steps[0] for number in (1, 2, 3, 4)]
+        assert [len(step) for step in used[:2]] == [70, 70]
+        epoch = [index for step in used[:3] for index in step]
+        assert len(set(epoch)) == len(epoch) in (205, 206)
+        assert set(used[3]) <= set(epoch)
+
+
+# --- wrapping changes nothing ---
+
+
+def plainly(run: Run, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
+    """The weights after each round of Flower's own strategy, unwatched: clients answer with weights.
+
+    Replies come in the order of pseudonyms, for sums in floating point, and weights stay in their type.
+    """
+
+    class Plain(strategy):  # type: ignore[misc, valid-type]
+        def aggregate_train(self, server_round: int, replies: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            ordered = sorted(replies, key=lambda reply: str(reply.content["client"]["pseudonym"]))
+            arrays, metrics = super().aggregate_train(server_round, ordered)
+            weights = {name: t.float() for name, t in records.to_tensors(arrays).items()}
+            after.append(weights)
+            return records.to_arrays(weights), metrics
+
+    app = client_app(lambda _: run)
+
+    def answer(message: Message, context: Any) -> Message:
+        sent = records.to_tensors(message.content["arrays"])
+        reply = app(message, context)
+        update = records.take_payload(reply.content).tensors
+        reply.content["arrays"] = records.to_arrays({name: sent[name] + update[name] for name in sent})
+        return reply
+
+    after: list[dict[str, Tensor]] = []
+    initial = models.build(run.model(), run.data().spec, seed=run.experiment.seed)
+    Plain(fraction_evaluate=0.0, **arguments).start(
+        engine.LocalGrid(answer, run.experiment.clients.count),  # type: ignore[arg-type]
+        records.to_arrays(dict(initial.named_parameters())),
+        num_rounds=run.experiment.rounds,
+        train_config=ConfigRecord({"attempt": 1}),
+    )
+    return after
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("FedAvg", {}), ("FedAdam", {"eta": 0.05, "tau": 0.01}), ("FedAvgM", {"server_momentum": 0.9}), ("FedMedian", {})],
+)
+def test_a_wrapped_strategy_trains_bit_for_bit_as_it_does_alone(
+    name: str, arguments: dict[str, float], federate: Federate, tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    changes = {
+        "rounds": 4,
+        "partition": {"name": "dirichlet", "alpha": 0.3},
+        "training": {"learning_rate": 0.2, "batch_size": 50, "epochs": 1},
+        "defense": "gaussian(0.01)",
+    }
+    recorded = by_round(federate(strategy={"name": name, **arguments}, **changes))
+    same_clients = Run(experiment=tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
+    alone = plainly(same_clients, getattr(flower, name), **arguments)
+    for number in (2, 3, 4):
+        for key, weights in recorded[number][0].weights.items():
+            assert torch.equal(weights, alone[number - 2][key]), f"round {number}, {key}"
+
+
+@pytest.mark.parametrize("name", strategies.NAMES)
+def test_every_strategy_runs_and_keeps_the_type_of_the_weights(name: str, federate: Federate) -> None:
+    rounds = by_round(federate(rounds=3, clients={"count": 4}, strategy=name))
+    assert [len(rounds[number]) for number in (1, 2, 3)] == [4, 4, 4]
+    first, last = rounds[1][0].weights, rounds[3][0].weights
+    assert {t.dtype for t in last.values()} == {torch.float32}
+    assert all(t.isfinite().all() for t in last.values())
+    assert any(not torch.equal(first[key], last[key]) for key in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("FedProx", {}, "unknown name 'FedProx'. Known: FedAdagrad, FedAdam, FedAvg"),
+        ("FedAvg", {"etta": 1}, "strategy FedAvg: .*'etta'"),
+        ("FedAvg", {"fraction_train": 0.1}, r"strategy\.fraction_train follows from clients\.count and clients\.fraction"),
+    ],
+)
+def test_what_is_no_strategy_is_refused(name: str, arguments: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        strategies.build(name, clients=3, fraction=1.0, **arguments)

@@ -1,0 +1,255 @@
+"""The command line: results on stdout, the rest on stderr, and an exit status that says whose fault it was."""
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedsim.cli import app
+from fedsim.experiment import read
+
+SMALL = """
+rounds = 2
+model = { name = "mlp", hidden = [4] }
+data = "digits"
+clients = { count = 3 }
+training = { learning_rate = 0.5, batch_size = 4, steps = 1 }
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path / "small.toml"
+
+
+def fedsim(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def run(*arguments: object) -> Result:
+    return fedsim("run", "small.toml", "--out", "out", "--engine", "local", *arguments)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_run_prints_one_json_document_on_stdout_and_nothing_else(small: Path) -> None:
+    """As a process of its own, so that nothing that Flower prints is missed."""
+    call = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "small.toml", "--engine", "local", "--json"]
+    done = subprocess.run([*call, "--out", "out"], capture_output=True, text=True, timeout=120, cwd=small.parent)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["run"], told["rounds"], told["complete"], len(told["clients"])) == ("out", 2, 6, 3)
+    assert [row["complete"] for row in told["per_round"]] == [3, 3]
+    assert "3 clients, 2 rounds; writes up to" in words(done.stderr)
+    assert "Traceback" not in done.stderr
+    assert "INFO" not in done.stderr
+
+
+def test_without_json_the_result_is_a_line_for_people(small: Path) -> None:
+    told = run()
+    assert told.exit_code == 0
+    assert "6 observations of 3 clients in 2 rounds" in words(told.stdout)
+
+
+def test_running_again_skips_what_is_done(small: Path) -> None:
+    first, before = run("--json"), {p: p.stat().st_mtime_ns for p in small.parent.rglob("*") if p.is_file()}
+    again = run("--json")
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert "out is done already" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert {p: p.stat().st_mtime_ns for p in small.parent.rglob("*") if p.is_file()} == before
+    resolved = fedsim("run", "out/experiment.toml", "--out", "out", "--engine", "local")
+    assert (resolved.exit_code, "done already" in resolved.stderr) == (0, True)
+
+
+def test_another_experiment_in_the_same_folder_is_refused(small: Path) -> None:
+    assert run().exit_code == 0
+    refused = run("--set", "seed=1")
+    assert refused.exit_code == 2
+    assert "out holds something else" in words(refused.stderr)
+    assert refused.stdout == ""
+
+
+def test_print_config_prints_what_would_run_and_runs_nothing(small: Path) -> None:
+    told = run("--print-config", "--set", "training.learning_rate=0.25", "--set", "defense=clip(1) | gaussian(0.1)")
+    assert told.exit_code == 0
+    (small.parent / "printed.toml").write_text(told.stdout)
+    printed = read(small.parent / "printed.toml")
+    assert (printed.training.learning_rate, printed.defense, printed.rounds) == (0.25, "clip(1) | gaussian(0.1)", 2)
+    assert not (small.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (["rounds=1"], lambda e: e.rounds == 1),
+        (["record.rounds=1"], lambda e: e.record.rounds == "1"),
+        (["record.rounds=1-2"], lambda e: e.record.rounds == "1-2"),
+        (["model=lenet_dlg"], lambda e: e.model.name == "lenet_dlg"),
+        (["model.hidden=[3, 2]"], lambda e: e.model.arguments == {"hidden": [3, 2]}),
+        (["data=photos", "data.size=64"], lambda e: (e.data.name, e.data.arguments) == ("photos", {"size": 64})),
+        (['partition={ name = "dirichlet", alpha = 2 }'], lambda e: e.partition.arguments == {"alpha": 2}),
+        (["training.shuffle=false"], lambda e: e.training.shuffle is False),
+        (["defense="], lambda e: e.defense == ""),
+        (["data=npz:a=b.npz"], lambda e: e.data.name == "npz:a=b.npz"),
+    ],
+)
+def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str], found: Callable[[Any], bool]) -> None:
+    told = run("--print-config", *(part for text in given for part in ("--set", text)))
+    assert told.exit_code == 0, told.stderr
+    (small.parent / "printed.toml").write_text(told.stdout)
+    assert found(read(small.parent / "printed.toml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--set", "sede=1"], "small.toml: sede: unknown key"),
+        (["--set", "training.lr=1"], "small.toml: training.lr: unknown key"),
+        (["--set", "rounds"], "--set rounds: write it as KEY=VALUE"),
+        (["--set", "=1"], "--set =1: write it as KEY=VALUE"),
+        (["--set", "rounds=many"], "small.toml: rounds:"),
+        (["--set", "defense=clop(1)"], "Did you mean 'clip'?"),
+        (["--set", "defense=clip('a')"], "wrong type"),
+        (["--set", "model=lenet_cpl", "--set", "data=breast_cancer"], "use the model 'mlp'"),
+        (["--set", "model.hidden=3"], "wrong type"),
+        (["--set", "data=npz:nowhere.npz"], "nowhere.npz does not exist"),
+        (["--engine", "dask"], "--engine 'dask' is unknown. Known: ray, local"),
+        (["--device", "abacus"], "device 'abacus' is not to be had here"),
+        (["--threads", "0"], "--threads"),
+        (["--frobnicate"], "--frobnicate"),
+        (["--out", "small.toml"], "small.toml"),
+    ],
+)
+def test_wrong_usage_is_status_2_with_the_reason_on_stderr(small: Path, arguments: list[str], told: str) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code == 2, refused.output
+    assert told in words(refused.stderr)
+    assert refused.stdout == ""
+    assert not (small.parent / "out").exists()
+
+
+def test_an_unknown_key_in_the_file_is_named_with_the_file(small: Path) -> None:
+    small.write_text(SMALL + "\n[record]\nrouns = 1\n")
+    refused = run()
+    assert refused.exit_code == 2
+    assert "small.toml: record.rouns: unknown key" in words(refused.stderr)
+    assert fedsim("run", "none.toml").exit_code == 2
+
+
+def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise OSError("sensor unplugged")
+
+    monkeypatch.setattr("fedsim.client.app.train", broken)
+    failed = run("--json")
+    assert failed.exit_code == 1
+    assert failed.stdout == ""
+    assert "6 of 6 replies are missing, the first: OSError: sensor unplugged" in words(failed.stderr)
+    assert "no client ever answered" in words(failed.stderr)
+
+
+def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedsim.client.app as client_side
+
+    real, calls = client_side.train, []
+
+    def sometimes(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise MemoryError("[bold]full")
+        return real(*arguments)
+
+    monkeypatch.setattr(client_side, "train", sometimes)
+    told = run("--json")
+    assert told.exit_code == 0
+    assert "1 of 6 replies are missing, the first: MemoryError: [bold]full" in words(told.stderr)
+    assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(told.stdout)["per_round"]] == [
+        (3, 0, 0),
+        (2, 1, 0),
+    ]
+
+
+def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:
+    refused = fedsim("run", "small.toml", "--out", "out", "--engine", "ray", "--client-cpus", "1000")
+    assert refused.exit_code == 1
+    assert "1000 CPUs" in refused.stderr
+    assert not (small.parent / "out").exists()
+
+
+def test_a_run_that_diverged_can_be_shown(small: Path) -> None:
+    assert run("--set", "training.learning_rate=1e38", "--set", "training.steps=3").exit_code == 0
+    told = json.loads(fedsim("show", "out", "--json").stdout)
+    assert told["per_round"][-1]["loss"] is None
+    assert fedsim("show", "out").exit_code == 0
+
+
+# --- show and list ---
+
+
+def test_show_tells_what_was_recorded(small: Path) -> None:
+    run("--set", "defense=clip(2)")
+    told = json.loads(fedsim("show", "out", "--json").stdout)
+    assert (told["model"], told["defense"], told["complete"]) == ("mlp(hidden=[4])", "clip(2)", 6)
+    assert told["data"] == {"shape": [1, 8, 8], "num_classes": 10}
+    assert told["training"]["batch_size"] == 4
+    metrics = [json.loads(line) for line in (small.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["loss"], row["bytes"]) for row in told["per_round"]] == [(m["loss"], m["bytes_up"]) for m in metrics[1:]]
+    people = words(fedsim("show", "out").stdout)
+    assert "mlp(hidden=[4])" in people
+    assert "clip(2)" in people
+    assert f"{metrics[2]['loss']:.3f}" in people
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "small.toml", "."])
+def test_show_refuses_what_is_no_run(small: Path, folder: str) -> None:
+    refused = fedsim("show", folder, "--json")
+    assert refused.exit_code == 2
+    assert "is not a recording" in words(refused.stderr)
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "some"),
+    [
+        ("models", {"lenet_cpl", "lenet_dlg", "mlp"}),
+        ("datasets", {"photos", "digits", "breast_cancer", "npz"}),
+        ("partitions", {"iid", "dirichlet"}),
+        ("defenses", {"clip", "gaussian"}),
+        ("strategies", {"FedAvg", "FedAdam"}),
+    ],
+)
+def test_list_tells_every_name_in_a_line(kind: str, some: set[str]) -> None:
+    told = json.loads(fedsim("list", kind, "--json").stdout)
+    assert some <= set(told)
+    assert all(line and "\n" not in line for line in told.values())
+    people = fedsim("list", kind).stdout.splitlines()
+    assert [line.split()[0] for line in people] == list(told)
+
+
+def test_list_refuses_what_it_does_not_know() -> None:
+    refused = fedsim("list", "attacks")
+    assert refused.exit_code == 2
+    assert "models, datasets, partitions, defenses, strategies" in words(refused.stderr)
+
+
+@pytest.mark.parametrize("command", ["run", "show", "list"])
+def test_every_commands_help_has_an_example(command: str) -> None:
+    told = fedsim(command, "--help")
+    assert told.exit_code == 0
+    assert f"Example: fedsim {command}" in words(told.stdout)
+
+
+def test_what_a_run_writes_is_its_owners(small: Path) -> None:
+    run()
+    assert stat.S_IMODE((small.parent / "out").stat().st_mode) == 0o700

@@ -1,0 +1,123 @@
+"""Errors are one message on stderr and a status that says whose fault it was."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from rich.console import Console
+
+from fedsim import console
+
+
+@pytest.fixture(autouse=True)
+def _stderr_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "err", Console(stderr=True, soft_wrap=True, highlight=False))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (ValueError("no such key"), 2, "no such key"),
+        (ValueError("[bold]a name"), 2, "[bold]a name"),
+        (FileNotFoundError(2, "no such file"), 2, "no such file"),
+        (NotADirectoryError(20, "a file"), 2, "a file"),
+        (RuntimeError("out of memory"), 1, "out of memory"),
+        (PermissionError(13, "closed"), 1, "closed"),
+        (OSError(28, "no space left"), 1, "no space left"),
+        (KeyboardInterrupt(), 130, "interrupted; half of it is there"),
+    ],
+)
+def test_an_error_is_one_message_and_a_status(
+    error: BaseException, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as left, console.errors_told(kept="half of it is there"):
+        raise error
+    assert left.value.exit_code == status
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_reader_who_closed_the_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as left, console.errors_told():
+        raise BrokenPipeError
+    assert left.value.exit_code == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_of_the_program_itself_keeps_its_traceback() -> None:
+    with pytest.raises(AssertionError, match="impossible"), console.errors_told():
+        raise AssertionError("impossible")
+    with pytest.raises(ValueError, match="told in full"), console.errors_told(verbose=True):
+        raise ValueError("told in full")
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("a=1", ("a", 1)),
+        ("a.b = 1.5", ("a.b", 1.5)),
+        ("a=true", ("a", True)),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ("a='1'", ("a", "1")),
+        ("a=clip(1) | clip(2)", ("a", "clip(1) | clip(2)")),
+        ("a=b=c", ("a", "b=c")),
+        ("a=", ("a", "")),
+        ("a=1-3", ("a", "1-3")),
+    ],
+)
+def test_an_assignment_is_toml_or_else_text(text: str, pair: tuple[str, object]) -> None:
+    assert console.assignment(text) == pair
+    assert type(console.assignment(text)[1]) is type(pair[1])
+
+
+@pytest.mark.parametrize("text", ["a", "", "=1", " =1"])
+def test_what_assigns_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--set {text}: write it as KEY=VALUE"):
+        console.assignment(text)
+
+
+def test_json_is_one_document_and_never_what_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"a": [1, None, "é"]})
+    assert json.loads(capsys.readouterr().out) == {"a": [1, None, "é"]}
+    with pytest.raises(ValueError, match="JSON"):
+        console.print_json({"loss": math.nan})
+
+
+@pytest.mark.parametrize("status", [1, 2, 130])
+def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status: int) -> None:
+    """Flower's server waits in a thread of its own, for an hour, where its clients cannot start."""
+    program = (
+        "import threading, time, typer, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from fedsim.console import run_to_the_end\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def fail():\n"
+        "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "    print('half of the')\n"
+        f"    raise typer.Exit({status})\n"
+        "run_to_the_end(app)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=59)
+    assert (done.returncode, done.stdout) == (status, "half of the\n")
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_the_status_is_the_commands(status: int) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def leave() -> None:
+        raise typer.Exit(status)
+
+    with pytest.raises(SystemExit) as left:
+        console.run_to_the_end(lambda: app(args=[]))  # type: ignore[arg-type]
+    assert (left.value.code or 0) == status

@@ -1,0 +1,175 @@
+"""Data sets: values in [0, 1], held-out examples that share nothing with the others, and a hash of every pixel."""
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedsim import datasets
+from fedsim.datasets import MIN_CONTRAST, PHOTOGRAPHS, Dataset
+
+SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (128, None, 1)]
+
+
+def photograph(name: str) -> np.ndarray:
+    """Read with another library than the one under test."""
+    package, file = PHOTOGRAPHS[name]
+    return np.asarray(Image.open(Path(str(files(package))) / file).convert("RGB"))
+
+
+@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer"])
+def test_every_data_set_keeps_its_own_specification(name: str) -> None:
+    data = datasets.load(name)
+    assert len(data.class_names) == data.spec.num_classes
+    for examples in (data.train, data.test):
+        x, y = examples[:]
+        assert x.shape == (len(examples), *data.spec.shape)
+        assert (x.dtype, y.dtype, y.shape) == (torch.float32, torch.int64, (len(examples),))
+        assert x.min() >= 0
+        assert x.max() <= 1
+        assert set(y.tolist()) == set(range(data.spec.num_classes))
+    x, y = data.train[np.array([3, 1])]
+    assert torch.equal(x[0], data.train[:][0][3])
+    assert y.tolist() == [data.train.labels[3], data.train.labels[1]]
+
+
+@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer"])
+def test_nothing_is_held_out_and_trained_on(name: str) -> None:
+    data = datasets.load(name)
+    train = {row.tobytes() for row in data.train.values}
+    assert not train & {row.tobytes() for row in data.test.values}
+    if name == "photos":
+        assert len(train) == len(data.train)
+
+
+@pytest.mark.parametrize(("size", "scale", "resolved"), SETTINGS)
+def test_photos_are_windows_of_a_grid_with_a_border_between_training_and_the_rest(
+    size: int, scale: int | None, resolved: int
+) -> None:
+    """The whole data set once more, from the pictures: grid, averages, contrast, and regions apart."""
+    data = datasets.photos(size, scale)
+    step = size * resolved
+    expected: dict[str, list[tuple[int, np.ndarray]]] = {"train": [], "test": []}
+    for label, name in enumerate(PHOTOGRAPHS):
+        pixels = torch.from_numpy(photograph(name).astype(np.float64)).permute(2, 0, 1)[None]
+        rows, columns = pixels.shape[2] // step, pixels.shape[3] // step
+        averaged = torch.nn.functional.avg_pool2d(pixels, resolved)[0].numpy().round()
+        last = {"train": -1, "test": columns}
+        for row in range(rows):
+            for column in range(columns):
+                crop = averaged[:, row * size : (row + 1) * size, column * size : (column + 1) * size]
+                if crop.std() / 255 < MIN_CONTRAST:
+                    continue
+                side = "train" if column * 4 <= (columns - 1) * 3 else "test"
+                last[side] = max(last[side], column) if side == "train" else min(last[side], column)
+                expected[side].append((label, crop))
+        assert last["train"] < last["test"]  # no column of windows on both sides
+        assert last["train"] >= 0
+    for side, examples in (("train", data.train), ("test", data.test)):
+        assert examples.labels.tolist() == [label for label, _ in expected[side]]
+        assert np.array_equal(examples.values, np.stack([crop for _, crop in expected[side]]).astype(np.uint8))
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_no_photo_is_flat(size: int) -> None:
+    data = datasets.photos(size)
+    for examples in (data.train, data.test):
+        assert (examples[:][0].flatten(1).std(dim=1) >= MIN_CONTRAST - 1e-3).all()
+
+
+@pytest.mark.parametrize(("size", "scale"), [(31, None), (0, None), (256, None), (32, 8), (128, 2), (32, 0), (32, -1)])
+def test_a_size_that_no_photograph_has_is_refused(size: int, scale: int | None) -> None:
+    with pytest.raises(ValueError, match=f"photos: .*{size}"):
+        datasets.photos(size, scale)
+
+
+def test_digits_hold_out_every_fifth() -> None:
+    from sklearn.datasets import load_digits
+
+    loaded, data = load_digits(), datasets.load("digits")
+    assert data.spec.shape == (1, 8, 8)
+    assert np.array_equal(data.test.values[:, 0] * 16, loaded.images[4::5])
+    kept = [i for i in range(len(loaded.target)) if i % 5 != 4]
+    assert np.array_equal(data.train.values[:, 0] * 16, loaded.images[kept])
+    assert data.train.labels.tolist() == loaded.target[kept].tolist()
+
+
+def test_the_table_is_scaled_by_the_ranges_that_its_columns_carry() -> None:
+    from sklearn.datasets import load_breast_cancer
+
+    loaded, data = load_breast_cancer(), datasets.load("breast_cancer")
+    low, high = (np.array([getattr(c, side) for c in data.spec.columns]) for side in ("low", "high"))
+    assert [c.name for c in data.spec.columns] == list(loaded.feature_names)
+    assert {c.kind for c in data.spec.columns} == {"continuous"}
+    everything = np.concatenate([data.train.values, data.test.values])
+    assert np.allclose(everything.min(axis=0), 0)
+    assert np.allclose(everything.max(axis=0), 1)
+    assert np.allclose(data.test.values * (high - low) + low, loaded.data[4::5], rtol=1e-5, atol=1e-5 * high.max())
+    assert np.array_equal(low, loaded.data.min(axis=0))
+
+
+# --- the hash ---
+
+
+def changed(data: Dataset, *, pixel: bool = False, label: bool = False, order: bool = False) -> Dataset:
+    values, labels = data.train.values.copy(), data.train.labels.copy()
+    if pixel:
+        values[-1, 0, -1, -1] += np.asarray(1 / 16, values.dtype)
+    if label:
+        labels[0] = (labels[0] + 1) % 10
+    if order:
+        values, labels = values[::-1], labels[::-1]
+    return replace(data, train=replace(data.train, values=values, labels=labels))
+
+
+def test_the_hash_names_content_and_order() -> None:
+    data = datasets.load("digits")
+    original = data.content_hash()
+    assert changed(data).content_hash() == original
+    assert replace(data, name="other", test=data.train).content_hash() == original
+    others = {changed(data, **{what: True}).content_hash() for what in ("pixel", "label", "order")}
+    reshaped = replace(data.train, values=data.train.values.reshape(-1, 1, 4, 16))
+    others.add(replace(data, train=reshaped).content_hash())
+    assert len(others | {original}) == 5
+
+
+def test_the_hash_is_the_same_in_another_process_and_layout() -> None:
+    data = datasets.load("digits")
+    turned = replace(data.train, values=np.asfortranarray(data.train.values), labels=data.train.labels.astype(np.int32))
+    assert replace(data, train=turned).content_hash() == data.content_hash()
+    assert data.content_hash() == datasets.digits().content_hash()
+
+
+# --- by name ---
+
+
+def test_data_sets_are_loaded_once_a_process_and_setting() -> None:
+    assert datasets.load("photos", size=64) is datasets.load("photos", size=64)
+    assert datasets.load("photos", size=64) is not datasets.load("photos", size=128)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("fotos", {}, "Did you mean 'photos'"),
+        ("photos", {"sise": 32}, "photos: .*'sise'.*size"),
+        ("npz", {}, "npz: .*'train'"),
+    ],
+)
+def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        datasets.load(name, **arguments)
+
+
+def test_what_truth_says_of_a_data_set() -> None:
+    data = datasets.load("digits")
+    assert datasets.described(data, {"a": 1}) == {
+        "name": "digits",
+        "arguments": {"a": 1},
+        "content_hash": data.content_hash(),
+        "size": len(data.train),
+    }

@@ -1,0 +1,248 @@
+"""An experiment is read once and strictly; what is wrong is named by file and key."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedsim.experiment import Experiment, ExperimentError, Named, parse_rounds, read, validate
+
+ROOT = Path(__file__).parents[2]
+
+COMPLETE = """
+seed = 0
+rounds = 8
+model = "lenet_cpl"
+data = { name = "photos", size = 32 }
+partition = { name = "dirichlet", alpha = 0.5 }
+clients = { count = 8, fraction = 1.0 }
+strategy = { name = "FedAvg" }
+training = { learning_rate = 0.01, batch_size = 1, steps = 1, momentum = 0.0, loss = "cross_entropy", mode = "eval", buffers = "none" }
+defense = "clip(1) | gaussian(0.1)"
+gradient = "plain"
+network = ""
+inputs = ""
+secure_aggregation = false
+record = { rounds = "1-8", clients = "all" }
+"""  # noqa: E501 - as documented
+
+SMALL = """
+rounds = 1
+model = "mlp"
+data = "digits"
+clients = { count = 2 }
+training = { learning_rate = 0.1, batch_size = 1, steps = 1 }
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_the_complete_example_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "complete.toml").write_text(COMPLETE)
+    e = read(tmp_path / "complete.toml")
+    assert (e.seed, e.rounds, e.clients.count, e.clients.fraction) == (0, 8, 8, 1.0)
+    assert (e.model, e.data) == (Named(name="lenet_cpl"), Named.model_validate({"name": "photos", "size": 32}))
+    assert e.partition.arguments == {"alpha": 0.5}
+    assert (e.training.learning_rate, e.training.batch_size, e.training.steps, e.training.epochs) == (0.01, 1, 1, None)
+    assert (e.defense, e.record.rounds) == ("clip(1) | gaussian(0.1)", "1-8")
+    assert set(Experiment.model_fields) == set(tomllib.loads(COMPLETE)) | {"timeout"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_experiments_that_are_shipped_would_run(path: Path, tmp_path: Path) -> None:
+    from fedsim.app import Run
+
+    Run(experiment=read(path), out=tmp_path / "run", device="cpu").check()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_left_out_has_a_default(small: Path) -> None:
+    e = read(small)
+    assert (e.seed, e.partition.name, e.strategy.name, e.defense, e.record.rounds) == (0, "iid", "FedAvg", "", "all")
+    assert (e.training.momentum, e.training.shuffle, e.training.mode) == (0, True, "eval")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("sede = 1", "sede: unknown key"),
+        ("client_seed = 1", "client_seed: unknown key"),  # a secret of the clients' is no part of what a server distributes
+        ("clients.cuont = 1", "clients.cuont: unknown key"),
+        ("training.lr = 0.1", "training.lr: unknown key"),
+        ("record.round = 1", "record.round: unknown key"),
+        ("training = { learning_rate = 1, batch_size = 1, steps = 1, epochs = 2 }", "training: training needs either steps or"),
+        ("training = { learning_rate = 1, batch_size = 1 }", "training: training needs either steps or epochs"),
+        ("training.batch_size = 0", "training: training.batch_size must be positive, got 0"),
+        ("training.batch_size = 1.5", "training.batch_size: .*got 1.5"),
+        ("training.learning_rate = 'fast'", "training.learning_rate: .*got 'fast'"),
+        ("training.loss = 'hinge'", "training.loss: .*'cross_entropy'.*got 'hinge'"),
+        ("clients.count = 0", "clients.count: .*greater than 0, got 0"),
+        ("clients.fraction = 1.5", "clients.fraction: .*got 1.5"),
+        ("rounds = 0", "rounds: .*got 0"),
+        ("rounds = 'many'", "rounds: .*got 'many'"),
+        ("seed = -1", "seed: .*got -1"),
+        ("timeout = 0", "timeout: .*got 0"),
+        ("gradient = 'dp_sgd'", "gradient: .*'plain'"),
+        ("secure_aggregation = true", "secure_aggregation: .*got True"),
+        ("model = 3", r'model: expected a name or a table \{ name = "..."'),
+        ("model = { hidden = [3] }", "model: expected a name or a table"),
+        ("defense = 'clop(1)'", "unknown name 'clop'.*Did you mean 'clip'"),
+        ("defense = 'clip(0)'", "max_norm must be positive.*got 0"),
+        ("defense = 3", "defense: .*got 3"),
+        ("record.rounds = '3-1'", "record.rounds: rounds '3-1' are none"),
+        ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
+        ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
+        ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
+        ("record.clients = 'few'", "record.clients: .*'all'"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_its_file(small: Path, line: str, key: str) -> None:
+    name, _, text = line.partition(" = ")
+    with pytest.raises(ExperimentError, match=rf"{re.escape(str(small))}: .*{key}"):
+        read(small, [(name, tomllib.loads(f"value = {text}")["value"])])
+
+
+def test_every_problem_is_told_at_once(small: Path) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        read(small, [("sede", 1), ("rounds", 0), ("clients.cuont", 2)])
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("missing", ["rounds", "model", "data", "clients", "training"])
+def test_a_missing_key_is_named(missing: str) -> None:
+    raw = {key: value for key, value in tomllib.loads(SMALL).items() if key != missing}
+    with pytest.raises(ExperimentError, match=f"some.toml: {missing}: Field required"):
+        validate(raw, source="some.toml")
+
+
+@pytest.mark.parametrize("content", [b"rounds = ", b"\xff", b"[a", b"rounds = 1\nrounds = 2"])
+def test_what_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.toml").write_bytes(content)
+    with pytest.raises(ExperimentError, match=r"bad\.toml: not a TOML file"):
+        read(tmp_path / "bad.toml")
+
+
+def test_a_missing_file_is_named_with_where_to_look(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"none\.toml: no such file; examples are in deploy/experiments/"):
+        read(tmp_path / "none.toml")
+    with pytest.raises(ExperimentError, match="not a TOML file"):
+        read(tmp_path)
+
+
+def test_an_experiment_is_frozen(small: Path) -> None:
+    with pytest.raises(ValidationError):
+        read(small).rounds = 3  # type: ignore[misc]
+
+
+# --- overrides ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "value"),
+    [
+        ([("rounds", 5)], "rounds", 5),
+        ([("training.learning_rate", 2.5)], "training.learning_rate", 2.5),
+        ([("clients.fraction", 0.5)], "clients.fraction", 0.5),
+        ([("record.rounds", "1-2")], "record.rounds", "1-2"),
+        ([("record.rounds", 1)], "record.rounds", "1"),  # as `--set record.rounds=1` reads
+        ([("training.epochs", 4)], "training.epochs", 4),  # which takes the steps away
+        ([("model", "lenet_dlg")], "model", Named(name="lenet_dlg")),
+        ([("model.hidden", [7])], "model", Named.model_validate({"name": "mlp", "hidden": [7]})),
+        ([("data", "photos"), ("data.size", 64)], "data", Named.model_validate({"name": "photos", "size": 64})),
+        ([("partition.name", "dirichlet"), ("partition.alpha", 2)], "partition.arguments", {"alpha": 2}),
+        ([("rounds", 5), ("rounds", 6)], "rounds", 6),
+        ([("training", {"learning_rate": 1, "batch_size": 2, "epochs": 3})], "training.epochs", 3),
+    ],
+)
+def test_overrides_reach_their_key_and_no_other(small: Path, overrides: list[tuple[str, Any]], where: str, value: Any) -> None:
+    plain, changed = read(small), read(small, overrides)
+    found: Any = changed
+    for key in where.split("."):
+        found = getattr(found, key)
+    assert found == value
+    top = where.split(".")[0]
+    assert changed != plain
+    assert changed.model_copy(update={top: getattr(plain, top)}) == plain
+
+
+@pytest.mark.parametrize("key", ["rounds.deep", "a.b", "training.steps.more", "", "."])
+def test_an_override_of_nothing_is_refused(small: Path, key: str) -> None:
+    with pytest.raises(ExperimentError, match=re.escape(str(small))):
+        read(small, [(key, 1)])
+
+
+# --- printing ---
+
+names = st.text("abcdefgh_", min_size=1, max_size=6)
+values = st.one_of(st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(), st.text(max_size=8))
+named = st.one_of(
+    names,
+    st.dictionaries(names.filter(lambda n: n != "name"), st.one_of(values, st.lists(values, max_size=3)), max_size=3).map(
+        lambda arguments: {"name": "mlp", **arguments}
+    ),
+)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=named,
+    data=named,
+    seed=st.integers(0, 2**40),
+    learning_rate=st.floats(1e-300, 1e300),
+    length=st.sampled_from([{"steps": 3}, {"epochs": 2}]),
+    fraction=st.floats(0, 1, exclude_min=True),
+    record=st.sampled_from(["all", "1-3", "2,5-7"]),
+)
+def test_what_is_printed_reads_back_as_the_same_experiment(
+    tmp_path: Path,
+    model: Any,
+    data: Any,
+    seed: int,
+    learning_rate: float,
+    length: dict[str, int],
+    fraction: float,
+    record: str,
+) -> None:
+    experiment = validate(
+        {
+            "rounds": 2,
+            "seed": seed,
+            "model": model,
+            "data": data,
+            "clients": {"count": 3, "fraction": fraction},
+            "training": {"learning_rate": learning_rate, "batch_size": 2, **length},
+            "defense": "clip(1e-3) | gaussian(0)",
+            "record": {"rounds": record},
+        },
+        source="drawn",
+    )
+    (tmp_path / "printed.toml").write_text(experiment.to_toml())
+    assert read(tmp_path / "printed.toml") == experiment
+    assert read(tmp_path / "printed.toml").to_toml() == experiment.to_toml()
+
+
+# --- rounds ---
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds"),
+    [("all", None), ("3", {3}), ("1-4", {1, 2, 3, 4}), ("1-2,7", {1, 2, 7}), (" 1 - 2 , 4 ", {1, 2, 4}), ("2-2", {2})],
+)
+def test_rounds_are_read(text: str, rounds: set[int] | None) -> None:
+    assert parse_rounds(text) == rounds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "-1", "1-", "3-1", "a", "1..3", "1,,2", "1-2-3", "ALL", "1.5"])
+def test_rounds_that_are_none_are_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match="rounds"):
+        parse_rounds(text)

@@ -1,0 +1,91 @@
+"""A client's pseudonym and secret: stable, its own, and out of reach of the server's public seed."""
+
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.client.identity import Identity, load_or_draw
+
+
+def noise(identity: Identity, round: int) -> list[float]:
+    values: list[float] = torch.randn(5, generator=identity.generator(round)).tolist()
+    return values
+
+
+def test_an_identity_is_drawn_once_and_kept(tmp_path: Path) -> None:
+    first = load_or_draw(tmp_path / "a", 0, seed=None)
+    assert load_or_draw(tmp_path / "a", 0, seed=None) == first
+    assert load_or_draw(tmp_path / "a", 7, seed=99) == first
+    assert json.loads((tmp_path / "a" / "identity.json").read_text()) == {"pseudonym": first.pseudonym, "secret": first.secret}
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "a" / "identity.json").stat().st_mode) == 0o600
+
+
+def test_the_folder_of_all_clients_is_closed_as_well(tmp_path: Path) -> None:
+    load_or_draw(tmp_path / "clients" / "partition-00000", 0, seed=1)
+    assert stat.S_IMODE((tmp_path / "clients").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_clients_share_neither_pseudonym_nor_secret(tmp_path: Path, seed: int | None) -> None:
+    drawn = [load_or_draw(tmp_path / str(i), i, seed=seed) for i in range(20)]
+    assert len({i.pseudonym for i in drawn}) == 20
+    assert len({i.secret for i in drawn}) == 20
+    assert all(len(bytes.fromhex(i.secret)) == 32 for i in drawn)
+    assert not any(i.pseudonym in i.secret or i.secret in i.pseudonym for i in drawn)
+
+
+def test_a_seed_repeats_and_another_or_none_differs(tmp_path: Path) -> None:
+    def drawn(folder: str, seed: int | None) -> Identity:
+        return load_or_draw(tmp_path / folder, 3, seed=seed)
+
+    assert drawn("a", 1) == drawn("b", 1)
+    others = [drawn("a", 1), drawn("c", 2), drawn("d", None), drawn("e", None)]
+    assert len({i.secret for i in others}) == len({i.pseudonym for i in others}) == 4
+
+
+def test_noise_differs_between_rounds_and_between_clients() -> None:
+    """Were it the same for all clients, the server could subtract one update from another."""
+    anna, bert = Identity("a", "11" * 32), Identity("b", "22" * 32)
+    streams = [noise(anna, 1), noise(anna, 2), noise(bert, 1), noise(bert, 2)]
+    assert len({tuple(s) for s in streams}) == 4
+    assert noise(anna, 1) == streams[0]
+
+
+def test_the_pseudonym_that_the_server_sees_decides_nothing() -> None:
+    one, two = Identity("same", "11" * 32), Identity("same", "22" * 32)
+    assert noise(one, 1) != noise(two, 1)
+    assert noise(Identity("other", "11" * 32), 1) == noise(one, 1)
+    assert not np.array_equal(one.order(0, 50, shuffle=True), two.order(0, 50, shuffle=True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
+    identity = Identity("a", "ab" * 32)
+    orders = [identity.order(epoch, size, shuffle=True) for epoch in range(4)]
+    assert all(sorted(order.tolist()) == list(range(size)) for order in orders)
+    assert np.array_equal(identity.order(2, size, shuffle=True), orders[2])
+    if size == 50:
+        assert len({tuple(order) for order in orders}) == 4
+
+
+def test_an_order_comes_from_the_secret_and_not_from_public_numbers() -> None:
+    """Many secrets give many orders: none of them follows from seed, round, epoch or size."""
+    orders = {tuple(Identity("p", f"{n:064x}").order(1, 20, shuffle=True)) for n in range(50)}
+    assert len(orders) == 50
+    firsts = np.array([order[0] for order in orders])
+    assert len(set(firsts)) > 8  # and they do not share a beginning
+
+
+def test_without_shuffling_examples_come_as_they_lie() -> None:
+    assert Identity("p", "00").order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_noise_and_order_are_drawn_from_different_streams() -> None:
+    identity = Identity("p", "ab" * 32)
+    assert identity._seed("defense", 1) != identity._seed("order", 1)
+    assert len({identity._seed(purpose, n) for purpose in ("defense", "order") for n in range(200)}) == 400

@@ -1,0 +1,71 @@
+"""What the attacker's side imports is light: it works where neither Flower nor Ray is installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("flwr", "ray", "pydantic", "typer", "sklearn", "skimage", "rich", "matplotlib")
+
+
+def fresh(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+
+
+def test_defenses_wire_and_models_work_without_flower_or_ray() -> None:
+    done = fresh(
+        "import sys\n"
+        "sys.modules['flwr'] = sys.modules['ray'] = None\n"
+        "import defenses, fedsim.wire, fedsim.models\n"
+        "defense = defenses.DefenseSpec.parse('clip(1) | gaussian(0.1)').build()\n"
+        "data = fedsim.wire.DataSpec(shape=(1, 8, 8), num_classes=2)\n"
+        "fedsim.models.build(fedsim.wire.ModelSpec(name='lenet_cpl'), data)\n"
+        f"print([name for name in {HEAVY} if sys.modules.get(name) is not None])"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_private_side_computes_without_flower_or_ray() -> None:
+    modules = ", ".join(f"fedsim.{name}" for name in ("truth", "partition", "schedule", "training", "datasets"))
+    done = fresh(f"import sys\nsys.modules['flwr'] = sys.modules['ray'] = None\nimport {modules}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
+    """`--help` is quick."""
+    done = fresh(
+        "import sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "import fedsim.cli\n"
+        "print([name for name in ('flwr', 'ray', 'torch', 'sklearn', 'skimage') if name in sys.modules])"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "defenses",
+            "DEFENSES Channel Defense DefenseSpec State Update chain clip gaussian global_norm identity stateless",
+        ),
+        (
+            "fedsim.wire",
+            "Column DamagedFile DataSpec Manifest ModelSpec Observation Payload Recorder Recording Reply Row Training",
+        ),
+        ("fedsim.models", "MODELS build head"),
+    ],
+)
+def test_what_is_public_is_exactly_this(module: str, names: str) -> None:
+    from importlib import import_module
+
+    found = import_module(module)
+    assert sorted(found.__all__) == sorted(names.split())
+    assert all(hasattr(found, name) for name in found.__all__)
+
+
+def test_nothing_is_reported_to_anyone() -> None:
+    done = fresh("import os\nimport fedsim\nprint(os.environ['FLWR_TELEMETRY_ENABLED'], os.environ['RAY_USAGE_STATS_ENABLED'])")
+    assert done.stdout.split() == ["0", "0"]

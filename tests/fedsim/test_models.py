@@ -1,0 +1,143 @@
+"""Models have the published shape and initial weights, and repeat under their seed."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.models import MODELS, build, head
+from fedsim.wire import DataSpec, ModelSpec
+
+IMAGES = DataSpec(shape=(3, 32, 32), num_classes=106)
+ROWS = DataSpec(shape=(30,), num_classes=2)
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "data", "count"),
+    [
+        ("lenet_cpl", {}, IMAGES, 93_262),  # Wei et al.: four convolutions
+        ("lenet_dlg", {}, IMAGES, 93_262 - (12 * 12 * 25 + 12)),  # one convolution less
+        ("lenet_dlg", {}, DataSpec(shape=(1, 28, 28), num_classes=10), (25 + 1) * 12 + 2 * (12 * 25 + 1) * 12 + (588 + 1) * 10),
+        ("mlp", {}, ROWS, 31 * 256 + 257 * 2),
+        ("mlp", {"hidden": [5, 4]}, ROWS, 31 * 5 + 6 * 4 + 5 * 2),
+        ("mlp", {"hidden": []}, ROWS, 31 * 2),
+    ],
+)
+def test_the_number_of_parameters(name: str, arguments: dict[str, object], data: DataSpec, count: int) -> None:
+    model = build(ModelSpec(name=name, arguments=arguments), data)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 9, 14), (2, 1, 1)])
+def test_every_model_maps_images_of_any_size_to_one_logit_a_class(name: str, shape: tuple[int, ...]) -> None:
+    model = build(ModelSpec(name=name), DataSpec(shape=shape, num_classes=7))
+    assert model(torch.rand(5, *shape)).shape == (5, 7)
+
+
+@pytest.mark.parametrize("name", ["lenet_dlg", "lenet_cpl"])
+def test_lenets_start_uniform_between_minus_and_plus_one_half(name: str) -> None:
+    for tensor in parameters(build(ModelSpec(name=name), IMAGES, seed=1)).values():
+        assert tensor.min() >= -0.5
+        assert tensor.max() < 0.5
+    values = torch.cat([t.flatten() for t in parameters(build(ModelSpec(name=name), IMAGES, seed=1)).values()]).double()
+    n = len(values)
+    assert values.min() < -0.499
+    assert values.max() > 0.499
+    assert abs(values.mean()) < 4 * (1 / 12) ** 0.5 / n**0.5
+    assert abs(values.var() - 1 / 12) < 4 * (1 / 180) ** 0.5 / n**0.5
+    deciles = torch.histc(values, bins=10, min=-0.5, max=0.5)
+    assert ((deciles - n / 10).abs() < 5 * (n * 0.09) ** 0.5).all()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_seed_repeats_another_differs_and_the_global_generator_is_left_alone(name: str) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = parameters(build(ModelSpec(name=name), IMAGES, seed=4))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(1)
+    again, other = (parameters(build(ModelSpec(name=name), IMAGES, seed=seed)) for seed in (4, 5))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_a_lenet_is_convolutions_sigmoids_and_one_linear_layer() -> None:
+    """Written out once more, with the published strides."""
+    model = build(ModelSpec(name="lenet_cpl"), IMAGES, seed=2)
+    p, x = parameters(model), torch.rand(2, 3, 32, 32)
+    kernels = [name.removesuffix(".weight") for name in p if name.endswith("weight")]
+    out = x
+    for name, stride in zip(kernels[:-1], (2, 2, 1, 1), strict=True):
+        out = torch.sigmoid(nn.functional.conv2d(out, p[f"{name}.weight"], p[f"{name}.bias"], stride=stride, padding=2))
+    assert out.shape == (2, 12, 8, 8)
+    last = kernels[-1]
+    assert torch.allclose(model(x), out.flatten(1) @ p[f"{last}.weight"].T + p[f"{last}.bias"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lenet_dlg", "lenet_cpl"])
+def test_a_lenet_refuses_rows_and_says_what_to_use(name: str) -> None:
+    with pytest.raises(ValueError, match=r"rows of shape \(30,\).*'mlp'"):
+        build(ModelSpec(name=name), ROWS)
+
+
+def test_an_mlp_takes_rows() -> None:
+    assert build(ModelSpec(name="mlp"), ROWS)(torch.rand(4, 30)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_head_is_the_layer_of_the_logits(name: str) -> None:
+    """The gradient of its bias is softmax minus one-hot: what reveals labels."""
+    model = build(ModelSpec(name=name), IMAGES)
+    weight, bias = head(model)
+    assert bias is not None
+    named = dict(model.named_parameters())
+    x = torch.rand(1, 3, 32, 32)
+    logits = model(x)
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, torch.tensor([9])), [named[bias]])
+    expected = logits.softmax(1)[0].detach() - nn.functional.one_hot(torch.tensor(9), 106)
+    assert torch.allclose(gradient, expected, atol=1e-6)
+    assert named[weight].shape[0] == 106
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Linear(2, 3), ("weight", "bias")),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)), ("2.weight", None)),
+        (nn.Sequential(nn.Sequential(nn.Linear(2, 3))), ("0.0.weight", "0.0.bias")),
+    ],
+)
+def test_head_names(model: nn.Module, expected: tuple[str, str | None]) -> None:
+    assert head(model) == expected
+
+
+def test_a_model_without_a_linear_layer_has_no_head() -> None:
+    with pytest.raises(ValueError, match="Conv2d has no linear layer"):
+        head(nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ModelSpec(name="lenet"), r"unknown name 'lenet' in fedsim\.models.*lenet_cpl, lenet_dlg, mlp"),
+        (ModelSpec(name="os.system"), "unknown name 'os.system'"),
+        (ModelSpec(name="mlp", arguments={"hiden": [3]}), r"mlp: .*'hiden'.*Its parameters: \(hidden: "),
+        (ModelSpec(name="lenet_cpl", arguments={"channels": 3}), "channels"),
+    ],
+)
+def test_unknown_names_and_arguments_say_what_exists(spec: ModelSpec, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build(spec, IMAGES)
+
+
+def test_a_model_with_buffers_is_refused_until_they_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    normed: Callable[..., nn.Module] = lambda shape, num_classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(30))  # noqa: E731
+    monkeypatch.setitem(MODELS._builtin, "normed", normed)
+    with pytest.raises(ValueError, match=r"'normed' carries buffers \(1\.running_mean"):
+        build(ModelSpec(name="normed"), ROWS)

@@ -1,0 +1,177 @@
+"""Clients that fail, are late, or answer oddly: a row with the reason, and the round goes on with the others."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.truth import TruthReader
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+Federate = Callable[..., Run]
+Answer = Callable[[Message, Any], Message]
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Message, Any, int], Message]], None]:
+    """Put something between server and clients: called with the app, message, context and round."""
+
+    def put(between: Callable[[Answer, Message, Any, int], Message]) -> None:
+        real = engine.client_app
+
+        def wrapped(run_of: Any) -> Any:
+            app = real(run_of)
+            return lambda message, context: between(app, message, context, int(message.content["config"]["server-round"]))
+
+        monkeypatch.setattr(engine, "client_app", wrapped)
+
+    return put
+
+
+def mean_of_the_others(run: Run, round: int) -> None:
+    """The next weights are the mean over those who answered, all of them with as many examples."""
+    recording = Recording(run.out / "recording")
+    answered = list(recording.observations(rounds={round}))
+    after = next(recording.observations(rounds={round + 1})).weights
+    for name, before in answered[0].weights.items():
+        mean = before + torch.stack([o.update[name] for o in answered]).mean(dim=0)
+        assert torch.allclose(mean, after[name], rtol=0, atol=1e-6)
+        assert not torch.equal(before, after[name])
+
+
+def test_a_client_that_raises_is_a_failed_row_and_the_round_goes_on(federate: Federate, clients: Any) -> None:
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        if round == 2 and context.node_config["partition-id"] == 1:
+            raise MemoryError("3 GB too little")
+        return app(message, context)
+
+    clients(between)
+    run = federate(rounds=3)
+    rows = Recording(run.out / "recording").rows()
+    assert [(r.round, r.status) for r in rows if r.status != "complete"] == [(2, "failed")]
+    (failed,) = [r for r in rows if r.status == "failed"]
+    assert failed.reason == "MemoryError: 3 GB too little"
+    assert (failed.file, failed.num_examples) == (None, None)
+    assert failed.client in {r.client for r in rows if r.round == 1}  # known by its pseudonym from the round before
+    assert {r.cohort for r in rows} == {tuple(sorted({r.client for r in rows}))}
+    mean_of_the_others(run, 2)
+    metrics = read_json_lines(run.out / "metrics.jsonl")
+    assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(3, 0), (2, 1), (3, 0)]
+
+
+def test_a_client_that_never_sent_a_pseudonym_is_known_by_its_node(federate: Federate, clients: Any) -> None:
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        if round == 1 and context.node_config["partition-id"] == 0:
+            raise RuntimeError("not yet")
+        reply = app(message, context)
+        if context.node_config["partition-id"] == 2:
+            del reply.content["client"]
+        return reply
+
+    clients(between)
+    rows = Recording(federate(rounds=2).out / "recording").rows()
+    first = {r.client: r for r in rows if r.round == 1}
+    (failed,) = [r for r in first.values() if r.status == "failed"]
+    assert failed.client == failed.node
+    nameless = [r for r in rows if r.status == "complete" and r.client == r.node]
+    assert [r.round for r in nameless] == [1, 2]
+    (later,) = [r for r in rows if r.round == 2 and r.node == failed.node]
+    assert later.client != later.node
+
+
+def test_what_a_failed_client_had_done_in_that_round_is_done_again(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed after its training: its place in the epoch is not lost."""
+    from fedsim.client import app as client_side
+
+    real, calls = client_side.encode, []
+
+    def failing(update: Any) -> Any:
+        calls.append(update)
+        if len(calls) == 2:
+            raise OSError("disk full")
+        return real(update)
+
+    monkeypatch.setattr(client_side, "encode", failing)
+    run = federate(rounds=3, clients={"count": 1})
+    assert [r.status for r in Recording(run.out / "recording").rows()] == ["complete", "failed", "complete"]
+    truth = TruthReader(run.out / "truth")
+    client = Recording(run.out / "recording").rows()[0].client
+    one, two, three = (truth.used(number, 1, client).steps for number in (1, 2, 3))
+    assert one != two
+    assert two == three
+
+
+def test_a_client_that_does_not_answer_is_a_late_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(engine.LocalGrid):
+        """Loses the reply of one client in the second round."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            sent = list(messages)
+            replies = list(super().send_and_receive(sent, timeout=timeout))
+            second = [m for m in sent if int(m.content["config"]["server-round"]) == 2]
+            return [r for r in replies if not second or r.metadata.src_node_id != max(self.get_node_ids())]
+
+    monkeypatch.setattr(engine, "LocalGrid", Slow)
+    run = federate(rounds=3)
+    rows = Recording(run.out / "recording").rows()
+    (late,) = [r for r in rows if r.status != "complete"]
+    assert (late.round, late.status, late.reason, late.file) == (2, "late", "no answer in time", None)
+    assert late.client in {r.client for r in rows if r.round == 1 and r.node == late.node}
+    assert len({r.client for r in rows}) == 3
+    mean_of_the_others(run, 2)
+
+
+def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, clients: Any) -> None:
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        if round == 1:
+            raise RuntimeError("not yet")
+        return app(message, context)
+
+    clients(between)
+    run = federate(rounds=2)
+    recording = Recording(run.out / "recording")
+    assert [r.status for r in recording.rows()] == ["failed"] * 3 + ["complete"] * 3
+    assert all(torch.equal(recording._weights(1)[name], w) for name, w in recording._weights(2).items())
+    metrics = read_json_lines(run.out / "metrics.jsonl")
+    assert metrics[0]["loss"] == metrics[1]["loss"]
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "global", ".", "a/b", "x" * 200])
+def test_a_pseudonym_that_could_name_other_files_is_none(name: str, federate: Federate, clients: Any) -> None:
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        reply = app(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["client"] = ConfigRecord({"pseudonym": name})
+        return reply
+
+    clients(between)
+    run = federate(rounds=2)
+    recording = Recording(run.out / "recording")
+    assert len(list(recording.observations())) == 6
+    assert sum(r.client == r.node for r in recording.rows()) == 2
+    assert {path.name for path in run.out.parent.iterdir()} == {"run"}
+
+
+def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients: Any) -> None:
+    """A copied private folder must not end the federation."""
+
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        reply = app(message, context)
+        if context.node_config["partition-id"] != 1:
+            reply.content["client"] = ConfigRecord({"pseudonym": "same"})
+        return reply
+
+    clients(between)
+    recording = Recording(federate(rounds=2).out / "recording")
+    for number in (1, 2):
+        rows = recording.rows(rounds={number})
+        assert len({r.client for r in rows}) == len({r.node for r in rows}) == 3
+        assert sum(r.client == "same" for r in rows) == 1
+        assert sum(r.client == r.node for r in rows) == 1
+        assert {r.cohort for r in rows} == {tuple(sorted(r.client for r in rows))}
+        assert len(list(recording.observations(rounds={number}))) == 3

@@ -1,0 +1,154 @@
+"""A run is checked before any work, and knows whether it is done."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim import engine
+from fedsim.app import Run, Unfinished
+from fedsim.engine import EngineError
+
+Federate = Callable[..., Run]
+
+
+@pytest.fixture
+def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
+    def make(device: str = "cpu", **changes: Any) -> Run:
+        return Run(experiment=tiny(**changes), out=tmp_path / "run", device=device)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "lenet"}, r"unknown name 'lenet' in fedsim\.models.*lenet_cpl"),
+        ({"model": {"name": "mlp", "hiden": [3]}}, "'hiden'"),
+        ({"model": {"name": "mlp", "hidden": 3}}, "wrong type"),
+        ({"model": {"name": "mlp", "hidden": ["a"]}}, "wrong type"),
+        ({"model": "lenet_cpl", "data": "breast_cancer"}, r"rows of shape \(30,\).*'mlp'"),
+        ({"data": "fotos"}, "Did you mean 'photos'"),
+        ({"data": {"name": "photos", "size": 33}}, "got 33"),
+        ({"data": {"name": "photos", "size": "32"}}, "got 32"),
+        ({"data": {"name": "photos", "scale": "x"}}, "wrong type"),
+        ({"data": {"name": "npz", "train": ["a"]}}, "wrong type"),
+        ({"data": "npz:/nowhere.npz"}, "/nowhere.npz does not exist"),
+        ({"partition": "dirichlet"}, "'alpha'"),
+        ({"partition": {"name": "dirichlet", "alpha": "x"}}, "wrong type"),
+        ({"partition": {"name": "dirichlet", "alpha": -1}}, "alpha must be positive"),
+        ({"strategy": "FedSGD"}, "unknown name 'FedSGD'"),
+        ({"strategy": {"name": "FedAdam", "lr": 1}}, "'lr'"),
+        ({"clients": {"count": 2000}}, "clients.count is 2000, and there are only 1438"),
+        (
+            {"training": {"learning_rate": 1, "batch_size": 500, "steps": 1, "drop_last": True}},
+            "a client holds 479 examples, which do not fill one batch of 500",
+        ),
+        ({"device": "cuda:0"}, "device 'cuda:0' is not to be had here; use cpu"),
+        ({"device": "gpu"}, "device 'gpu'"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, device cuda:0 is to be had")
+def test_what_would_fail_is_refused_before_any_work(planned: Callable[..., Run], changes: dict[str, Any], words: str) -> None:
+    run = planned(**changes)
+    for attempt in (run.check, lambda: engine.run(run, engine="local")):
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            attempt()
+    assert not run.out.exists()
+
+
+def test_a_short_last_batch_is_no_reason_to_refuse(planned: Callable[..., Run]) -> None:
+    planned(training={"learning_rate": 1, "batch_size": 479, "steps": 1, "drop_last": True}).check()
+    planned(training={"learning_rate": 1, "batch_size": 500, "steps": 1}).check()
+
+
+def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = planned(device="auto")
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert run.resolved_device() == device
+
+
+@pytest.mark.parametrize(("threads", "used"), [(2, 2), (1, 1), (None, 3)])
+def test_clients_use_their_threads_and_give_them_back(
+    planned: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, threads: int | None, used: int
+) -> None:
+    from fedsim.client import app as client_side
+
+    real, seen = client_side.train, set()
+
+    def watched(*arguments: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return real(*arguments)
+
+    monkeypatch.setattr(client_side, "train", watched)
+    torch.set_num_threads(3)
+    engine.run(replace(planned(), threads=threads), engine="local")
+    assert seen == {used}
+    assert torch.get_num_threads() == 3
+
+
+def test_the_size_on_disk_is_foretold(federate: Federate) -> None:
+    run = federate(rounds=3, model={"name": "mlp", "hidden": [300]}, clients={"count": 4, "fraction": 0.5})
+    written = sum(path.stat().st_size for path in (run.out / "recording").rglob("*") if path.is_file()) / 1e6
+    assert run.megabytes() == pytest.approx(written, rel=0.15)
+
+
+def test_a_run_is_done_when_this_very_experiment_came_to_its_end(federate: Federate, planned: Callable[..., Run]) -> None:
+    assert not planned().is_done()
+    planned().out.mkdir()
+    assert not planned().is_done()
+    assert federate().is_done()
+    assert planned().is_done()
+    with pytest.raises(ValueError, match="holds something else; choose another --out"):
+        planned(seed=99).is_done()
+    with pytest.raises(ValueError, match="holds something else"):
+        planned(rounds=3).is_done()
+
+
+def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(federate: Federate, planned: Callable[..., Run]) -> None:
+    run = federate()
+    path = run.out / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(Unfinished, match="unfinished run, 1 of 2 rounds; delete it and run again"):
+        planned().is_done()
+    recording = {p: p.read_bytes() for p in (run.out / "recording").rglob("*") if p.is_file()}
+    with pytest.raises(EngineError, match="holds a recording already"):
+        engine.run(planned(), engine="local")
+    assert {p: p.read_bytes() for p in (run.out / "recording").rglob("*") if p.is_file()} == recording
+    path.unlink()
+    with pytest.raises(Unfinished, match="unfinished run, 0 of 2 rounds"):
+        planned().is_done()
+
+
+def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., Run]) -> None:
+    run = planned()
+    run.out.mkdir()
+    (run.out / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="holds something else"):
+        run.is_done()
+    shutil.rmtree(run.out)
+    assert not run.is_done()
+
+
+def test_the_resolved_experiment_lies_beside_the_recording(federate: Federate) -> None:
+    from fedsim.experiment import read
+
+    run = federate()
+    assert read(run.out / "experiment.toml") == run.experiment
+
+
+def test_truth_names_the_data_that_it_refers_to(federate: Federate) -> None:
+    from fedsim.truth import TruthReader
+
+    run = federate()
+    assert TruthReader(run.out / "truth").dataset == {
+        "name": "digits",
+        "arguments": {},
+        "content_hash": run.data().content_hash(),
+        "size": len(run.data().train),
+    }

@@ -1,0 +1,143 @@
+"""Everything on the way of an update is lossless, and files are whole or absent."""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+from torch import Tensor
+
+from fedsim import records
+from fedsim.wire import Payload, files
+from fedsim.wire.codec import CODECS, decode, encode, sent
+
+Tensors = dict[str, Tensor]
+Same = Callable[[Tensors, Tensors], bool]
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_codecs_give_back_every_bit(codec: str, awkward: Tensors, same_bits: Same) -> None:
+    assert same_bits(decode(encode(awkward, codec)), awkward)
+    assert encode(awkward, codec).codec == codec
+
+
+def test_dense_sends_every_coordinate() -> None:
+    assert sent(encode({"w": torch.ones(2)})) == {}
+
+
+@pytest.mark.parametrize("use", [lambda: encode({}, "zip"), lambda: decode(Payload(tensors={}, codec="zip"))])
+def test_an_unknown_codec_is_named(use: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: dense"):
+        use()
+
+
+def test_flower_records_give_back_every_bit(awkward: Tensors, same_bits: Same) -> None:
+    assert same_bits(records.to_tensors(records.to_arrays(awkward)), awkward)
+    trained = {"w": torch.ones(2, requires_grad=True)}
+    assert records.to_tensors(records.to_arrays(trained))["w"].tolist() == [1, 1]
+
+
+def test_a_payload_passes_through_a_reply_and_is_taken_out(awkward: Tensors, same_bits: Same) -> None:
+    from flwr.app import MetricRecord, RecordDict
+
+    content = RecordDict({records.METRICS: MetricRecord({"num-examples": 3, "list": [1, 2], "loss": 0.5})})
+    records.put_payload(content, encode(awkward))
+    assert set(content) == {"metrics", "payload", "codec"}
+    assert records.count_bytes(content) > sum(t.numel() * t.element_size() for t in awkward.values())
+    assert same_bits(decode(records.take_payload(content)), awkward)
+    assert set(content) == {"metrics"}
+    assert records.reported(content) == {"num-examples": 3, "loss": 0.5}
+
+
+def test_tensor_files_give_back_every_bit_and_are_no_pickles(awkward: Tensors, same_bits: Same) -> None:
+    content = files.tensors_to_bytes(awkward)
+    assert same_bits(load(content), awkward)
+    header = int.from_bytes(content[:8], "little")
+    assert set(json.loads(content[8 : 8 + header])) - {"__metadata__"} == set(awkward)
+    assert not content.startswith((b"\x80", b"PK"))
+
+
+def test_views_of_one_tensor_are_written_each_by_itself(same_bits: Same) -> None:
+    flat = torch.arange(6.0)
+    parts = {"a": flat[:4], "b": flat[2:]}
+    assert same_bits(load(files.tensors_to_bytes(parts)), parts)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(width=32, allow_nan=True), max_size=20))
+def test_any_float_survives_codec_and_file(values: list[float]) -> None:
+    update = {"w": torch.tensor(values, dtype=torch.float32)}
+    back = load(files.tensors_to_bytes(encode(update).tensors))["w"]
+    assert back.numpy().tobytes() == update["w"].numpy().tobytes()
+
+
+# --- files ---
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_are_closed_to_everyone_else_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = files.make_private(tmp_path / "a" / "b")
+        files.write_bytes(folder / "bytes", b"x")
+        files.write_json(folder / "json", {})
+        files.append_json_line(folder / "lines", {})
+        files.append_json_line(folder / "lines", {})
+    finally:
+        os.umask(before)
+    assert mode(folder) == 0o700
+    assert [mode(path) for path in sorted(folder.iterdir())] == [0o600] * 3
+
+
+def test_a_folder_that_is_there_stays_as_its_owner_wants_it(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    assert files.make_private(tmp_path / "shared") == tmp_path / "shared"
+    assert mode(tmp_path / "shared") == 0o750
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_bytes(path, b"old")
+    with pytest.raises(RuntimeError, match="power"), files.replacing(path) as beside:  # noqa: PT012 - the state within counts
+        beside.write_bytes(b"half of the n")
+        assert path.read_bytes() == b"old"
+        raise RuntimeError("power cut")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_that_others_could_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "x.json", {"loss": math.nan})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_are_read_in_order_and_a_last_one_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert files.read_json_lines(path) == []
+    for number in range(3):
+        files.append_json_line(path, {"n": number})
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert files.read_json_lines(path) == [{"n": n} for n in range(whole[:length].count(b"\n"))]
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"n": 1}\n'])
+def test_after_a_crash_the_next_line_is_not_glued_to_the_one_that_was_cut_off(tmp_path: Path, rest: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(rest + b'{"n": 2, "ind')
+    files.append_json_line(path, {"n": 3})
+    files.append_json_line(path, {"n": 4})
+    assert [row["n"] for row in files.read_json_lines(path)] == [1, 3, 4][-2 - bool(rest) :]

@@ -1,0 +1,120 @@
+"""The manifest reads back as it was written, and says what is wrong when it cannot be read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from defenses import DefenseSpec
+from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Training
+
+TABLE = DataSpec(
+    shape=(2,),
+    num_classes=3,
+    columns=(Column(name="age", low=0.5, high=99.25), Column(name="colour", kind="categorical", high=3)),
+)
+
+
+def written(manifest: Manifest, folder: Path) -> Path:
+    manifest.write(folder / "manifest.json")
+    return folder / "manifest.json"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"data": TABLE, "model": ModelSpec(name="lenet_dlg"), "defense": DefenseSpec()},
+        {"training": Training(learning_rate=1e-7, batch_size=3, epochs=2, weight_decay=0.1, shuffle=False, drop_last=True)},
+        {"software": {}, "created": "", "name": "näme"},
+    ],
+)
+def test_it_reads_back_as_it_was_written(manifest: Manifest, tmp_path: Path, changes: dict[str, Any]) -> None:
+    given_ = replace(manifest, **changes)
+    assert Manifest.read(written(given_, tmp_path)) == given_
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    learning_rate=st.floats(0, 1e300, exclude_min=True),
+    mean=st.lists(st.floats(-1e10, 1e10), min_size=3, max_size=3),
+    clip=st.floats(0, 1e300, exclude_min=True),
+)
+def test_numbers_read_back_exactly(
+    manifest: Manifest, tmp_path: Path, learning_rate: float, mean: list[float], clip: float
+) -> None:
+    given_ = replace(
+        manifest,
+        training=Training(learning_rate=learning_rate, batch_size=1, steps=1),
+        data=replace(manifest.data, mean=tuple(mean)),
+        defense=DefenseSpec.parse(f"clip({clip!r})"),
+    )
+    assert Manifest.read(written(given_, tmp_path)) == given_
+
+
+def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manifest, tmp_path: Path) -> None:
+    raw = json.loads(written(manifest, tmp_path).read_text())
+    assert raw["format_version"] == 1
+    assert raw["defense"] == "clip(4.5) | gaussian(0.1)"
+    assert not {"seed", "client_seed", "partition", "secret", "path"} & set(raw)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "words"),
+    [
+        (("format_version",), 2, "format version 2, and this program reads version 1; install a newer one"),
+        (("format_version",), None, "format version None"),
+        (("format_version",), "1", "format version 1"),
+        (("surprise",), 1, r"unknown keys \['surprise'\] for Manifest"),
+        (("model", "path"), "x.py", r"unknown keys \['path'\] for ModelSpec"),
+        (("data", "labels"), [1], r"unknown keys \['labels'\] for DataSpec"),
+        (("training", "lr"), 1, r"unknown keys \['lr'\] for Training"),
+        (("training", "batch_size"), 0, "batch_size must be positive, got 0"),
+        (("training", "learning_rate"), "fast", "manifest.json"),
+        (("data", "num_classes"), 1, "num_classes"),
+        (("defense",), "clop(1)", "'clop'"),
+        (("defense",), 3, "'3'"),
+        (("model",), None, "manifest.json"),
+        (("data",), 3, "manifest.json"),
+    ],
+)
+def test_what_it_does_not_understand_is_refused_and_named(
+    manifest: Manifest, tmp_path: Path, at: tuple[str, ...], value: Any, words: str
+) -> None:
+    path = written(manifest, tmp_path)
+    raw = json.loads(path.read_text())
+    inner = raw
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=words) as refused:
+        Manifest.read(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_missing_key_is_named(manifest: Manifest, tmp_path: Path) -> None:
+    path = written(manifest, tmp_path)
+    raw = json.loads(path.read_text())
+    del raw["training"]["batch_size"]
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=r"missing keys \['batch_size'\] for Training"):
+        Manifest.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe"])
+def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"manifest\.json: "):
+        Manifest.read(tmp_path / "manifest.json")
+
+
+def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(ValueError, match=f"{folder} is not a recording"):
+            Manifest.read(folder / "manifest.json")

@@ -1,0 +1,181 @@
+"""The contract: a closed set of fields, and settings that are refused when they make no sense."""
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from defenses import DefenseSpec
+from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Observation, Payload, Reply, Row, Training
+from fedsim.wire.codec import encode
+
+PUBLIC = {
+    Observation: {
+        *("round", "client", "cohort", "num_examples", "model", "data", "training", "defenses"),
+        *("weights", "payload", "buffers", "metrics"),
+    },
+    DataSpec: {"shape", "num_classes", "mean", "std", "columns"},
+    Column: {"name", "kind", "low", "high"},
+    ModelSpec: {"name", "arguments"},
+    Payload: {"tensors", "codec"},
+    Training: {
+        *("learning_rate", "batch_size", "steps", "epochs", "momentum", "weight_decay"),
+        *("shuffle", "drop_last", "loss", "mode", "buffers"),
+    },
+    Manifest: {
+        *("name", "model", "data", "training", "defense", "gradient", "network", "inputs"),
+        *("secure_aggregation", "codec", "created", "software"),
+    },
+    Reply: {"client", "node", "attempt", "status", "reason", "payload", "num_examples", "bytes", "metrics"},
+    Row: {
+        *("round", "client", "node", "attempt", "status", "reason", "num_examples", "cohort"),
+        *("file", "sha256", "codec", "bytes", "metrics", "received_at"),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_what_the_server_knows_is_a_closed_set(kind: type) -> None:
+    """Adding a field means saying here that no truth gets in through it."""
+    assert {field.name for field in fields(kind)} == PUBLIC[kind]
+
+
+def observation(**changes: Any) -> Observation:
+    return Observation(
+        **{
+            "round": 7,
+            "client": "anna",
+            "cohort": ("anna",),
+            "num_examples": 3,
+            "model": ModelSpec(name="mlp"),
+            "data": DataSpec(shape=(2,), num_classes=2),
+            "training": Training(learning_rate=1, batch_size=1, steps=1),
+            "defenses": DefenseSpec(),
+            "weights": {"w": torch.ones(2)},
+            "payload": encode({"w": torch.tensor([1.0, -2.0])}),
+            **changes,
+        }
+    )
+
+
+def test_an_observation_cannot_be_given_anything_else() -> None:
+    with pytest.raises(TypeError, match="labels"):
+        observation(labels=torch.zeros(1))
+    made = observation()
+    for name, value in (("labels", 1), ("round", 8), ("truth", 1)):
+        with pytest.raises(FrozenInstanceError):
+            setattr(made, name, value)
+
+
+def test_the_update_is_decoded_from_the_payload() -> None:
+    made = observation()
+    assert made.update["w"].tolist() == [1, -2]
+    assert made.sent == {}
+    assert made.key == "00007-anna"
+    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: dense"):
+        _ = observation(payload=Payload(tensors={}, codec="zip")).update
+
+
+# --- DataSpec ---
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    mean=st.lists(st.floats(-2, 2), min_size=3, max_size=3),
+    std=st.lists(st.floats(0.1, 5), min_size=3, max_size=3),
+    batch=st.sampled_from([(), (1,), (4,), (2, 3)]),
+)
+def test_denormalise_is_the_inverse_of_normalise(mean: list[float], std: list[float], batch: tuple[int, ...]) -> None:
+    spec = DataSpec(shape=(3, 2, 5), num_classes=2, mean=tuple(mean), std=tuple(std))
+    x = torch.rand(*batch, 3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(spec.denormalise(spec.normalise(x)), x, rtol=1e-12, atol=1e-12)
+    assert spec.normalise(x).dtype == torch.float64
+
+
+def test_normalise_goes_by_channel() -> None:
+    spec = DataSpec(shape=(2, 1, 1), num_classes=2, mean=(1.0, 2.0), std=(2.0, 4.0))
+    assert spec.normalise(torch.tensor([5.0, 6.0]).reshape(1, 2, 1, 1)).flatten().tolist() == [2, 1]
+    rows = DataSpec(shape=(3,), num_classes=2, mean=(1.0,), std=(2.0,))
+    assert rows.normalise(torch.tensor([[1.0, 3.0, 5.0]])).tolist() == [[0, 1, 2]]
+    plain = DataSpec(shape=(3,), num_classes=2)
+    assert torch.equal(plain.normalise(torch.tensor([0.1, 0.2, 0.3])), torch.tensor([0.1, 0.2, 0.3]))
+
+
+def test_images_and_rows_are_told_apart() -> None:
+    assert DataSpec(shape=(3, 4, 5), num_classes=2).is_image
+    assert DataSpec(shape=(3, 4, 5), num_classes=2).size == 60
+    assert not DataSpec(shape=(7,), num_classes=2).is_image
+    assert DataSpec(shape=(7,), num_classes=2).size == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shape": (4, 4)}, r"data shape must be .*got \(4, 4\)"),
+        ({"shape": (3, 0, 4)}, r"positive, got \(3, 0, 4\)"),
+        ({"num_classes": 1}, "num_classes must be at least 2, got 1"),
+        ({"mean": (0.0, 0.0)}, "mean and std"),
+        ({"mean": (0.0, 0.0), "std": (1.0, 1.0)}, "mean and std"),
+        ({"std": (0.0,)}, "std must be positive"),
+        ({"std": (-1.0,)}, "std must be positive"),
+        ({"shape": (3,), "columns": (Column(name="age"),)}, "1 columns for 3 features"),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataSpec(**{"shape": (3, 4, 4), "num_classes": 2, **changes})
+
+
+# --- Training ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rate": 0}, "learning_rate must be positive, got 0"),
+        ({"learning_rate": -0.1}, "learning_rate must be positive, got -0.1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
+        ({"batch_size": 0}, "batch_size must be positive, got 0"),
+        ({"steps": None}, "either steps or epochs"),
+        ({"epochs": 1}, "either steps or epochs"),
+        ({"steps": 0}, "steps must be positive, got 0"),
+        ({"steps": None, "epochs": -1}, "epochs must be positive, got -1"),
+        ({"momentum": 1.0}, "momentum must be in .*, got 1.0"),
+        ({"momentum": -0.1}, "momentum must be in .*, got -0.1"),
+        ({"weight_decay": -1}, "weight_decay must not be negative, got -1"),
+        ({"loss": "hinge"}, "'hinge'.*cross_entropy"),
+        ({"mode": "test"}, "'test'"),
+        ({"buffers": "shared"}, "'shared'"),
+    ],
+)
+def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Training(**{"learning_rate": 0.1, "batch_size": 2, "steps": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("settings_", "num_examples", "sizes"),
+    [
+        ({"steps": 1}, 4, (4,)),
+        ({"steps": 1}, 3, (3,)),  # a client with three examples, or the end of its epoch
+        ({"steps": 3}, 12, (4, 4, 4)),
+        ({"steps": 3}, 11, None),  # one of the three was short, and the server cannot tell which
+        ({"epochs": 1}, 8, (4, 4)),
+        ({"epochs": 1}, 10, (4, 4, 2)),
+        ({"epochs": 2}, 10, (4, 4, 2, 4, 4, 2)),
+        ({"epochs": 2}, 3, (3, 3)),
+        ({"epochs": 2, "drop_last": True}, 8, (4, 4, 4, 4)),
+    ],
+)
+def test_batch_sizes_that_the_server_can_tell(settings_: dict[str, Any], num_examples: int, sizes: tuple[int, ...]) -> None:
+    assert Training(learning_rate=1, batch_size=4, **settings_).batch_sizes(num_examples) == sizes
+
+
+def test_the_fixture_of_a_manifest_is_one(manifest: Manifest, same_bits: Callable[..., bool]) -> None:
+    assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor(-0.0)})
+    assert not same_bits({"w": torch.tensor(0.0)}, {"w": torch.tensor([0.0])})
+    assert manifest.data.is_image
