@@ -27,7 +27,7 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     factory = MODELS[spec.name]
     arguments = bind(spec.name, factory, data.shape, data.num_classes, given=spec.arguments, hidden=2)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = factory(**arguments)
     if unsupported := [name for name, _ in model.named_buffers()]:
         raise ValueError(f"model {spec.name!r} carries buffers ({', '.join(unsupported)}), which are not supported yet")

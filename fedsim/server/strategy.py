@@ -1,6 +1,6 @@
 """An honest-but-curious strategy: aggregates exactly as the strategy that it wraps, and writes down what passes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -94,7 +94,9 @@ class Recording(Strategy):
             "clients": complete,
             "missing": len(everyone) - complete,
         }
-        arrays, metrics = self.inner.aggregate_train(server_round, [message for _, message in received])
+        arrays, metrics = self.inner.aggregate_train(
+            server_round, [message for reply, message in received if reply.status == "complete" or message.has_error()]
+        )
         return (None if arrays is None else self._as_sent(arrays)), metrics
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -125,18 +127,30 @@ class Recording(Strategy):
         size = records.count_bytes(content)
         if records.CLIENT in content and is_plain(pseudonym := str(content[records.CLIENT]["pseudonym"])):
             self._pseudonyms[node] = pseudonym
-        payload = records.take_payload(content)
-        update = decode(payload)
+        try:
+            payload = records.take_payload(content)
+            update = decode(payload)
+            self._check(update)
+            metrics = records.reported(content)
+            examples = int(metrics.pop(records.NUM_EXAMPLES))
+        except (KeyError, ValueError, AssertionError) as error:
+            return Reply(client=self._name(node), node=str(node), status="failed", reason=f"malformed reply: {error}", bytes=size)
         content[records.WEIGHTS] = records.to_arrays({name: w + update[name] for name, w in self._weights.items()})
-        metrics = records.reported(content)
         return Reply(
             client=self._name(node),
             node=str(node),
             payload=payload,
-            num_examples=int(metrics[records.NUM_EXAMPLES]),
+            num_examples=examples,
             bytes=size,
-            metrics={name: value for name, value in metrics.items() if name != records.NUM_EXAMPLES},
+            metrics=metrics,
         )
+
+    def _check(self, update: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where an update does not fit the weights that were sent."""
+        shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (update, self._weights)]
+        if shapes[0] != shapes[1]:
+            wrong = sorted(name for name in shapes[0].keys() | shapes[1].keys() if shapes[0].get(name) != shapes[1].get(name))
+            raise ValueError(f"names or shapes differ from the weights sent, the first: {wrong[0]}")
 
     def _finish_round(self, server_round: int, evaluated: dict[str, Any]) -> None:
         row = {"round": server_round, **evaluated, **self._traffic, "seconds": monotonic() - self._started}

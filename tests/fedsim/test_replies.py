@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 
 from fedsim import engine
 from fedsim.app import Run
@@ -175,3 +175,34 @@ def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients
         assert sum(r.client == r.node for r in rows) == 1
         assert {r.cohort for r in rows} == {tuple(sorted(r.client for r in rows))}
         assert len(list(recording.observations(rounds={number}))) == 3
+
+
+@pytest.mark.parametrize(
+    "oddity", ["nothing", "a name is missing", "a shape broadcasts", "no number of examples", "unknown codec"]
+)
+def test_a_malformed_reply_is_a_failed_row_and_the_round_goes_on(federate: Federate, clients: Any, oddity: str) -> None:
+    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
+        reply = app(message, context)
+        if round != 2 or context.node_config["partition-id"] != 1:
+            return reply
+        payload = reply.content["payload"]
+        name = next(iter(payload))
+        if oddity == "nothing":
+            del reply.content["payload"]
+        elif oddity == "a name is missing":
+            del payload[name]
+        elif oddity == "a shape broadcasts":
+            payload[name] = Array(payload[name].numpy()[:1])
+        elif oddity == "no number of examples":
+            del reply.content["metrics"]["num-examples"]
+        else:
+            reply.content["codec"] = ConfigRecord({"name": "zip"})
+        return reply
+
+    clients(between)
+    run = federate(rounds=3)
+    (failed,) = [row for row in Recording(run.out / "recording").rows() if row.status == "failed"]
+    assert failed.round == 2
+    assert failed.reason.startswith("malformed reply: ")
+    assert failed.file is None
+    mean_of_the_others(run, 2)
