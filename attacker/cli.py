@@ -9,22 +9,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import assignment, errors_told, out, print_json, progress_bar, run_to_the_end
+from fedsim.console import Json, assignment, command_line, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
     from attacker.scoring import Summary
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Attack a recording, score what came out, and show it.",
-)
+app = command_line("Attack a recording, score what came out, and show it.")
 
 GOES_ON = "what is done is kept, and the same command goes on from there"
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack.")]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.wire.files import tensors_to_bytes, write_bytes
@@ -80,7 +80,7 @@ class Reconstruction:
             with safe_open(path, framework="pt") as file:
                 facts = json.loads(file.metadata()["facts"])
                 tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "loss")}
-        except Exception as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}") from None
         slots = tuple(Slot(*slot) for slot in facts.pop("slots"))
         return cls(**tensors, **{**facts, "oracles": tuple(facts["oracles"])}, slots=slots)

@@ -7,21 +7,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import assignment, err, errors_told, out, print_json, progress_bar, run_to_the_end
+from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
     from defenses.registry import Registry
     from fedsim.experiment import Experiment
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Run a federation and write down what its honest-but-curious server sees.",
-)
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+app = command_line("Run a federation and write down what its honest-but-curious server sees.")
 
 
 @app.command(
