@@ -64,9 +64,9 @@ class DefenseSpec:
             return cls()
         try:
             tree = ast.parse(text.strip(), mode="eval").body
+            spec = cls(tuple(_step(node, text) for node in _parts(tree)))
         except (SyntaxError, RecursionError):
             raise ValueError(f"cannot read defense {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
-        spec = cls(tuple(_step(node, text) for node in _parts(tree)))
         try:
             spec.build()
         except TypeError as error:
