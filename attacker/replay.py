@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -54,7 +55,7 @@ class Replay:
     chunk: int | None = None
     oracle_labels: OracleLabels | None = None
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         identity = [str(self.spec), self.seed, self.oracle_labels is not None, self.recording.fingerprint()]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]

@@ -7,7 +7,8 @@ from torch import Tensor
 def assign(x: Tensor, truth: Tensor) -> list[int | None]:
     """For each original, the index of its reconstruction: one to one, with the least total mean squared error.
 
-    x: (M, *shape), truth: (N, *shape). None where fewer reconstructions than originals are there: a failure of the attack.
+    x: (M, *shape), truth: (N, *shape). More of x than of truth, where a client used an example twice in a round, is a choice
+    that favours the attack. None where fewer reconstructions than originals are there: a failure of the attack.
     """
     assigned: list[int | None] = [None] * len(truth)
     if len(x) and len(truth):

@@ -40,8 +40,11 @@ class Summary:
 
     @property
     def gone(self) -> bool | None:
-        """Whether no more is recovered than without any gradient: neither the rate nor its upper limit is above the null's."""
-        if self.null is None:
+        """Whether no more is recovered than without any gradient: neither the rate nor its upper limit is above the null's.
+
+        None where there is no null on the same examples: fewer of them would widen its interval and flatter the defense.
+        """
+        if self.null is None or self.null.examples != self.examples:
             return None
         return self.success.value <= self.null.success.value and self.success.high <= self.null.success.high
 

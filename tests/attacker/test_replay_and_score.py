@@ -279,3 +279,7 @@ def test_a_null_is_compared_on_the_same_cases(run: Path) -> None:
     (summary,) = summarise(rows)
     assert summary.null is not None
     assert summary.examples == summary.null.examples == 6
+    assert summary.gone is not None
+    whole = scorer.score(replay(run, arguments={"steps": 3}).run().folder)
+    part = scorer.score(replay(run, null=True, arguments={"steps": 3}, rounds=frozenset({2})).run().folder)
+    assert summarise([*whole, *part])[0].gone is None
