@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
@@ -137,18 +138,18 @@ def score(
 
 
 def _print_summaries(summaries: "list[Summary]") -> None:
-    table = Table()
-    table.add_column("attack", overflow="fold", ratio=2)
-    for title in ("examples", "success (95 % CI)", "null's", "labels", "MSE", "PSNR"):
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("attack", overflow="fold", min_width=26)
+    for title in ("examples", "success", "null's", "labels", "quality"):
         table.add_column(title, justify="right")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
         null = f"{one.null.success.value:.0%}" if one.null else "not run"
         success = f"{one.success.value:.0%} ({one.success.low:.0%}-{one.success.high:.0%})"
-        quality = [f"{one.mse.value:.2g}" if one.mse else "", f"{one.psnr.value:.1f} dB" if one.psnr else ""]
+        quality = f"{one.psnr.value:.1f} dB" if one.psnr else f"MSE {one.mse.value:.2g}" if one.mse else ""
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
         labels = "told" if "labels" in one.oracles else f"{one.label_success.value:.0%}"
-        table.add_row(escape(one.spec), str(one.examples), success, null, labels, *quality, oracles)
+        table.add_row(escape(one.spec), str(one.examples), success, null, labels, quality, oracles)
     out.print(table)
 
 
