@@ -10,10 +10,11 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import Json, assignment, command_line, errors_told, out, print_json, progress_bar, run_to_the_end
+from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
     from attacker.scoring import Summary
+    from fedsim.wire import Recording
 
 app = command_line("Attack a recording, score what came out, and show it.")
 
@@ -64,17 +65,22 @@ def replay(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default PyTorch's choice.")] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Cases attacked at once; by default by the model's size.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="The network of somebody else's federation; imports that code."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Attack every recorded observation; what is done already is skipped."""
     with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
         from attacker.progress import replay_with_progress
-        from fedsim.experiment import parse_rounds
         from fedsim.wire import Recording
+        from fedsim.wire.selection import parse_rounds
 
         recording = recording / "recording" if (recording / "recording").is_dir() else recording
         opened = Recording(recording)
+        _check_model(opened, model)
         arguments = dict(map(assignment, overrides or []))
         oracle_labels = _oracle(oracle or [], recording.parent, truth)
         if threads is not None:
@@ -99,6 +105,16 @@ def replay(
             raise RuntimeError("no case could be attacked")
 
 
+def _check_model(recording: "Recording", reference: str | None) -> None:
+    """Have the recording's model at hand before anything else is done; code is imported only where the user names it."""
+    from fedsim import models
+
+    manifest = recording.manifest
+    if reference is not None:
+        models.admit(reference, name=manifest.model.name)
+    models.layout(manifest.model, manifest.data)
+
+
 def _oracle(names: list[str], run: Path, truth: list[Path] | None) -> Callable[[Any], Any] | None:
     if unknown := sorted(set(names) - {"labels"}):
         raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels")
@@ -107,7 +123,7 @@ def _oracle(names: list[str], run: Path, truth: list[Path] | None) -> Callable[[
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import true_labels
 
-    scorer = Scorer(run, truth or [run / "truth"])
+    scorer = Scorer(run, _truth(run, truth))
     return lambda row: true_labels(scorer, row)
 
 
@@ -116,6 +132,11 @@ def score(
     folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
     truth: Annotated[list[Path] | None, typer.Option(help="What the clients wrote down; by default the run's own.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set, where truth names another path: npz:TRAIN.")] = None,
+    lpips_net: Annotated[str, typer.Option(help="The network of LPIPS: alex or vgg.")] = "alex",
+    lpips_weights: Annotated[
+        Path | None,
+        typer.Option(help="Its convolution layers, in safetensors; by default torchvision's file in torch's hub cache."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare reconstructions with what the clients really used: one row an example."""
@@ -123,7 +144,8 @@ def score(
         from attacker.scoring import Scorer, summarise
 
         run, sources = _sources(folder)
-        scorer = Scorer(run, truth or [run / "truth"], (data, {}) if data else None)
+        described = (data, dict[str, Any]()) if data else None
+        scorer = Scorer(run, _truth(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
         rows = []
         with progress_bar() as bar:
             task = bar.add_task("scoring", total=len(sources), words="")
@@ -135,6 +157,18 @@ def score(
             print_json([one.as_json() for one in summaries])
             return
         _print_summaries(summaries)
+        if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
+            err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+
+
+def _truth(run: Path, given: list[Path] | None) -> list[Path]:
+    """Folders of truth. Raises ValueError where none is given and the run has none of its own."""
+    if not given and not (run / "truth").exists():
+        raise ValueError(
+            f"{run} has no truth of its own: name that of the clients with --truth FOLDER; "
+            f"what was reconstructed is shown without it by: attacker report {run}"
+        )
+    return given or [run / "truth"]
 
 
 def _print_summaries(summaries: "list[Summary]") -> None:
@@ -171,14 +205,14 @@ def _run_of(reconstructions: Path) -> Path:
 
 @app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run or more, side by side.")],
+    runs: Annotated[list[Path], typer.Argument(help="One run or more, side by side; or recordings.")],
     out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html of the first run.")] = None,
 ) -> None:
-    """Make one self-contained page out of scored runs."""
+    """Make one self-contained page out of attacked runs, scored or, where there is no truth, as they are."""
     with errors_told():
         from attacker.report import build
 
-        out.print(str(build(runs, out_file or runs[0] / "report.html")), soft_wrap=True)
+        out.print(str(build(runs, out_file)), soft_wrap=True)
 
 
 @app.command(epilog="Example:  attacker demo --out runs/demo")

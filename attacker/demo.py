@@ -1,14 +1,12 @@
 """The demonstration: the same federation undefended and defended, recorded, attacked, scored and shown."""
 
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 from attacker.attacks import AttackSpec
 from attacker.progress import replay_with_progress
 from attacker.report import build
 from attacker.scoring import Scorer, Summary, summarise
-from fedsim.app import Unfinished
 from fedsim.cli import federate
 from fedsim.console import err
 from fedsim.experiment import read
@@ -24,15 +22,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
 
 
 def run(folder: Path, *, engine: str = "ray") -> Path:
-    """Run all of it in `folder`, skipping what is done; returns the report."""
+    """Run all of it in `folder`, skipping what is done and going on with what was cut off; returns the report."""
     runs = []
     for name, defense in FEDERATIONS.items():
         experiment = read(EXPERIMENT, [("defense", defense)])
-        try:
-            federate(experiment, folder / name, engine=engine, client_seed=0)
-        except Unfinished:
-            rmtree(folder / name)
-            federate(experiment, folder / name, engine=engine, client_seed=0)
+        federate(experiment, folder / name, engine=engine, client_seed=0, resume=True)
         for summary in attack(folder / name, defended=bool(defense)):
             _tell(summary)
         runs.append(folder / name)

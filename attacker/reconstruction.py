@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsim.wire.files import tensors_to_bytes, write_bytes
+from fedsim.wire.files import write_tensors
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Reconstruction:
             "seed": self.seed,
             "interrupted": self.interrupted,
         }
-        write_bytes(path, tensors_to_bytes(tensors, {"facts": json.dumps(facts)}))
+        write_tensors(path, tensors, {"facts": json.dumps(facts)})
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":

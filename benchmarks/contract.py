@@ -28,11 +28,12 @@ class Options:
     device: str
     seed: int
     table: str | None
+    flags: frozenset[str] = frozenset()
 
 
-def options(description: str, *, tables: Sequence[str] = ()) -> Options:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=description)
+def options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
+    """Parse the command line; `flags` are switches of this benchmark's own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tables:
         parser.add_argument("table", nargs="?", choices=tables)
     parser.add_argument("--quick", action="store_true", help="a smaller instance of the same work, under a minute")
@@ -40,8 +41,11 @@ def options(description: str, *, tables: Sequence[str] = ()) -> Options:
     parser.add_argument("--data", type=Path, help="folder of data sets, laid out as benchmarks/README.md says")
     parser.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
     parser.add_argument("--seed", type=int, default=0)
+    for flag in flags:
+        parser.add_argument(f"--{flag}", action="store_true")
     given = vars(parser.parse_args())
-    return Options(table=given.pop("table", None), **given)
+    chosen = frozenset(flag for flag in flags if given.pop(flag))
+    return Options(table=given.pop("table", None), flags=chosen, **given)
 
 
 @dataclass

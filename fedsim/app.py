@@ -1,8 +1,9 @@
 """Composes both Flower apps from an `Experiment`: the only place that sees client, server and data sets."""
 
+import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -21,13 +22,15 @@ from torch import Tensor
 from defenses.spec import DefenseSpec
 from fedsim import datasets, models, partition
 from fedsim.client import app as client_side
-from fedsim.experiment import Experiment, parse_rounds, read, validate
+from fedsim.experiment import Experiment, read, validate
 from fedsim.server import app as server_side
 from fedsim.server import strategies
+from fedsim.server.checkpoint import rounds_done
 from fedsim.training import evaluate
-from fedsim.wire.files import make_private, read_json_lines, write_bytes
+from fedsim.wire.files import make_private, write_bytes, write_json
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.observation import DataSpec, ModelSpec
+from fedsim.wire.selection import Wanted
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -43,6 +46,7 @@ class Run:
     out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA where there is one.
     client_seed: draws the clients' secrets; None draws them from the system. Never part of an experiment.
     threads:     intra-op threads of one client; None leaves them as they are.
+    resume:      go on with an unfinished run.
     """
 
     experiment: Experiment
@@ -50,6 +54,7 @@ class Run:
     device: str = "auto"
     client_seed: int | None = None
     threads: int | None = 1
+    resume: bool = False
 
     def model(self) -> ModelSpec:
         return ModelSpec(name=self.experiment.model.name, arguments=self.experiment.model.arguments)
@@ -91,30 +96,69 @@ class Run:
 
     def is_done(self) -> bool:
         """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
-        if not self.out.exists() or not any(self.out.iterdir()):
+        if not self.out.exists() or not any(path.suffix != ".partial" for path in self.out.iterdir()):
             return False
         path = self.out / "experiment.toml"
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
-        rows = read_json_lines(self.out / "metrics.jsonl")
-        if rows and rows[-1]["round"] == self.experiment.rounds:
+        done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
+        if done == rounds:
             return True
-        finished, rounds = max(len(rows) - 1, 0), self.experiment.rounds
-        raise Unfinished(f"{self.out} holds an unfinished run, {finished} of {rounds} rounds; delete it and run again")
+        if self.resume:
+            return False
+        raise Unfinished(
+            f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; go on with --resume, or fedsim delete it first"
+        )
+
+    def round_bytes(self) -> int:
+        """About what the recording of one round takes on disk."""
+        e = self.experiment
+        with torch.device("meta"):
+            model = models.build(self.model(), self.data().spec)
+        values = sum(p.numel() for p in model.parameters())
+        if e.training.buffers == "shared":
+            values += sum(b.numel() for b in model.buffers())
+        clients, wanted = max(1, int(e.clients.count * e.clients.fraction)), self.wanted()
+        if wanted.clients is not None:
+            clients = min(clients, len(wanted.clients))
+        if wanted.at_most is not None:
+            clients = min(clients, wanted.at_most)
+        return (4 * values + 2000) * (1 + clients)
 
     def megabytes(self) -> float:
         """About what the recording of the whole run takes on disk."""
-        e = self.experiment
-        parameters = sum(p.numel() for p in models.build(self.model(), self.data().spec).parameters())
-        observations = e.rounds * (1 + max(1, int(e.clients.count * e.clients.fraction)))
-        return 4 * parameters * observations / 1e6
+        rounds, wanted = self.experiment.rounds, self.wanted().rounds
+        return self.round_bytes() * (rounds if wanted is None else sum(number <= rounds for number in wanted)) / 1e6
+
+    def wanted(self) -> Wanted:
+        """What the server writes down."""
+        return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:
-        """Make the run's folder, with the resolved experiment. Raises ValueError where a recording is there already."""
-        if (self.out / "recording").exists():
-            raise ValueError(f"{self.out} holds a recording already; choose another folder")
+        """Make the run's folder, with the resolved experiment. Raises ValueError where something is there already."""
+        if self.is_done():
+            raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         make_private(self.out)
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
+        if not self._simulation.exists():
+            make_private(self._simulation.parent)
+            write_json(self._simulation, {"client_seed": self.client_seed})
+
+    def settled(self) -> "Run":
+        """This run with the clients' seed that it began with, so that whoever resumes it need not repeat that.
+
+        Raises ValueError where another one is given now.
+        """
+        if not self._simulation.exists():
+            return self
+        began: int | None = json.loads(self._simulation.read_text())["client_seed"]
+        if self.client_seed not in (None, began):
+            raise ValueError(f"--client-seed {self.client_seed}: {self.out} began with {began}; leave it out to resume")
+        return replace(self, client_seed=began)
+
+    @property
+    def _simulation(self) -> Path:
+        return self.out / "clients" / "simulation.json"
 
     def manifest(self, spec: DataSpec) -> Manifest:
         e = self.experiment
@@ -135,9 +179,15 @@ class Run:
 
 def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
     """The clients of an experiment."""
+    known: list[tuple[Run, client_side.Settings]] = []
 
     def settings(context: Context) -> client_side.Settings:
         run = run_of(context)
+        if not known or known[0][0] is not run:
+            known[:] = [(run, made(run))]
+        return known[0][1]
+
+    def made(run: Run) -> client_side.Settings:
         data = run.data()
         parts = _split(run.experiment.to_toml())
         return client_side.Settings(
@@ -168,7 +218,9 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
         x, y = (t.to(device) for t in data.test[:])
 
         def held_out(weights: dict[str, Tensor]) -> dict[str, float]:
-            return evaluate(model, {name: w.to(device) for name, w in weights.items()}, x, y, data.spec)
+            moved = {name: w.to(device) for name, w in weights.items()}
+            buffers = {name: moved.pop(name) for name in models.buffer_names(model) if name in moved}
+            return evaluate(model, moved, x, y, data.spec, e.training, buffers=buffers)
 
         return server_side.Settings(
             folder=run.out,
@@ -179,7 +231,8 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
             rounds=e.rounds,
             clients=e.clients.count,
             timeout=e.timeout,
-            wanted=parse_rounds(e.record.rounds),
+            wanted=run.wanted(),
+            round_bytes=run.round_bytes(),
             on_round=on_round,
         )
 
@@ -190,5 +243,5 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
 def _split(experiment: str) -> list[NDArray[np.int64]]:
     """Each client's examples; the experiment as TOML, so that it can be remembered."""
     e = validate(tomllib.loads(experiment), source="experiment")
-    labels = datasets.load(e.data.name, **e.data.arguments).train.labels
-    return partition.split(labels, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
+    examples = datasets.load(e.data.name, **e.data.arguments).train
+    return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

@@ -26,6 +26,11 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run from its last whole round.")] = False,
+    record_rounds: Annotated[str | None, typer.Option(metavar="R", help="Record only these rounds: 1-20 or 1-3,7.")] = None,
+    record_clients: Annotated[
+        str | None, typer.Option(metavar="C", help="Record only the first so many clients, or those named: 5 or 3f2a,77b0.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
     client_cpus: Annotated[float, typer.Option(help="CPUs that one client occupies on Ray.")] = 1,
     client_gpus: Annotated[
@@ -40,19 +45,21 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation to its end and record it."""
-    with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; to run again, delete it first"):
+    with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local"):
             raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local")
         from fedsim.experiment import read
 
-        resolved = read(experiment, [assignment(text) for text in overrides or ()])
+        recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
+        chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
+        resolved = read(experiment, chosen)
         if print_config:
             print(resolved.to_toml(), end="")
             return
         folder = out_folder or Path("runs") / experiment.stem
         federate(
             resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
-            client_cpus=client_cpus, client_gpus=client_gpus, verbose=verbose,
+            client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose,
         )  # fmt: skip
         result = shown(folder)
         if as_json:
@@ -74,20 +81,28 @@ def federate(
     threads: int = 1,
     client_cpus: float = 1,
     client_gpus: float | None = None,
+    resume: bool = False,
     verbose: bool = False,
 ) -> None:
-    """Run a federation under a progress bar, unless it has run in `folder` already."""
+    """Run a federation under a progress bar, unless it has run in `folder` already. Raises DiskFull where it cannot fit."""
     from fedsim import engine as engines
     from fedsim.app import Run
+    from fedsim.wire.room import check_room
 
-    federation = Run(experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads)
+    federation = Run(
+        experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume
+    )
     if federation.is_done():
         err.print(f"{escape(str(folder))} is done already")
         return
     engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
-    err.print(f"{size}; writes up to {federation.megabytes():.1f} MB to {escape(str(folder))}")
+    megabytes = federation.megabytes()
+    err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
+    check_room(
+        folder, int(1e6 * megabytes), "the recording of the run takes", "record less with --record-rounds, --record-clients"
+    )
     with progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
 
@@ -110,12 +125,15 @@ def _tell_missing(folder: Path) -> None:
     from fedsim.engine import EngineError
     from fedsim.wire import Recording
 
-    rows = Recording(folder / "recording").rows()
-    missing = [row for row in rows if row.status != "complete"]
-    if missing:
-        err.print(f"[yellow]{len(missing)} of {len(rows)} replies are missing[/], the first: {escape(missing[0].reason)}")
-    if rows and len(missing) == len(rows):
-        raise EngineError(f"no client ever answered; the first said: {missing[0].reason}")
+    recording = Recording(folder / "recording")
+    counts = recording.counts()
+    answers, replies = sum(own.complete for own in counts), sum(own.complete + own.failed + own.late for own in counts)
+    if answers == replies:
+        return
+    first = next(row for row in recording.rows() if row.status != "complete")
+    err.print(f"[yellow]{replies - answers} of {replies} replies are missing[/], the first: {escape(first.reason)}")
+    if not answers:
+        raise EngineError(f"no client ever answered; the first said: {first.reason}")
 
 
 @app.command(epilog="Example:  fedsim show runs/first")
@@ -143,15 +161,9 @@ def shown(folder: Path) -> dict[str, Any]:
     from fedsim.wire.files import read_json_lines
 
     recording = Recording(folder / "recording")
-    rows, m = recording.rows(), recording.manifest
+    m, counts = recording.manifest, recording.counts()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl")}
-    rounds = sorted({row.round for row in rows})
-    per_round = []
-    for number in rounds:
-        own = [row for row in rows if row.round == number]
-        counts = {status: sum(row.status == status for row in own) for status in ("complete", "failed", "late")}
-        utility = {key: metrics.get(number, {}).get(key) for key in ("loss", "accuracy")}
-        per_round.append({"round": number, **counts, "bytes": sum(row.bytes for row in own), **utility})
+    per_round = [{**asdict(own), **{key: metrics.get(own.round, {}).get(key) for key in ("loss", "accuracy")}} for own in counts]
     return {
         "run": str(folder),
         "model": str(m.model),
@@ -159,12 +171,68 @@ def shown(folder: Path) -> dict[str, Any]:
         "training": {key: value for key, value in asdict(m.training).items() if value is not None},
         "defense": str(m.defense),
         "created": m.created,
-        "rounds": len(rounds),
-        "complete": sum(row.status == "complete" for row in rows),
-        "clients": sorted({row.client for row in rows}),
+        "rounds": len(counts),
+        "complete": sum(own.complete for own in counts),
+        "clients": recording.clients(),
         "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
         "per_round": per_round,
     }
+
+
+@app.command(epilog="Example:  fedsim verify runs/first")
+def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
+    """Read every file of a recording and say which are damaged; exit status 1 where any is."""
+    with errors_told():
+        from fedsim import upkeep
+
+        result = upkeep.verify(folder)
+        if as_json:
+            print_json(result.as_json())
+        else:
+            for file, reason in result.damaged:
+                out.print(f"[bold red]damaged[/] {escape(file)}: {escape(reason)}")
+            for file in result.unexpected:
+                out.print(f"[yellow]not part of the recording[/] {escape(file)}")
+            out.print(f"{result.intact} of {result.observations} observations of {result.rounds} rounds are intact")
+        if result.damaged:
+            raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  fedsim delete runs/first --yes")
+def delete(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
+    with errors_told(kept="deleting it again removes what is left"):
+        from fedsim import upkeep
+
+        kind = upkeep.kind_of(folder)
+        if not yes and not typer.confirm(f"Delete the {kind} {folder} with all that is in it?", err=True):
+            raise typer.Exit(1)
+        upkeep.delete(folder)
+        err.print(f"{escape(str(folder))} is deleted")
+
+
+@app.command("import", epilog="Example:  fedsim import sent.npz returned.npz --settings settings.toml --out runs/theirs")
+def import_(
+    before: Annotated[Path, typer.Argument(help="State dict that a client was sent: .safetensors, .npz or .pt.")],
+    after: Annotated[Path, typer.Argument(help="State dict that it sent back.")],
+    settings: Annotated[Path, typer.Option(help="Model, data and training, a TOML file: an example is deploy/import.toml.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run that gets the recording.")],
+    model: Annotated[str | None, typer.Option(help="module:function that makes the network; imports that code.")] = None,
+) -> None:
+    """Make a recording out of two state dicts of any framework."""
+    with errors_told():
+        from fedsim import models
+        from fedsim.importing import Settings, import_recording
+
+        given = Settings.read(settings)
+        if model is not None:
+            models.admit(model, name=given.model.name)
+        import_recording(before, after, given, out_folder)
+        attack = f"attacker replay {out_folder} --attack cpl{f' --model {model}' if model else ''}"
+        out.print(f"[bold]{escape(str(out_folder))}[/]  1 observation; attack it with: {escape(attack)}")
 
 
 @app.command("list", epilog="Example:  fedsim list defenses")

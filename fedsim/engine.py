@@ -42,6 +42,7 @@ def run(
     experiment.check()
     if engine == "ray":
         resources = _resources(client_cpus, client_gpus)
+    experiment = experiment.settled()
     server, clients = server_app(lambda _: experiment, on_round), client_app(lambda _: experiment)
     count = experiment.experiment.clients.count
     if engine == "local":

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from defenses.spec import DefenseSpec
 from fedsim.wire.observation import Training
+from fedsim.wire.selection import parse_clients, parse_rounds
 
 EITHER = {"steps": "epochs", "epochs": "steps"}
 """Keys of which one rules out the other: overriding one takes the other away."""
@@ -49,21 +50,10 @@ class Clients(_Frozen):
     fraction: float = Field(default=1.0, gt=0, le=1)
 
 
-def parse_rounds(text: str) -> frozenset[int] | None:
-    """`"1-20"`, `"3"` or `"1-3,7"` as a set of 1-based rounds; None for `"all"`. Raises ValueError for anything else."""
-    if text == "all":
-        return None
-    chosen: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        last = last if dash else first
-        if not first.strip().isdigit() or not last.strip().isdigit():
-            raise ValueError(f"cannot read rounds {text!r}: write '1-20', '1-3,7' or 'all'")
-        numbers = range(int(first), int(last) + 1)
-        if not numbers or numbers[0] < 1:
-            raise ValueError(f"rounds {part!r} are none: rounds count from 1 upwards")
-        chosen.update(numbers)
-    return frozenset(chosen)
+def _check_clients(value: Any) -> str:
+    text = str(value)
+    parse_clients(text)
+    return text
 
 
 def _check_rounds(value: Any) -> str:
@@ -73,10 +63,10 @@ def _check_rounds(value: Any) -> str:
 
 
 class Record(_Frozen):
-    """What the server writes down: rounds `"all"` or `"1-8"`."""
+    """What the server writes down: rounds `"all"` or `"1-8"`, and clients `"all"`, the first `"5"` that it meets, or names."""
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
-    clients: Literal["all"] = "all"
+    clients: Annotated[str, BeforeValidator(_check_clients)] = "all"
 
 
 class Experiment(_Frozen):
@@ -140,8 +130,12 @@ def validate(raw: dict[str, Any], *, source: str) -> Experiment:
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'experiment'}: {_told(e)}" for e in error.errors()]
-        raise ExperimentError("\n".join(f"{source}: {problem}" for problem in problems)) from None
+        raise ExperimentError(told(error, source)) from None
+
+
+def told(error: ValidationError, source: str) -> str:
+    """What is wrong, one line a problem, each naming `source` and the key."""
+    return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e)}" for e in error.errors())
 
 
 def _told(error: Any) -> str:

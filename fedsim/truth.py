@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.wire.files import append_json_line, make_private, read_json_lines, write_json
+from fedsim.wire.files import append_json_lines, make_private, read_json_lines, write_json
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class TruthWriter:
 
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
         """Write down what one round used, one row a step."""
-        for step, indices in enumerate(steps, start=1):
-            append_json_line(self._path, {"round": round, "attempt": attempt, "step": step, "indices": list(map(int, indices))})
+        about = {"round": round, "attempt": attempt}
+        rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
+        append_json_lines(self._path, *rows)
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
@@ -50,14 +51,18 @@ class TruthReader:
         if not (self.folder / "dataset.json").exists():
             raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
         self.dataset: dict[str, Any] = json.loads((self.folder / "dataset.json").read_text())
-        self._rows = lru_cache(maxsize=None)(self._read_rows)
+        self._steps = lru_cache(maxsize=None)(self._read_steps)
 
     def used(self, round: int, attempt: int, client: str) -> Used:
-        """Raises KeyError where this client wrote nothing down for that round."""
-        rows = [row for row in self._rows(client) if row["round"] == round and row["attempt"] == attempt]
-        if not rows:
+        """What was used in one attempt of a round. Raises KeyError where this client wrote nothing down for it."""
+        steps = self._steps(client).get((round, attempt))
+        if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
-        return Used(tuple(tuple(row["indices"]) for row in sorted(rows, key=lambda row: row["step"])))
+        return Used(tuple(steps[step] for step in sorted(steps)))
 
-    def _read_rows(self, client: str) -> list[dict[str, Any]]:
-        return read_json_lines(self.folder / f"{os.path.basename(client)}.jsonl")
+    def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
+        """Indices by round and attempt, and by step. A message that is delivered twice counts once: it was answered alike."""
+        found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+        for row in read_json_lines(self.folder / f"{os.path.basename(client)}.jsonl"):
+            found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
+        return found

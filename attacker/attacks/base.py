@@ -50,7 +50,7 @@ class Need(Enum):
             return first.num_examples == 1
         if self is Need.IMAGES:
             return first.data.is_image
-        model = models.build(first.model, first.data)
+        model = models.layout(first.model, first.data)
         return any(isinstance(module, nn.Linear) for module in model.modules())
 
 

@@ -1,7 +1,8 @@
 """How labels are read off a gradient before any image is known.
 
 For softmax cross-entropy over a batch of n, row c of the head's gradient is the mean of (p_c - 1[c = y]) times the
-features, and its bias gradient the mean of p_c - 1[c = y].
+features, and its bias gradient the mean of p_c - 1[c = y]. For the logistic loss of one example, the only row of the head's
+gradient is (p_1 - y) times the features, and its bias gradient p_1 - y.
 """
 
 from collections.abc import Callable
@@ -33,11 +34,14 @@ LabelRule = Callable[[Evidence], Tensor]
 def from_bias(evidence: Evidence) -> Tensor:
     """Of one example, the most negative bias gradient. Of n, counts `n * (mean p_c - g_c)`, rounded to n in all.
 
-    Exact for one example, whatever the features. For more, mean p_c is guessed: exact while the model is hardly trained.
+    Exact for one example, whatever the features; with a single logit, class 1 where the only entry is negative. For more,
+    mean p_c is guessed: exact while the model is hardly trained. Raises ValueError for more with a single logit.
     """
     if evidence.bias is None:
         raise ValueError("the head has no bias")
     bias = evidence.gradient[evidence.bias]
+    if len(bias) == 1:
+        return _from_sign(bias.sum(), evidence.examples)
     if evidence.examples == 1:
         return bias.argmin().reshape(1)
     counts = (evidence.examples * (evidence.guess - bias)).clamp(min=0)
@@ -54,8 +58,13 @@ def from_rows(evidence: Evidence) -> Tensor:
     """Of one example, the smallest row sum of the head's gradient (iDLG; CPL, algorithm 1 line 9); features must not be negative.
 
     Of n examples with distinct labels, the n rows with the smallest entries (Yin et al. 2021, eq. 6).
+
+    With a single logit, class 1 where the sum is negative: right for one example whose features are positive for the most part.
+    Raises ValueError for more examples than one with a single logit, or than classes.
     """
     rows = evidence.gradient[evidence.weight]
+    if len(rows) == 1:
+        return _from_sign(rows.sum(), evidence.examples)
     if evidence.examples == 1:
         return rows.sum(dim=1).argmin().reshape(1)
     if evidence.examples > len(rows):
@@ -66,3 +75,10 @@ def from_rows(evidence: Evidence) -> Tensor:
 def inferred(evidence: Evidence) -> Tensor:
     """By the bias where the head has one, which holds for any features; by its rows otherwise."""
     return from_rows(evidence) if evidence.bias is None else from_bias(evidence)
+
+
+def _from_sign(slope: Tensor, examples: int) -> Tensor:
+    """The label of one example from a number with the sign of p_1 - y."""
+    if examples != 1:
+        raise ValueError(f"{examples} examples behind a single logit: their labels add up to one number; told labels are needed")
+    return (slope < 0).long().reshape(1)

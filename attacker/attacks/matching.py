@@ -24,7 +24,7 @@ from attacker.attacks.labels import Evidence, LabelRule
 from attacker.attacks.objectives import Gradient, Objective, squared_norm
 from attacker.attacks.optimisers import Optimiser
 from attacker.attacks.priors import Prior, flat
-from attacker.attacks.simulation import as_gradient, gradient_of, through, total_step
+from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of, through, total_step
 from attacker.reconstruction import Reconstruction, slots_of
 from defenses.channel import transparent
 from fedsim import models
@@ -92,8 +92,8 @@ class _Batch:
         self.steps = first.training.steps or len(self.sizes)
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.channel = first.defenses.channel() if attack.knows_defense else transparent
-        self.model: nn.Module = models.build(first.model, first.data).to(attack.device)
-        self.model.train(first.training.mode == "train")
+        self.model: nn.Module = network_of(first).to(attack.device)
+        self.gradient = gradient_of(self.model, self.data, self.training.loss)
         self.best = [_Best() for _ in cases]
         self.interrupted: set[int] = set()
         self._observe([case.observations[0] for case in cases])
@@ -106,6 +106,7 @@ class _Batch:
         self.shared = all(o.weights is observations[0].weights for o in observations)
         self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
         self.per_case = weights
+        self.buffers, self.same_buffers = buffers_of(self.model, observations)
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
         self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
@@ -150,7 +151,9 @@ class _Batch:
         weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
         observed = {name: g[rows] for name, g in self.observed.items()}
         per_problem: dict[str, Any] = {"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights})
-        gain: Tensor = vmap(self._gain, in_dims=(0, 0))(z, per_problem)
+        if not self.same_buffers:
+            per_problem["buffers"] = {name: b[rows] for name, b in self.buffers.items()}
+        gain: Tensor = vmap(self._gain, in_dims=(0, 0), randomness="different")(z, per_problem)
         per_problem["gain"] = gain
         problems = Problems(
             evaluate=self._evaluate,
@@ -174,18 +177,19 @@ class _Batch:
     def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
         dims = (dict.fromkeys(per_problem, 0),)
-        gradient, loss = vmap(grad_and_value(self._loss), in_dims=(0, *dims))(z, per_problem)
+        of_one = vmap(grad_and_value(self._loss), in_dims=(0, *dims), randomness="different")
+        gradient, loss = of_one(z, per_problem)
         return gradient, loss
 
     def _loss(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
         x, y = self._decode(z, problem["labels"])
-        weights = problem.get("weights", self.weights)
+        weights, buffers = problem.get("weights", self.weights), problem.get("buffers", self.buffers)
         loss = torch.zeros_like(z[0])
         if self.attack.sees_gradient:
-            loss = loss + self.attack.objective.distance(self._simulate(weights, x, y), problem["observed"])
+            loss = loss + self.attack.objective.distance(self._simulate(weights, buffers, x, y), problem["observed"])
         if self.attack.agreement:
-            probabilities = functional_call(self.model, dict(weights), (self.data.normalise(x),)).softmax(dim=1)
-            loss = loss + self.attack.agreement * (probabilities - _one_hot(y, self.data.num_classes)).square().sum()
+            predicted = self._probabilities(weights, buffers, x)
+            loss = loss + self.attack.agreement * (predicted - _one_hot(y, self.data.num_classes)).square().sum()
         weighed: Tensor = problem["gain"] * loss
         return weighed + self.attack.prior(self.data.normalise(x))
 
@@ -195,7 +199,7 @@ class _Batch:
             return torch.ones_like(z[0])
         x, y = self._decode(z, problem["labels"])
         weights = problem.get("weights", self.weights)
-        before = gradient_of(self.model, self.data)(weights, x, y)
+        before = self.gradient(weights, x, y, problem.get("buffers", self.buffers))
         least = torch.finfo(z.dtype).tiny
         gain: Tensor = (squared_norm(before) + least) / (squared_norm(self._through(before, weights)) + least)
         return gain
@@ -203,9 +207,13 @@ class _Batch:
     def _through(self, gradient: Gradient, weights: Gradient) -> Gradient:
         return through(self.channel, gradient, weights, self.training, self.steps)
 
-    def _simulate(self, weights: Gradient, x: Tensor, y: Tensor) -> Gradient:
-        gradient = gradient_of(self.model, self.data)(weights, x, y)
+    def _simulate(self, weights: Gradient, buffers: Gradient, x: Tensor, y: Tensor) -> Gradient:
+        gradient = self.gradient(weights, x, y, buffers)
         return gradient if self.channel is transparent else self._through(gradient, weights)
+
+    def _probabilities(self, weights: Gradient, buffers: Gradient, x: Tensor) -> Tensor:
+        """(N, K), what the model makes of x."""
+        return models.probabilities(functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),)))
 
     def _decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""
@@ -232,10 +240,13 @@ class _Batch:
             return torch.zeros(self.count, dtype=torch.long, device=attack.device)
         with torch.no_grad():
             dummy = torch.rand(16, *self.data.shape, generator=rng).to(attack.device)
-            guess = functional_call(self.model, self.per_case[i], (self.data.normalise(dummy),)).softmax(dim=1).mean(dim=0)
+            guess = self._probabilities(self.per_case[i], self._buffers_of(i), dummy).mean(dim=0)
         weight, bias = models.head(self.model)
         gradient = {name: g[i] for name, g in self.observed.items()}
         return attack.labels(Evidence(gradient, weight, bias, self.count, guess))
+
+    def _buffers_of(self, i: int) -> Gradient:
+        return self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
 
     def _reconstruction(self, i: int, seconds: float) -> Reconstruction:
         case, best = self.cases[i], self.best[i]
@@ -268,10 +279,12 @@ class _Batch:
             return 0.0
         observed = {name: g[i] for name, g in self.observed.items()}
         objective = self.attack.objective
-        distance = objective.distance(self._simulate(self.per_case[i], x, y), observed)
+        distance = objective.distance(self._simulate(self.per_case[i], self._buffers_of(i), x, y), observed)
         share = 1 - distance / objective.worst(observed).clamp(min=torch.finfo(distance.dtype).tiny)
         return float(share.nan_to_num(nan=0.0).clamp(0, 1))
 
 
 def _one_hot(y: Tensor, num_classes: int) -> Tensor:
-    return y if y.ndim == 2 else torch.nn.functional.one_hot(y, num_classes).float()
+    if y.ndim == 2:
+        return y
+    return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # torch's own looks at values: not under vmap

@@ -1,25 +1,68 @@
 """What a client would have computed from a guess."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
 from defenses.channel import Channel
-from fedsim.wire.observation import DataSpec, Training
+from fedsim import models
+from fedsim.wire.observation import DataSpec, Observation, Training
 
 Weights = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
 
+NOTHING: Weights = MappingProxyType({})
 
-def gradient_of(model: nn.Module, data: DataSpec) -> Callable[[Weights, Tensor, Tensor], Gradient]:
-    """A function from weights, x (N, *shape) in [0, 1] and y (N,), or soft (N, K), to dL/dw of the mean cross-entropy."""
 
-    def loss(weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(functional_call(model, dict(weights), (data.normalise(x),)), y)
+class Gradients(Protocol):
+    """From weights, x (N, *shape) in [0, 1], y (N,) or soft (N, K), and buffers where the model has any, to dL/dw by name."""
 
-    gradient: Callable[[Weights, Tensor, Tensor], Gradient] = grad(loss)
+    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
+
+
+def network_of(observation: Observation) -> nn.Module:
+    """The observed model as a simulation needs it: nothing in it is drawn, and nothing is written while it computes.
+
+    Mode "eval": batch norm goes by the buffers that it is given. Mode "train": by the statistics of the guessed batch, and it
+    has no buffers left. Dropout is off in both: no server knows what a client drew, and a search needs a loss that stays, so
+    that where a client trained with dropout the simulated gradient is near the observed one even at the truth, not equal.
+    """
+    model = models.build(observation.model, observation.data).eval()
+    if observation.training.mode == "train":
+        replace_all_batch_norm_modules_(model)
+    return model
+
+
+def buffers_of(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
+    """What to give a `network_of` for its buffers, by name, and whether all observations share it; if not, one row each.
+
+    An observation without any is one of the model's own. Raises ValueError where only some are there.
+    """
+    own = {name: dict(model.named_buffers())[name] for name in models.buffer_names(model)}
+    each = [_chosen(own, o.buffers) for o in observations]
+    if all(all(torch.equal(b[name], each[0][name]) for name in own) for b in each[1:]):
+        return each[0], True
+    return {name: torch.stack([b[name] for b in each]) for name in own}, False
+
+
+def _chosen(own: Weights, seen: Weights) -> dict[str, Tensor]:
+    if missing := [name for name in own if seen and name not in seen]:
+        raise ValueError(f"the observation's buffers lack {', '.join(missing)}")
+    return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
+
+
+def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> Gradients:
+    """The function from a guess to the gradient of the mean loss that `loss` names."""
+    measure = models.loss_of(loss)
+
+    def of_weights(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Tensor:
+        return measure(functional_call(model, {**buffers, **weights}, (data.normalise(x),)), y)
+
+    gradient: Gradients = grad(of_weights)
     return gradient
 
 

@@ -1,14 +1,20 @@
-"""Original and reconstruction of one example, as scoring wrote them side by side."""
+"""Examples as a page shows them: original and reconstruction side by side, as scoring wrote them, or a reconstruction alone."""
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
-from fedsim.wire import Column
+from attacker.scoring.metrics import TABLE_TOLERANCE
+from fedsim.wire import Column, DataSpec
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,15 @@ class Picture:
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a table row, in the column's own unit."""
+    """One variable of a table row, in its own unit or as a category.
+
+    original: None where there is none. right: whether the reconstruction counts as right; None where nobody can tell.
+    """
 
     column: str
-    original: float
-    reconstruction: float
+    reconstruction: str
+    original: str | None = None
+    right: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -39,17 +49,29 @@ class Pair:
     problem: str = ""
 
 
-def read_pair(run: Path, file: str, columns: Mapping[str, Column]) -> Pair:
+def read_pair(run: Path, file: str, columns: Sequence[Column]) -> Pair:
     """The pair in `file`, relative to `run`: a PNG with the original left, or a table row as JSON."""
     path = run / file
     try:
         if not path.resolve().is_relative_to(run.resolve()):
             return Pair(problem=f"{file} lies outside the run")
-        return _cells(path, columns) if path.suffix == ".json" else _halves(path)
+        return _row(path, columns) if path.suffix == ".json" else _halves(path)
     except FileNotFoundError:
         return Pair(problem=f"{file} is missing")
-    except (OSError, ValueError, KeyError, UnidentifiedImageError):
+    except (OSError, ValueError, KeyError, TypeError, UnidentifiedImageError):
         return Pair(problem=f"{file} cannot be read")
+
+
+def alone(x: Tensor, data: DataSpec) -> Pair:
+    """A reconstruction of shape `data.shape` that there is no original for, clamped to [0, 1]."""
+    x = x.nan_to_num()
+    if not data.is_image:
+        columns = data.columns or tuple(Column(name=f"column {i}") for i in range(len(x)))
+        return Pair(cells=tuple(_cells(columns, x.tolist())))
+    if len(x) not in (1, 3):
+        return Pair(problem=f"an image of {len(x)} channels cannot be shown")
+    pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    return Pair(reconstruction=_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
 
 
 def _halves(path: Path) -> Pair:
@@ -66,12 +88,44 @@ def _picture(image: Image.Image) -> Picture:
     return Picture(buffer.getvalue(), image.width, image.height)
 
 
-def _cells(path: Path, columns: Mapping[str, Column]) -> Pair:
+def _row(path: Path, columns: Sequence[Column]) -> Pair:
     content = json.loads(path.read_text())
-    values = zip(content["columns"], content["original"], content["reconstruction"], strict=True)
-    return Pair(cells=tuple(_cell(columns.get(name) or Column(name=name), x, found) for name, x, found in values))
+    names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
+    if not len(names) == len(original) == len(found):
+        raise ValueError(f"{len(names)} columns, {len(original)} and {len(found)} values")
+    if names != [column.name for column in columns]:
+        columns = [Column(name=name) for name in names]
+    return Pair(cells=tuple(_cells(columns, found, original)))
 
 
-def _cell(column: Column, original: float, reconstruction: float) -> Cell:
-    span = column.high - column.low
-    return Cell(column.name, column.low + original * span, column.low + reconstruction * span)
+def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[Cell]:
+    """A cell for each continuous column, and one for all columns of a categorical variable."""
+    numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
+    x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
+    for (kind, name, _), group in numbered:
+        at = [i for i, _ in group]
+        cell = _categorical if kind == "categorical" else _continuous
+        yield cell(name, [columns[i] for i in at], x[at], None if truth is None else truth[at])
+
+
+Values = NDArray[np.float64]
+
+
+def _continuous(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> Cell:
+    low, span = columns[0].low, columns[0].high - columns[0].low
+    x = x.clip(0, 1)
+    shown = f"{low + x[0] * span:.4g}"
+    if truth is None:
+        return Cell(name, shown)
+    return Cell(name, shown, f"{low + truth[0] * span:.4g}", bool(abs(x[0] - truth[0]) <= TABLE_TOLERANCE))
+
+
+def _categorical(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> Cell:
+    largest = [column.category or f"value {i}" for i, column in enumerate(columns) if x[i] == x.max()]
+    shown = " or ".join(largest) if len(largest) <= 3 else "undecided"
+    if truth is None:
+        return Cell(name, shown)
+    if truth.max() <= 0:
+        return Cell(name, shown, "one that training never saw")
+    true = columns[int(truth.argmax())].category or f"value {int(truth.argmax())}"
+    return Cell(name, shown, true, largest == [true])

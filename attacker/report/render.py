@@ -10,8 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from attacker.report import figures, words
-from attacker.report.gather import SHOWN, AttackOnRun, Example, Run, gather
+from attacker.report.contents import AttackOnRun, Example, Run
+from attacker.report.gather import SHOWN, gather, run_folder
 from attacker.report.pairs import Picture
+from attacker.report.unscored import Found
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.wire.files import make_private, write_bytes
 
@@ -31,13 +33,15 @@ class Chart:
     alt: str
 
 
-def build(runs: Sequence[Path], out: Path) -> Path:
-    """Write the report of `runs`, in their order, to `out`: one HTML file that loads nothing else. Returns `out`.
+def build(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of `runs`, in their order, to `out`: one HTML file that loads nothing else. Returns its path.
 
+    out: by default report.html in the folder of the first run.
     Only its owner can read it: it shows private originals. Raises ValueError where a folder is no run.
     """
     if not runs:
         raise ValueError("a report needs one run at least")
+    out = out or run_folder(Path(runs[0])) / "report.html"
     page = render([gather(Path(folder)) for folder in runs])
     if not out.parent.exists():
         make_private(out.parent)
@@ -55,6 +59,7 @@ def render(runs: Sequence[Run]) -> str:
         max_mse=MAX_MSE,
         tolerance=TABLE_TOLERANCE,
         most=SHOWN,
+        originals=any(attack.examples for run in runs for attack in run.attacks),
     )
 
 
@@ -65,6 +70,7 @@ def _shown(number: int, run: Run) -> dict[str, Any]:
         "verdict": words.verdict(run),
         "best": words.best(run),
         "strip": _strip(run),
+        "unscored_strip": _unscored_strip(run),
         "losses": {attack.source: _loss_chart(number, attack) for attack in run.attacks},
         "utility": _utility(number, run),
         "no_lpips": _no_lpips(run),
@@ -82,6 +88,12 @@ def _strip(run: Run) -> list[Example]:
     """The first examples of the best attack that can be shown: in order, not the prettiest."""
     best = words.best(run)
     return [example for example in best.examples if example.pair.original][:STRIP] if best else []
+
+
+def _unscored_strip(run: Run) -> list[Found]:
+    """The first reconstructions of the first attack, where nothing at all is scored."""
+    first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
+    return [one for one in first if one.shown.reconstruction][:STRIP] if words.best(run) is None else []
 
 
 def _loss_chart(number: int, attack: AttackOnRun) -> Chart | None:

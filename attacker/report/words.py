@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from attacker.report.gather import AttackOnRun, Run
+from attacker.report.contents import AttackOnRun, Run
 from attacker.scoring import Estimate, Summary
 
 DASH = "\N{EN DASH}"
@@ -79,6 +79,11 @@ def verdict(run: Run) -> str:
 
 
 def _unscored(run: Run) -> str:
+    shown = sum(attack.unscored.total for attack in run.attacks)
+    if shown and not run.truth:
+        noun = "example was" if shown == 1 else "examples were"
+        text = f"{_under(run)}{shown:,} {noun} reconstructed, and nothing could be scored, because no truth was given"
+        return f"{text[0].upper()}{text[1:]}: how near they come only the owners of the data can tell."
     if run.attacks:
         return "Attacks were replayed, and nothing is scored yet: what leaks is not known."
     return f"{counted(run.observed('complete'), 'update')} recorded, and none attacked yet: what leaks is not known."

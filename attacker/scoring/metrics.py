@@ -4,12 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
+from attacker.scoring.tables import categorical_right, continuous_error
+from fedsim.wire import DataSpec
+
 PSNR_CAP = 120.0
 """In dB; what an exact reconstruction scores."""
 MAX_MSE = 0.009
 """Largest mean squared error of a success on images: it agrees with every success rate in CPL's tables 7 and 8."""
 TABLE_TOLERANCE = 0.05
-"""Largest error of a success on table rows, as a share of a column's range."""
+"""Largest error of a success on the continuous columns of a table row, as a share of a column's range."""
+C1, C2 = 0.01**2, 0.03**2
+"""What keeps SSIM finite on flat images (Wang et al. 2004), for values in [0, 1]."""
 
 
 def mse(x: Tensor, truth: Tensor) -> Tensor:
@@ -43,14 +48,49 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
     var_x = local_mean(x * x) - mean_x * mean_x
     var_t = local_mean(truth * truth) - mean_t * mean_t
     covariance = local_mean(x * truth) - mean_x * mean_t
-    c1, c2 = 0.01**2, 0.03**2
-    similarity = (2 * mean_x * mean_t + c1) * (2 * covariance + c2)
-    similarity = similarity / ((mean_x.square() + mean_t.square() + c1) * (var_x + var_t + c2))
-    return similarity.flatten(1).mean(dim=1).float()
+    return _similarity(mean_x, mean_t, var_x, var_t, covariance).flatten(1).mean(dim=1).float()
 
 
-def succeeded(x: Tensor, truth: Tensor) -> Tensor:
-    """Whether each example is recovered: images by `MAX_MSE`, table rows by `TABLE_TOLERANCE` in every column."""
+def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
+    """Structural similarity with the whole image as its only window, as ROG computes it; not to be compared with `ssim`.
+
+    Images (N, C, H, W) of one channel or three. Colour is taken apart into YCrCb (ITU-R BT.601, full range), of which the
+    similarities count 0.8, 0.1 and 0.1. Blind to where things are within the image, and mostly higher than `ssim`.
+    Raises ValueError for another number of channels.
+    """
+    if x.shape[1] not in (1, 3):
+        raise ValueError(f"the global SSIM needs images of 1 or 3 channels, got {x.shape[1]}")
+    x, truth = (_luma_and_chroma(t.double()).flatten(2) for t in (x, truth))
+    mean_x, mean_t = x.mean(dim=2), truth.mean(dim=2)
+    off_x, off_t = x - mean_x[..., None], truth - mean_t[..., None]
+    variances = off_x.square().mean(dim=2), off_t.square().mean(dim=2)
+    similarity = _similarity(mean_x, mean_t, *variances, (off_x * off_t).mean(dim=2))
+    share = torch.tensor([0.8, 0.1, 0.1] if x.shape[1] == 3 else [1.0], dtype=x.dtype)
+    return (similarity @ share).float()
+
+
+def _similarity(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, covariance: Tensor) -> Tensor:
+    above = (2 * mean_x * mean_t + C1) * (2 * covariance + C2)
+    return above / ((mean_x.square() + mean_t.square() + C1) * (var_x + var_t + C2))
+
+
+def _luma_and_chroma(x: Tensor) -> Tensor:
+    """Y, Cr and Cb of colour images; grey ones are their own Y. The middle of chroma is 128 of 255."""
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = x.unbind(dim=1)
+    y = 0.299 * red + 0.587 * green + 0.114 * blue
+    return torch.stack([y, (red - y) / 1.402 + 128 / 255, (blue - y) / 1.772 + 128 / 255], dim=1)
+
+
+def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
+    """Whether each example is recovered.
+
+    Images by `MAX_MSE`. Table rows where every categorical variable is right and every continuous column within
+    `TABLE_TOLERANCE`; spec says which is which, and without one all are continuous. A categorical variable that truth does
+    not know (all zeros) does not count.
+    """
     if x.ndim == 4:
         return mse(x, truth) <= MAX_MSE
-    return ((x - truth).abs() <= TABLE_TOLERANCE).all(dim=1)
+    columns = spec.columns if spec else ()
+    return ~(continuous_error(x, truth, columns) > TABLE_TOLERANCE) & ~(categorical_right(x, truth, columns) < 1)

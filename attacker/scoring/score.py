@@ -3,22 +3,29 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign
-from attacker.scoring.metrics import mse, psnr, ssim, succeeded
+from attacker.scoring.environment import environment
+from attacker.scoring.measures import answered, measure, not_measured
+from attacker.scoring.perceptual import BACKBONES, Lpips, unable
+from attacker.scoring.perceptual import load as load_lpips
 from fedsim import datasets
+from fedsim.datasets import Dataset
 from fedsim.truth import TruthReader, Used
-from fedsim.wire.files import make_private, read_json_lines, write_bytes
+from fedsim.wire.files import make_private, read_json_lines, replace_json_lines
 
-NO_LPIPS = "not computed: no backbone weights were given"
+OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
+IF_TOLD = ("rounding", "codec")
+"""Facts of a run that go into its rows where a replay wrote them down."""
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 Row = dict[str, Any]
@@ -29,28 +36,58 @@ class Scorer:
 
     run:   folder that gets `scores.jsonl` and `pairs/`.
     truth: folders that clients wrote; in a deployment, one a client.
-    data:  name and arguments of the data set, where they differ from what truth says (paths on another machine).
-    Raises ValueError where the data set is not the one that truth refers to.
+    data:  name and arguments of the data set, where they differ from what truth says (paths on another machine); what they
+           do not say stays as truth has it.
+    lpips_net, lpips_weights: what LPIPS is computed with, see `perceptual.load`. Without a file given or found in torch's
+           hub cache there is none, and rows say why.
+    Raises ValueError where the data set is not the one that truth refers to, or the file given is not of those weights.
     """
 
-    def __init__(self, run: Path, truth: Sequence[Path], data: tuple[str, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        truth: Sequence[Path],
+        data: tuple[str, dict[str, Any]] | None = None,
+        *,
+        lpips_net: str = "alex",
+        lpips_weights: Path | None = None,
+    ) -> None:
         self.run = run
+        self._lpips = lpips_net, lpips_weights
+        if lpips_weights or lpips_net not in BACKBONES:
+            load_lpips(*self._lpips)
         self.readers = [TruthReader(folder) for folder in truth]
-        described = self.readers[0].dataset
-        name, arguments = data or (described["name"], described["arguments"])
-        self.data = datasets.load(name, **arguments)
+        self.data = _dataset(self.readers[0].dataset, data)
         for reader in self.readers:
             if self.data.content_hash() != reader.dataset["content_hash"]:
-                raise ValueError(f"data set {name} is not the one that {reader.folder} refers to: its content differs")
+                raise ValueError(f"data set {self.data.name} is not the one that {reader.folder} refers to: its content differs")
+
+    @cached_property
+    def lpips(self) -> Lpips | str:
+        """LPIPS, or why there is none."""
+        if self.data.spec.is_image and (reason := unable(self._lpips[0], self.data.spec.shape)):
+            return reason
+        try:
+            return load_lpips(*self._lpips)
+        except (ValueError, FileNotFoundError) as error:
+            return str(error)
 
     def score(self, folder: Path) -> list[Row]:
-        """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`."""
-        facts = json.loads((folder / "attack.json").read_text())
+        """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
+
+        Raises ValueError, naming the file, where what replay wrote down of the attack cannot be read.
+        """
+        try:
+            facts = json.loads((folder / "attack.json").read_text())
+        except ValueError as error:
+            raise ValueError(f"{folder / 'attack.json'}: {error}; replay the attack again") from None
+        if wrong := [case["key"] for case in facts["cases"] if Path(case["key"]).name != case["key"]]:
+            raise ValueError(f"{folder / 'attack.json'}: case {wrong[0]!r} cannot name a file; replay the attack again")
         pairs = make_private(make_private(self.run / "pairs") / folder.name)
         rows = [row for case in facts["cases"] if case["status"] == "complete" for row in self._case(folder, facts, case, pairs)]
         path = self.run / "scores.jsonl"
         others = [row for row in read_json_lines(path) if row["source"] != folder.name]
-        write_bytes(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in [*others, *rows]).encode())
+        replace_json_lines(path, *others, *rows)
         return rows
 
     def originals(self, round: int, attempt: int, client: str) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
@@ -72,46 +109,36 @@ class Scorer:
 
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
         examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"])
-        found, reason = _read(folder, case["key"])
-        common = {
-            "run": facts["run"]["name"],
-            "source": folder.name,
-            "attack": facts["attack"],
-            "spec": facts["spec"],
-            "null": facts["null"],
-            "knows_defense": facts["knows_defense"],
-            "oracles": facts["oracles"],
-            **{key: facts["run"][key] for key in ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")},
-            "data": self.data.name,
-            "case": case["key"],
-            "rounds": [case["round"]],
-            "client": case["client"],
-            "seed": facts["seed"],
-        }
+        found, reason = _read(folder, case["key"], truth)
+        common = {**_common(folder, facts), "data": self.data.name, "case": case["key"]}
+        common |= {"rounds": [case["round"]], "client": case["client"], "environment": environment()}
+        common |= {name: getattr(found, name, None) for name in EFFORT}
+        places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
-            for example, label in zip(examples, labels.tolist(), strict=True):
-                yield {**common, **self._place(example, label), **dict.fromkeys(EFFORT), **_failure(reason)}
+            yield from ({**common, **place, **_failure(reason)} for place in places)
             return
-        x = found.x.nan_to_num().clamp(0, 1)
+        x = answered(found.x, self.data.spec)
         read = labels_read(labels.tolist(), found.y.tolist())
-        effort = {name: getattr(found, name) for name in EFFORT}
-        for i, candidate in enumerate(assign(x, truth)):
-            place = self._place(examples[i], int(labels[i]))
+        assigned = assign(x.clamp(0, 1), truth)
+        matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
+        chosen = [candidate for candidate in assigned if candidate is not None]
+        measured = dict(zip(matched, measure(found.x[chosen], truth[matched], self.data.spec, self.lpips), strict=True))
+        for i, (candidate, place) in enumerate(zip(assigned, places, strict=True)):
             if candidate is None:
-                yield {**common, **place, **effort, **_failure("fewer reconstructions than examples")}
+                yield {**common, **place, **_failure("fewer reconstructions than examples")}
                 continue
-            recovered = int(found.y[candidate])
+            pair = pairs / f"{case['key']}-{place['batch']}-{place['position']}"
             yield {
                 **common,
                 **place,
-                **effort,
-                **self._measure(x[candidate, None], found.x[candidate, None], truth[i, None]),
-                "label_recovered": recovered,
-                "label_recovered_name": self._class(recovered),
-                "label_success": read[i],
+                **measured[i],
+                **self._recovered_label(int(found.y[candidate]), success=read[i]),
                 "confidence": float(found.confidence[candidate].nan_to_num()),
-                "pair": self._write_pair(pairs / f"{case['key']}-{place['batch']}-{place['position']}", truth[i], x[candidate]),
+                "pair": self._write_pair(pair, truth[i], x[candidate]),
             }
+
+    def _recovered_label(self, label: int, *, success: bool) -> Row:
+        return {"label_recovered": label, "label_recovered_name": self._class(label), "label_success": success}
 
     def _place(self, example: tuple[int, int, int], label: int) -> Row:
         batch, position, index = example
@@ -120,20 +147,6 @@ class Scorer:
 
     def _class(self, label: int) -> str:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)
-
-    def _measure(self, x: Tensor, raw: Tensor, truth: Tensor) -> Row:
-        image = self.data.spec.is_image
-        unclamped = float(mse(raw, truth))
-        return {
-            "mse": float(mse(x, truth)),
-            "mse_raw": unclamped if np.isfinite(unclamped) else None,
-            "psnr": float(psnr(x, truth)) if image else None,
-            "ssim": float(ssim(x, truth)) if image and min(truth.shape[-2:]) >= 11 else None,
-            "lpips": None,
-            "lpips_reason": NO_LPIPS if image else "not an image",
-            "success": bool(succeeded(x, truth)),
-            "failure": None,
-        }
 
     def _write_pair(self, path: Path, truth: Tensor, x: Tensor) -> str:
         """Original and reconstruction side by side; a table row as JSON."""
@@ -150,6 +163,18 @@ class Scorer:
         return str(path.relative_to(self.run))
 
 
+def _dataset(described: Row, given: tuple[str, dict[str, Any]] | None) -> Dataset:
+    """The data set that truth describes, or the one that the user gives for it."""
+    name, arguments = described["name"], described["arguments"]
+    if given:
+        same = given[0].partition(":")[0] == name.partition(":")[0]
+        name, arguments = given[0], {**(arguments if same else {}), **given[1]}
+    kind, _, positional = name.partition(":")
+    # a name may say the first arguments itself, as csv:PATH does
+    said = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
+    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in said})
+
+
 def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:
     """For each true label, whether it is among the recovered ones, each of which counts once.
 
@@ -163,22 +188,33 @@ def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:
     return read
 
 
-def _read(folder: Path, key: str) -> tuple[Reconstruction | None, str]:
+def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, str]:
+    """A case's reconstruction, or why there is none that could be compared with `truth`."""
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
-    if path.exists():
-        try:
-            return Reconstruction.read(path), ""
-        except ValueError as error:
-            return None, str(error)
-    return None, json.loads(failed.read_text())["reason"] if failed.exists() else "not attacked yet"
+    if not path.exists():
+        return None, json.loads(failed.read_text())["reason"] if failed.exists() else "not attacked yet"
+    try:
+        found = Reconstruction.read(path)
+    except ValueError as error:
+        return None, str(error)
+    if found.x.shape[1:] != truth.shape[1:] or not found.x.shape[:1] == found.y.shape == found.confidence.shape:
+        shapes = f"{tuple(found.x.shape)}, {tuple(found.y.shape)} labels and {tuple(found.confidence.shape)} confidences"
+        return None, f"{path}: holds examples {shapes}, and examples of this data are {tuple(truth.shape[1:])}"
+    return found, ""
+
+
+def _common(folder: Path, facts: Row) -> Row:
+    """What all rows of an attack share."""
+    told = {**facts["run"], **facts}
+    return {
+        "run": facts["run"]["name"],
+        "source": folder.name,
+        **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "oracles", "seed")},
+        **{key: facts["run"][key] for key in OF_THE_RUN},
+        **{key: told[key] for key in IF_TOLD if key in told},
+    }
 
 
 def _failure(reason: str) -> Row:
-    measures = ("mse", "mse_raw", "psnr", "ssim", "lpips", "label_recovered", "label_recovered_name", "confidence", "pair")
-    return {
-        **dict.fromkeys(measures),
-        "lpips_reason": "no reconstruction",
-        "label_success": False,
-        "success": False,
-        "failure": reason,
-    }
+    absent = ("label_recovered", "label_recovered_name", "confidence", "pair")
+    return {**dict.fromkeys(absent), **not_measured(reason), "label_success": False}

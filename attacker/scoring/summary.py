@@ -17,7 +17,8 @@ class Summary:
 
     examples: rows, one for each example and case. The estimates count each distinct example once, by the mean of its rows:
     the same image attacked in five rounds is no five independent images.
-    psnr, ssim, mse: over the examples that have one; None where none has.
+    psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
+    lpips_net: the network of LPIPS, where there is one.
     """
 
     run: str
@@ -32,7 +33,12 @@ class Summary:
     label_success: Estimate
     psnr: Estimate | None
     ssim: Estimate | None
+    ssim_global: Estimate | None
+    lpips: Estimate | None
+    lpips_net: str | None
     mse: Estimate | None
+    continuous_error: Estimate | None
+    categorical_right: Estimate | None
     seconds: float | None
     iterations: float | None
     failures: int
@@ -81,7 +87,7 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
     def means(key: str) -> list[float]:
         by_example: dict[int, list[float]] = {}
         for row in rows:
-            if row[key] is not None:
+            if row.get(key) is not None:
                 by_example.setdefault(row["index"], []).append(row[key])
         return [sum(values) / len(values) for values in by_example.values()]
 
@@ -101,7 +107,12 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
         label_success=share("label_success"),
         psnr=estimate("psnr"),
         ssim=estimate("ssim"),
+        ssim_global=estimate("ssim_global"),
+        lpips=estimate("lpips"),
+        lpips_net=next((row["lpips_net"] for row in rows if row.get("lpips_net")), None),
         mse=estimate("mse"),
+        continuous_error=estimate("continuous_error"),
+        categorical_right=estimate("categorical_right"),
         seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
         failures=sum(row["failure"] is not None for row in rows),

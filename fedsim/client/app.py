@@ -1,8 +1,10 @@
 """The Flower ClientApp: local training, then the defense, then the wire."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,15 +13,16 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from defenses.spec import DefenseSpec
 from fedsim import models, records
 from fedsim.client.identity import Identity, load_or_draw
+from fedsim.client.memory import remember
+from fedsim.client.sending import put_update
 from fedsim.schedule import Cursor, batches
 from fedsim.training import train
 from fedsim.truth import TruthWriter, describe_dataset
-from fedsim.wire.codec import encode
 from fedsim.wire.observation import DataSpec, ModelSpec, Training
 
 
@@ -51,14 +54,17 @@ class Settings:
     device: str = "cpu"
     threads: int | None = 1
 
+    def folder(self, context: Context) -> Path:
+        """The client's own."""
+        return self.private / f"partition-{int(context.node_config['partition-id']):05d}"
+
     def identity(self, context: Context) -> Identity:
-        partition = int(context.node_config["partition-id"])
-        return load_or_draw(self.private / f"partition-{partition:05d}", partition, seed=self.seed)
+        return load_or_draw(self.folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
 
 def make_client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
     """The client's app. `settings_of` may be called for every message: it should remember."""
-    app = ClientApp(mods=[defend(settings_of)])
+    app = ClientApp(mods=[remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
 
     @app.train()
     def handle(message: Message, context: Context) -> Message:
@@ -81,7 +87,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _train(message: Message, context: Context, settings: Settings) -> Message:
-    round, attempt = _number(message, "server-round"), _number(message, "attempt")
+    round, attempt = records.number(message, "server-round"), records.number(message, "attempt")
     identity = settings.identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
     chosen, cursor = batches(
@@ -94,15 +100,15 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
     describe_dataset(settings.truth, settings.described)
     TruthWriter(settings.truth, identity.pseudonym).write(round, attempt, [step.tolist() for step in used])
 
-    device = torch.device(settings.device)
-    weights = message.content[records.WEIGHTS]
-    assert isinstance(weights, ArrayRecord)
+    device, model = torch.device(settings.device), _model(settings.model, settings.data, settings.device)
+    weights, buffers = _apart(message, context, models.buffer_names(model))
     trained = train(
-        models.build(settings.model, settings.data).to(device),
-        {name: tensor.to(device) for name, tensor in records.to_tensors(weights).items()},
+        model,
+        {name: tensor.to(device) for name, tensor in weights.items()},
         [(x.to(device), y.to(device)) for x, y in (examples[step] for step in used)],
         settings.training,
         settings.data,
+        buffers={name: tensor.to(device) for name, tensor in buffers.items()},
     )
     epochs = settings.training.epochs or 1
     content = RecordDict(
@@ -113,7 +119,30 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
         }
     )
     context.state["cursor"] = ConfigRecord({"epoch": cursor.epoch, "position": cursor.position})
+    if settings.training.buffers == "shared" and trained.buffers:
+        content[records.BUFFERS] = records.to_arrays(trained.buffers)
+    elif settings.training.buffers == "local" and trained.buffers:
+        context.state[records.BUFFERS] = records.to_arrays(trained.buffers)
     return Message(content, reply_to=message)
+
+
+@lru_cache(maxsize=2)
+def _built(spec: str, data: DataSpec, device: str) -> nn.Module:
+    return models.build(ModelSpec(**json.loads(spec)), data).to(device)
+
+
+def _model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
+    """The network, built once a process: its weights are those of every message."""
+    return _built(json.dumps({"name": spec.name, "arguments": dict(spec.arguments)}), data, device)
+
+
+def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights that were sent, and the buffers: those sent, or the client's own, or none for the model's first ones."""
+    record, own = message.content[records.WEIGHTS], context.state.get(records.BUFFERS)
+    assert isinstance(record, ArrayRecord)
+    weights = records.to_tensors(record)
+    buffers = {name: weights.pop(name) for name in names if name in weights}
+    return weights, records.to_tensors(own) if isinstance(own, ArrayRecord) else buffers
 
 
 def defend(settings_of: Callable[[Context], Settings]) -> Callable[..., Message]:
@@ -125,27 +154,14 @@ def defend(settings_of: Callable[[Context], Settings]) -> Callable[..., Message]
             return reply
         settings = settings_of(context)
         identity = settings.identity(context)
-        record = reply.content[records.UPDATE]
-        assert isinstance(record, ArrayRecord)
-        update = records.to_tensors(record)
-        defense = settings.defense.build()
-        stored = context.state.get("defense")
-        state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else defense.init(update)
-        update_sent, state = defense.apply(update, state, identity.generator(_number(message, "server-round")))
+        update = reply.content[records.UPDATE]
+        assert isinstance(update, ArrayRecord)
         del reply.content[records.UPDATE]
-        records.put_payload(reply.content, encode(update_sent))
-        reply.content[records.CLIENT] = ConfigRecord({"pseudonym": identity.pseudonym})
-        context.state["defense"] = records.to_arrays(state)
+        rng = identity.generator(records.number(message, "server-round"))
+        put_update(reply.content, update, settings.defense, context, rng=rng, pseudonym=identity.pseudonym)
         return reply
 
     return mod
-
-
-def _number(message: Message, key: str) -> int:
-    """A number out of what the server prescribes for this round."""
-    config = message.content[records.CONFIG]
-    assert isinstance(config, ConfigRecord)
-    return int(config[key])  # type: ignore[arg-type]
 
 
 def _cursor(context: Context) -> Cursor:

@@ -36,6 +36,16 @@ class Identity:
         return np.random.default_rng(words).permutation(size)
 
 
+def draw() -> Identity:
+    """A new identity, from the system's randomness."""
+    return Identity(secrets.token_hex(6), secrets.token_hex(32))
+
+
+def _seeded(seed: str) -> Identity:
+    drawn = hashlib.sha256(seed.encode()).hexdigest()
+    return Identity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
+
+
 def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
     """The identity in the client's private folder, drawn at the first use.
 
@@ -46,10 +56,6 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
     path = make_private(folder) / "identity.json"
     if path.exists():
         return Identity(**json.loads(path.read_text()))
-    if seed is None:
-        identity = Identity(secrets.token_hex(6), secrets.token_hex(32))
-    else:
-        drawn = hashlib.sha256(f"client/{seed}/{partition}".encode()).hexdigest()
-        identity = Identity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
+    identity = draw() if seed is None else _seeded(f"client/{seed}/{partition}")
     write_json(path, {"pseudonym": identity.pseudonym, "secret": identity.secret})
     return identity

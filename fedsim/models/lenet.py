@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from fedsim.models.shapes import image
+
 
 class LeNet(nn.Sequential):
     """5x5 convolutions with padding 2 and sigmoids, then one linear layer.
@@ -24,15 +26,9 @@ class LeNet(nn.Sequential):
 
 def lenet_dlg(shape: tuple[int, ...], num_classes: int) -> LeNet:
     """Three convolutions, then a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG)."""
-    return LeNet(_image(shape), num_classes, strides=(2, 2, 1))
+    return LeNet(image(shape, "a LeNet"), num_classes, strides=(2, 2, 1))
 
 
 def lenet_cpl(shape: tuple[int, ...], num_classes: int) -> LeNet:
     """Four convolutions, then a linear layer (Wei et al. 2020, "A framework for evaluating gradient leakage attacks")."""
-    return LeNet(_image(shape), num_classes, strides=(2, 2, 1, 1))
-
-
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise ValueError(f"a LeNet takes images (C, H, W), and these data are rows of shape {shape}; use the model 'mlp'")
-    return shape[0], shape[1], shape[2]
+    return LeNet(image(shape, "a LeNet"), num_classes, strides=(2, 2, 1, 1))

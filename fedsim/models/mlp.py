@@ -6,14 +6,16 @@ from math import prod
 
 from torch import nn
 
+from fedsim.models.shapes import widths
+
 
 def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)) -> nn.Sequential:
     """Linear layers with ReLU between them, for images and table rows; PyTorch's own initialisation.
 
     hidden: width of each hidden layer.
     """
-    widths = [prod(shape), *hidden]
+    sizes = [prod(shape), *widths(hidden, "mlp: hidden")]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(widths):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))

@@ -1,25 +1,33 @@
-"""The Flower ServerApp: an honest training run, recorded."""
+"""The Flower ServerApp: an honest training run, recorded, that goes on after a crash from its last whole round."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim import models, records
+from fedsim.server import checkpoint
+from fedsim.server.averaging import Averaging
+from fedsim.server.checkpoint import Checkpoint
 from fedsim.server.strategy import Recording
-from fedsim.wire.files import make_private
+from fedsim.wire.files import append_json_lines, make_private, read_json_lines, replace_json_lines
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.recorder import Recorder
+from fedsim.wire.room import check_room, explain_full_disk
+from fedsim.wire.selection import Wanted
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
 CONNECT_SECONDS = 60
+GO_ON = "go on later with --resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +35,8 @@ class Settings:
     """All that the server needs.
 
     folder:   of the run. manifest: the public facts. strategy: makes the strategy that is wrapped.
-    evaluate: from weights by name, metrics on held-out data, which the server itself never sees.
-    wanted:   rounds to record, None for all. on_round: see `Recording`.
+    evaluate: from weights and buffers by name, metrics on held-out data, which the server itself never sees.
+    wanted:   what is recorded. round_bytes: about what one round writes. on_round: gets each round's row of metrics.
     """
 
     folder: Path
@@ -39,7 +47,8 @@ class Settings:
     rounds: int
     clients: int
     timeout: float
-    wanted: frozenset[int] | None = None
+    wanted: Wanted
+    round_bytes: int = 0
     on_round: Callable[[dict[str, Any]], None] | None = None
 
 
@@ -49,40 +58,81 @@ def make_server_app(settings_of: Callable[[Context], Settings]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, settings_of(context))
+        settings = settings_of(context)
+        with explain_full_disk(settings.folder):
+            Server(grid, settings).run()
 
     return app
 
 
-def serve(grid: Grid, settings: Settings) -> None:
-    """Run the federation from the first round to the last."""
-    _wait_for_clients(grid, settings.clients)
-    random.seed(settings.seed)  # Flower draws each round's clients from the global generator
-    make_private(settings.folder)
-    recorder = Recorder(settings.folder / "recording", settings.manifest)
-    strategy = Recording(
-        settings.strategy(),
-        recorder,
-        wanted=settings.wanted,
-        metrics=settings.folder / "metrics.jsonl",
-        on_round=settings.on_round,
-    )
-    initial = models.build(settings.manifest.model, settings.manifest.data, seed=settings.seed)
+class Server:
+    """One federation. A round counts from the moment when its checkpoint is written; all else of it can be undone."""
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(settings.evaluate(records.to_tensors(arrays))))
+    def __init__(self, grid: Grid, settings: Settings) -> None:
+        self.grid, self.settings = grid, settings
+        make_private(settings.folder)
+        spec = settings.manifest
+        model = models.build(spec.model, spec.data, seed=settings.seed)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        buffers = dict(model.named_buffers()) if spec.training.buffers == "shared" else {}
+        self.initial = records.to_arrays({**weights, **buffers})
+        self.inner = settings.strategy()
+        self.recorder = Recorder(settings.folder / "recording", spec)
+        self.state = settings.folder / "state"
+        self.metrics = settings.folder / "metrics.jsonl"
+        self.names = frozenset(buffers)
 
-    try:
-        strategy.start(
-            grid,
-            records.to_arrays(dict(initial.named_parameters())),
-            num_rounds=settings.rounds,
-            timeout=settings.timeout,
-            train_config=ConfigRecord(),
-            evaluate_fn=evaluate,
-        )
-    finally:
-        recorder.close()
+    def run(self) -> None:
+        """From the first round that is not committed to the last."""
+        _wait_for_clients(self.grid, self.settings.clients)
+        found = Checkpoint.read(self.state)
+        arrays, done, attempt = self._restore(found)
+        strategy = Recording(Averaging(self.inner, self.names), self.recorder, wanted=self.settings.wanted, buffers=self.names)
+        if found is None:
+            self._commit(0, attempt, arrays, monotonic(), {})
+        for number in range(done + 1, self.settings.rounds + 1):
+            started = monotonic()
+            check_room(self.settings.folder, self.settings.round_bytes, "the next round writes", GO_ON)
+            config = ConfigRecord({"attempt": attempt})
+            messages = strategy.configure_train(number, arrays, config, self.grid)
+            replies = self.grid.send_and_receive(messages, timeout=self.settings.timeout)
+            aggregated, _ = strategy.aggregate_train(number, replies)
+            arrays = arrays if aggregated is None else aggregated
+            self._commit(number, attempt, arrays, started, strategy.traffic)
+
+    def _restore(self, found: Checkpoint | None) -> tuple[ArrayRecord, int, int]:
+        """Where to start: global arrays, committed rounds, and the number of this attempt. Undoes what is not committed."""
+        done = found.round if found else 0
+        self.recorder.roll_back(done)
+        if self.metrics.exists():
+            rows = read_json_lines(self.metrics)
+            replace_json_lines(self.metrics, *(row for row in rows if found and row["round"] <= done))
+        if found is None:
+            random.seed(self.settings.seed)  # Flower draws each round's clients from the global generator,
+            np.random.seed(self.settings.seed)  # and its central privacy the noise
+            return self.initial, 0, 1
+        checkpoint.remind(self.inner, found.memory)
+        checkpoint.restore_generators(found.generators)
+        arrays = records.to_arrays(found.arrays)
+        self._write(done, found.attempt + 1, arrays)
+        return arrays, done, found.attempt + 1
+
+    def _commit(self, number: int, attempt: int, arrays: ArrayRecord, started: float, traffic: dict[str, int]) -> None:
+        evaluated = self.settings.evaluate(records.to_tensors(arrays))
+        row = {"round": number, **evaluated, **traffic, "seconds": monotonic() - started}
+        append_json_lines(self.metrics, {key: value if isfinite(value) else None for key, value in row.items()})
+        self._write(number, attempt, arrays)
+        if self.settings.on_round is not None:
+            self.settings.on_round(row)
+
+    def _write(self, number: int, attempt: int, arrays: ArrayRecord) -> None:
+        Checkpoint(
+            round=number,
+            attempt=attempt,
+            arrays=records.to_tensors(arrays),
+            memory=checkpoint.remember(self.inner),
+            generators=checkpoint.generators(),
+        ).write(self.state)
 
 
 def _wait_for_clients(grid: Grid, clients: int) -> None:

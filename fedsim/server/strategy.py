@@ -1,33 +1,35 @@
 """An honest-but-curious strategy: aggregates exactly as the strategy that it wraps, and writes down what passes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
-from pathlib import Path
-from time import monotonic
-from typing import Any
+from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim import records
-from fedsim.wire.codec import decode
-from fedsim.wire.files import append_json_line
+from fedsim.server.wrapper import Wrapper, innermost
+from fedsim.wire.codec import Payload, decode
 from fedsim.wire.recorder import Recorder, Reply, is_plain
+from fedsim.wire.selection import Wanted
 
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+T = TypeVar("T")
 
 
-class Recording(Strategy):
+class Recording(Wrapper):
     """Wraps any Flower strategy.
 
-    inner:     samples clients and aggregates; it sees plain replies, with weights, and never knows that it is watched.
-    recorder:  where observations go.
-    wanted:    the rounds that are written down; None for all of them.
-    metrics:   a file that gets one JSON row a round.
-    on_round:  is called with that row, for progress bars.
+    inner:    samples clients and aggregates; it sees plain replies, with weights, and never knows that it is watched.
+    recorder: where observations go. wanted: which of them.
+    buffers:  names of what the server sends beside the weights.
+    foreign:  whether clients may send whole weights, as apps do that know nothing of this project. Their replies go to `inner`
+              as they are, good or bad; in a federation of ours, a malformed reply is a failed one.
+    types:    of the tensors in the clients' network, by name, where the server may send others: some of Flower's strategies send
+              float64, of which clients start from what their own types hold. That is what is written down.
     """
 
     def __init__(
@@ -35,135 +37,186 @@ class Recording(Strategy):
         inner: Strategy,
         recorder: Recorder,
         *,
-        wanted: frozenset[int] | None = None,
-        metrics: Path | None = None,
-        on_round: Callable[[dict[str, Any]], None] | None = None,
+        wanted: Wanted | None = None,
+        buffers: frozenset[str] = frozenset(),
+        foreign: bool = False,
+        types: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        self.inner = inner
-        self._recorder, self._wanted, self._metrics, self._on_round = recorder, wanted, metrics, on_round
-        self._weights: dict[str, Tensor] = {}
+        super().__init__(inner)
+        self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or Wanted(), buffers, foreign
+        self._key = str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS))
+        self._examples = str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES))
+        self._types = types or {}
+        self._start = ArrayRecord()
+        self._attempt = 1
         self._asked: list[int] = []
-        self._pseudonyms: dict[int, str] = {}
-        self._traffic: dict[str, int] = {}
-        self._started = monotonic()
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluate | None = None,
-    ) -> Result:
-        """As Flower's own, and one row of metrics a round."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            evaluated = evaluate_fn(server_round, arrays) if evaluate_fn else None
-            self._finish_round(server_round, dict(evaluated or {}))
-            return evaluated
-
-        self._started = monotonic()
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate)
+        self._kept: set[str] = set(recorder.clients()) if self._wanted.at_most else set()
+        self.pseudonyms: dict[int, str] = {}
+        self.traffic: dict[str, int] = {}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        self._started = monotonic()
-        config["attempt"] = 1
+        self._attempt = 1 if self._foreign else int(config.get("attempt", 1))  # type: ignore[arg-type]
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._asked = [message.metadata.dst_node_id for message in messages]
-        self._weights = records.to_tensors(arrays)
-        self._traffic = {"bytes_down": sum(records.count_bytes(message.content) for message in messages), "bytes_up": 0}
+        self._start = arrays
+        self.traffic = {"bytes_down": sum(records.count_bytes(message.content) for message in messages), "bytes_up": 0}
         if self._writes(server_round):
-            self._recorder.sent(server_round, self._weights)
+            tensors = {name: t.to(self._types.get(name, t.dtype)) for name, t in records.to_tensors(arrays).items()}
+            buffers = {name: tensors.pop(name) for name in sorted(self._buffers & tensors.keys())}
+            self._recorder.sent(server_round, tensors, buffers)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         answered = list(replies)
-        received = sorted(((self._receive(message), message) for message in answered), key=lambda pair: pair[0].client)
+        for message in answered:
+            self._learn_name(message)
         late = sorted(set(self._asked) - {message.metadata.src_node_id for message in answered})
-        missing = [Reply(client=self._name(node), node=str(node), status="late", reason="no answer in time") for node in late]
-        everyone = _distinct([reply for reply, _ in received] + missing)
-        cohort = sorted(reply.client for reply in everyone)
-        if self._writes(server_round):
-            for reply in everyone:
-                self._recorder.received(server_round, reply, cohort)
-        complete = sum(reply.status == "complete" for reply in everyone)
-        self._traffic |= {
-            "bytes_up": sum(reply.bytes for reply in everyone),
-            "clients": complete,
-            "missing": len(everyone) - complete,
-        }
-        arrays, metrics = self.inner.aggregate_train(
-            server_round, [message for reply, message in received if reply.status == "complete" or message.has_error()]
+        named = _distinct(
+            sorted((self._name(message.metadata.src_node_id), message.metadata.src_node_id) for message in answered)
         )
-        return (None if arrays is None else self._as_sent(arrays)), metrics
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.inner.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.inner.summary()
+        by_node = {message.metadata.src_node_id: message for message in answered}
+        packed = {node: message.has_content() and records.PAYLOAD in message.content for node, message in by_node.items()}
+        cohort = sorted([*named.values(), *map(self._name, late)])
+        accepted, received = [], []
+        for node, client in named.items():
+            reply = replace(self._receive(by_node[node]), client=client)
+            if self._writes(server_round) and self._keeps(client):
+                self._recorder.received(server_round, reply)
+            received.append(replace(reply, payload=None, buffers={}))  # one update in memory at a time
+            if reply.status == "complete" or by_node[node].has_error() or (self._foreign and not packed[node]):
+                accepted.append(by_node[node])
+        for node in late:
+            reply = Reply(client=self._name(node), node=str(node), status="late", reason="no answer in time")
+            if self._writes(server_round) and self._keeps(reply.client):
+                self._recorder.received(server_round, reply)
+            received.append(reply)
+        if self._writes(server_round):
+            self._recorder.commit(server_round, cohort, attempt=self._attempt)
+        if self._foreign:
+            accepted.sort(key=list(by_node.values()).index)
+        complete = sum(reply.status == "complete" for reply in received)
+        self.traffic |= {
+            "bytes_up": sum(reply.bytes for reply in received),
+            "clients": complete,
+            "missing": len(received) - complete,
+        }
+        return self.inner.aggregate_train(server_round, accepted)
 
     def _writes(self, server_round: int) -> bool:
-        return self._wanted is None or server_round in self._wanted
+        return self._wanted.rounds is None or server_round in self._wanted.rounds
+
+    def _keeps(self, client: str) -> bool:
+        if self._wanted.clients is not None:
+            return client in self._wanted.clients
+        if self._wanted.at_most is not None and client not in self._kept:
+            if len(self._kept) >= self._wanted.at_most:
+                return False
+            self._kept.add(client)
+        return True
 
     def _name(self, node: int) -> str:
-        return self._pseudonyms.get(node, str(node))
+        return self.pseudonyms.get(node, str(node))
 
-    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Weights in the types that clients were sent: some of Flower's strategies turn float32 into float64."""
-        return records.to_arrays({name: t.to(self._weights[name].dtype) for name, t in records.to_tensors(arrays).items()})
+    def _learn_name(self, message: Message) -> None:
+        if message.has_error() or records.CLIENT not in message.content:
+            return
+        pseudonym = str(message.content[records.CLIENT].get("pseudonym", ""))
+        if is_plain(pseudonym):
+            self.pseudonyms[message.metadata.src_node_id] = pseudonym
 
     def _receive(self, message: Message) -> Reply:
         """What the server learns from one reply; the reply itself becomes the plain one that the inner strategy expects."""
-        node = message.metadata.src_node_id
+        node = str(message.metadata.src_node_id)
         if message.has_error():
-            return Reply(client=self._name(node), node=str(node), status="failed", reason=message.error.reason or "")
+            return Reply(client=node, node=node, status="failed", reason=message.error.reason or "")
         content = message.content
         size = records.count_bytes(content)
-        if records.CLIENT in content and is_plain(pseudonym := str(content[records.CLIENT]["pseudonym"])):
-            self._pseudonyms[node] = pseudonym
         try:
-            payload = records.take_payload(content)
-            update = decode(payload)
-            self._check(update)
-            metrics = records.reported(content)
-            examples = int(metrics.pop(records.NUM_EXAMPLES))
-        except (KeyError, ValueError, AssertionError) as error:
-            return Reply(client=self._name(node), node=str(node), status="failed", reason=f"malformed reply: {error}", bytes=size)
-        content[records.WEIGHTS] = records.to_arrays({name: w + update[name] for name, w in self._weights.items()})
+            payload, buffers = self._payload_of(content)
+            if self._foreign:
+                metrics = _plain_numbers(_only(content.metric_records, "record of metrics"))
+                num_examples = _take_count(metrics, self._examples)
+            else:
+                metrics = records.reported(content)
+                num_examples = int(metrics.pop(self._examples))
+        except (KeyError, ValueError, TypeError, AssertionError) as error:
+            return Reply(client=node, node=node, status="failed", reason=f"malformed reply: {error}", bytes=size)
         return Reply(
-            client=self._name(node),
-            node=str(node),
+            client=node,
+            node=node,
             payload=payload,
-            num_examples=examples,
+            buffers=buffers,
+            num_examples=num_examples,
             bytes=size,
             metrics=metrics,
         )
 
-    def _check(self, update: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where an update does not fit the weights that were sent."""
-        shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (update, self._weights)]
-        if shapes[0] != shapes[1]:
-            wrong = sorted(name for name in shapes[0].keys() | shapes[1].keys() if shapes[0].get(name) != shapes[1].get(name))
+    def _payload_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
+        """What a client sent, packed, and its buffers; in `content` the plain weights take their place.
+
+        Raises ValueError where it does not fit what the client was sent.
+        """
+        if self._foreign and records.PAYLOAD not in content:  # an app that sends its weights: left as it is
+            tensors = records.to_tensors(_only(content.array_records, "record of weights"))
+            buffers = {name: tensors.pop(name) for name in sorted(self._buffers & tensors.keys())}
+            self._check(tensors, buffers)
+            return Payload(tensors=tensors, codec="weights"), buffers
+        payload, buffers = records.take_payload(content), records.take_buffers(content)
+        start = {} if payload.codec == "dense" else self._weights()
+        update = decode(payload, start)
+        self._check(update, buffers)
+        content[self._key] = ArrayRecord(
+            {  # in the order of what was sent: Flower's own clipping goes by it, not by name
+                name: records.pack(buffers[name].numpy()) if name in buffers else _plus(start_, update[name])
+                for name, start_ in self._start.items()
+            }
+        )
+        return payload, buffers
+
+    def _weights(self) -> dict[str, Tensor]:
+        return records.to_tensors(ArrayRecord({k: a for k, a in self._start.items() if k not in self._buffers}))
+
+    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where names or shapes do not fit what was sent."""
+        if mixed := sorted(update.keys() & self._buffers):
+            raise ValueError(
+                f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
+            )
+        got = {name: tuple(t.shape) for tensors in (update, buffers) for name, t in tensors.items()}
+        sent = {name: tuple(array.shape) for name, array in self._start.items()}
+        if got != sent:
+            wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
             raise ValueError(f"names or shapes differ from the weights sent, the first: {wrong[0]}")
 
-    def _finish_round(self, server_round: int, evaluated: dict[str, Any]) -> None:
-        row = {"round": server_round, **evaluated, **self._traffic, "seconds": monotonic() - self._started}
-        if self._metrics is not None:
-            append_json_line(self._metrics, {key: value if isfinite(value) else None for key, value in row.items()})
-        if self._on_round is not None:
-            self._on_round(row)
+
+def _plus(start: Array, update: Tensor) -> Array:
+    """Weights after an update, in its type. One tensor at a time: an update is large."""
+    change = update.numpy()
+    return records.pack(np.asarray(records.view(start).astype(change.dtype, copy=False) + change))
 
 
-def _distinct(replies: Sequence[Reply]) -> list[Reply]:
-    """A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
-    named: dict[str, Reply] = {}
-    for reply in replies:
-        client = reply.node if reply.client in named else reply.client
-        named[client] = replace(reply, client=client)
-    return list(named.values())
+def _only(found: Mapping[str, T], what: str) -> T:
+    """The one record of its kind, whatever an app calls it, as Flower's own strategies take it."""
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} times a {what} where Flower expects one")
+    return next(iter(found.values()))
+
+
+def _plain_numbers(record: MetricRecord) -> dict[str, float]:
+    return {name: value for name, value in record.items() if not isinstance(value, list)}
+
+
+def _take_count(metrics: dict[str, float], key: str) -> int | None:
+    """The number of examples, taken out of `metrics`; None where an app reports none, or something that counts nothing."""
+    value = metrics.get(key)
+    return int(metrics.pop(key)) if value is not None and value >= 0 and float(value).is_integer() else None
+
+
+def _distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
+    """Names by node. A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
+    taken: set[str] = set()
+    names: dict[int, str] = {}
+    for client, node in named:
+        names[node] = str(node) if client in taken else client
+        taken.add(names[node])
+    return names

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+Tensors = Mapping[str, Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
@@ -18,16 +20,29 @@ class Payload:
 class Codec(NamedTuple):
     """An exact round trip between an update and what is sent.
 
-    encode, decode: inverse to each other, bit for bit.
-    sent: from what is sent, a truth value for each coordinate of the update; empty where all of them were sent.
+    encode: from an update, what is sent.
+    decode: from what is sent and the weights that the client started from, the update: bit for bit what was encoded.
+    sent:   from what is sent, a truth value for each coordinate of the update; empty where all of them were sent.
     """
 
-    encode: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    decode: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    sent: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    encode: Callable[[Tensors], dict[str, Tensor]]
+    decode: Callable[[Tensors, Tensors], dict[str, Tensor]]
+    sent: Callable[[Tensors], dict[str, Tensor]]
 
 
-CODECS: dict[str, Codec] = {"dense": Codec(encode=dict, decode=dict, sent=lambda tensors: {})}
+def _no_encoder(update: Tensors) -> dict[str, Tensor]:
+    raise ValueError("codec 'weights' is what clients of other apps send; an update is sent as it is, with codec 'dense'")
+
+
+def _difference(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
+    return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
+
+
+CODECS: dict[str, Codec] = {
+    "dense": Codec(encode=dict, decode=lambda tensors, start: dict(tensors), sent=lambda tensors: {}),
+    # whole weights, as plain FedAvg sends them: the client's own rounding is in them, see `Observation.rounding`
+    "weights": Codec(encode=_no_encoder, decode=_difference, sent=lambda tensors: {}),
+}
 
 
 def _codec(name: str) -> Codec:
@@ -36,14 +51,14 @@ def _codec(name: str) -> Codec:
     return CODECS[name]
 
 
-def encode(update: Mapping[str, Tensor], codec: str = "dense") -> Payload:
+def encode(update: Tensors, codec: str = "dense") -> Payload:
     """Pack `update`, by parameter name."""
     return Payload(tensors=_codec(codec).encode(update), codec=codec)
 
 
-def decode(payload: Payload) -> dict[str, Tensor]:
-    """The update that was packed, exactly."""
-    return _codec(payload.codec).decode(payload.tensors)
+def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
+    """The update that was packed by a client that started from the weights `start`."""
+    return _codec(payload.codec).decode(payload.tensors, start)
 
 
 def sent(payload: Payload) -> dict[str, Tensor]:

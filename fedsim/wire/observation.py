@@ -23,12 +23,20 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table: its name and kind. Values are scaled to [0, 1] by `low` and `high`, in the column's own unit."""
+    """One column of a table as a model sees it.
+
+    continuous:  scaled to [0, 1] by `low` and `high`, in the column's own unit.
+    categorical: one of several neighbours of the same `name`, one-hot: 1 where the value is `category`.
+    """
 
     name: str
     kind: Literal["continuous", "categorical"] = "continuous"
     low: float = 0.0
     high: float = 1.0
+    category: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +92,10 @@ class Training:
     epochs:    whole passes over the client's data a round (FedAvg).
     shuffle:   a fresh order for every epoch, drawn by the client.
     drop_last: leave out an epoch's last batch where it is not full.
+    loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
     mode:      whether the model is in training or evaluation mode while the client trains.
-    buffers:   what becomes of batch-norm statistics; only models without any exist so far.
+    buffers:   what becomes of batch-norm statistics. none: they stay as the model starts with them. shared: the server sends
+               them with the weights, clients send theirs back, and the server averages them. local: each client keeps its own.
     """
 
     learning_rate: float
@@ -96,9 +106,9 @@ class Training:
     weight_decay: float = 0.0
     shuffle: bool = True
     drop_last: bool = False
-    loss: Literal["cross_entropy"] = "cross_entropy"
+    loss: Literal["cross_entropy", "logistic"] = "cross_entropy"
     mode: Literal["train", "eval"] = "eval"
-    buffers: Literal["none"] = "none"
+    buffers: Literal["none", "shared", "local"] = "none"
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -110,9 +120,12 @@ class Training:
             _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
         _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
         _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
-        _check(self.loss == "cross_entropy", f"unknown training.loss {self.loss!r}. Known: cross_entropy")
+        losses = ("cross_entropy", "logistic")
+        _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
         _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
-        _check(self.buffers == "none", f"training.buffers must be 'none', got {self.buffers!r}")
+        _check(
+            self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
+        )
 
     def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
         """The batch sizes of one round of a client that reports `num_examples`; None where the server cannot tell.
@@ -150,9 +163,12 @@ class Observation:
     num_examples: as the client reports it: the examples behind the update, each counted once an epoch.
     weights:      what the server sent to the client, by name.
     payload:      what came back.
+    buffers:      what the server sent beside the weights; empty where the model has none, or they are not shared.
+    buffers_after: what the client sent back of them after its training.
     metrics:      what the client reported in clear.
     update:       local minus global weights, by name, decoded from the payload.
     sent:         which coordinates were sent, by name, where the codec tells.
+    rounding:     largest error of each coordinate of `update`, by name, where clients send whole weights; else empty.
     """
 
     round: int
@@ -166,6 +182,7 @@ class Observation:
     weights: Mapping[str, Tensor]
     payload: codec.Payload
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers_after: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -175,8 +192,20 @@ class Observation:
 
     @cached_property
     def update(self) -> Mapping[str, Tensor]:
-        return codec.decode(self.payload)
+        return codec.decode(self.payload, self.weights)
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
         return codec.sent(self.payload)
+
+    @cached_property
+    def rounding(self) -> Mapping[str, Tensor]:
+        """Half the gap between neighbouring numbers at the weights that were sent back: the update was lost in it below that."""
+        if self.payload.codec != "weights":
+            return {}
+        infinity = torch.tensor(float("inf"))
+        return {
+            name: (torch.nextafter(w.abs(), infinity.to(w.dtype)) - w.abs()) / 2
+            for name, w in self.payload.tensors.items()
+            if w.is_floating_point()
+        }

@@ -1,33 +1,38 @@
-"""Writes a recording: append-only, every file whole or absent, the index row last."""
+"""Writes a recording: append-only, every file whole or absent, the index rows last."""
 
-import hashlib
 import json
 import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fedsim.wire.codec import Payload
-from fedsim.wire.files import make_private, tensors_to_bytes, write_bytes
+from fedsim.wire.files import flush, make_private, write_tensors
 from fedsim.wire.manifest import Manifest
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, file TEXT NOT NULL, sha256 TEXT NOT NULL, sent_at REAL NOT NULL
+    round INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL,
+    cohort TEXT NOT NULL, sent_at REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS observations (
     round INTEGER NOT NULL, client TEXT NOT NULL, node TEXT NOT NULL, attempt INTEGER NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('complete', 'failed', 'late')), reason TEXT NOT NULL,
-    num_examples INTEGER, cohort TEXT NOT NULL, file TEXT, sha256 TEXT, codec TEXT, bytes INTEGER NOT NULL,
+    num_examples INTEGER, file TEXT, sha256 TEXT, codec TEXT, bytes INTEGER NOT NULL,
     metrics TEXT NOT NULL, received_at REAL NOT NULL,
     PRIMARY KEY (round, client)
-);
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS observations_by_client ON observations (client, round);
 """
+BUFFER = "buffer:"
+"""Sets the names of buffers apart from those of weights in a file that holds both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +42,16 @@ class Reply:
     client:  its pseudonym, or its node id where it sent none.
     node:    Flower's node id, as text: it exceeds what JSON numbers hold.
     reason:  why there is no payload, where there is none.
+    buffers: what the client sent beside the update.
     bytes:   size of the reply on the wire.
     """
 
     client: str
     node: str
-    attempt: int = 1
     status: Literal["complete", "failed", "late"] = "complete"
     reason: str = ""
     payload: Payload | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
     num_examples: int | None = None
     bytes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -57,47 +63,85 @@ def is_plain(client: str) -> bool:
 
 
 class Recorder:
-    """An append-only recording in `folder`. Used by one thread."""
+    """An append-only recording in `folder`, round by round: `sent`, `received` for each reply, then `commit`.
+
+    A round that was not committed is no part of the recording.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = make_private(folder)
-        manifest.write(folder / "manifest.json")
-        self._index = sqlite3.connect(folder / "index.sqlite")
+        if not (folder / "manifest.json").exists():
+            manifest.write(folder / "manifest.json")
+        with closing(self._connect()) as index:
+            index.executescript(SCHEMA)
         (folder / "index.sqlite").chmod(0o600)
-        self._index.executescript(SCHEMA)
+        self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
-    def sent(self, round: int, weights: Mapping[str, Tensor]) -> None:
-        """Write down the global weights that a round starts from."""
-        file = self._round_folder(round) / "global.safetensors"
-        sha256 = self._write(file, weights)
-        with self._index:
-            self._index.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?)", (round, str(file.relative_to(self.folder)), sha256, time.time())
-            )
+    def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
+        """Write down what a round starts from."""
+        self._pending = {"rounds": [], "observations": []}
+        path = self._round_folder(round) / "global.safetensors"
+        sha256 = write_tensors(path, _together(weights, buffers or {}), settle=False)
+        self._pending["rounds"].append((self._relative(path), sha256, time.time()))
 
-    def received(self, round: int, reply: Reply, cohort: Sequence[str]) -> None:
+    def received(self, round: int, reply: Reply) -> None:
         """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
         if not is_plain(reply.client):
             raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global'")
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._round_folder(round) / f"{reply.client}.safetensors"
-            sha256 = self._write(path, reply.payload.tensors)
-            file, codec = str(path.relative_to(self.folder)), reply.payload.codec
-        row = (
-            *(round, reply.client, reply.node, reply.attempt, reply.status, reply.reason, reply.num_examples),
-            *(json.dumps(list(cohort)), file, sha256, codec, reply.bytes, json.dumps(dict(reply.metrics)), time.time()),
+            sha256 = write_tensors(path, _together(reply.payload.tensors, reply.buffers), settle=False)
+            file, codec = self._relative(path), reply.payload.codec
+        self._pending["observations"].append(
+            (
+                *(reply.client, reply.node, reply.status, reply.reason, reply.num_examples),
+                *(file, sha256, codec, reply.bytes, json.dumps(dict(reply.metrics)), time.time()),
+            )
         )
-        with self._index:
-            self._index.execute(f"INSERT INTO observations VALUES ({', '.join('?' * len(row))})", row)
 
-    def close(self) -> None:
-        self._index.close()
+    def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
+        """Make what was sent and received in a round part of the recording, all at once."""
+        rounds, observations = self._pending["rounds"], self._pending["observations"]
+        for folder in (self._round_folder(round), self.folder / "rounds"):
+            flush(folder)
+        with closing(self._connect()) as index, index:
+            index.executemany(
+                "INSERT INTO rounds (round, attempt, cohort, file, sha256, sent_at) VALUES (?, ?, ?, ?, ?, ?)",
+                [(round, attempt, json.dumps(list(cohort)), *row) for row in rounds],
+            )
+            index.executemany(
+                "INSERT INTO observations (round, attempt, client, node, status, reason, num_examples, file, sha256, codec, "
+                f"bytes, metrics, received_at) VALUES ({', '.join('?' * 13)})",
+                [(round, attempt, *row) for row in observations],
+            )
+        self._pending = {"rounds": [], "observations": []}
+
+    def roll_back(self, after: int) -> None:
+        """Forget all rounds after round `after`, and whatever a crash left of them."""
+        with closing(self._connect()) as index, index:
+            for table in ("rounds", "observations"):
+                index.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
+        for path in (self.folder / "rounds").glob("*"):
+            if path.name.isdigit() and int(path.name) > after:
+                shutil.rmtree(path)
+        for path in self.folder.rglob(".*.partial"):
+            path.unlink()
+
+    def clients(self) -> set[str]:
+        """All clients that are part of the recording so far."""
+        with closing(self._connect()) as index:
+            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")}
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.folder / "index.sqlite")
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
 
     def _round_folder(self, round: int) -> Path:
         return make_private(make_private(self.folder / "rounds") / f"{round:05d}")
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> str:
-        content = tensors_to_bytes(tensors)
-        write_bytes(path, content)
-        return hashlib.sha256(content).hexdigest()
+
+def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, **{BUFFER + name: t for name, t in buffers.items()}}

@@ -1,127 +1,203 @@
-"""Reads a recording, lazily, and never executes anything from it."""
+"""Reads a recording, lazily, and never executes anything from it; nothing that it claims is believed before it is checked."""
 
 import hashlib
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
+from fedsim.wire import index
 from fedsim.wire.codec import Payload
-from fedsim.wire.manifest import Manifest
+from fedsim.wire.index import Row, SentRow
+from fedsim.wire.manifest import MAX_BYTES, Manifest
 from fedsim.wire.observation import Observation
+from fedsim.wire.recorder import BUFFER
+from fedsim.wire.safe import DamagedFile, read_bytes, shorten
+from fedsim.wire.tensors import Layout, read_tensors
 
+__all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
-class DamagedFile(ValueError):
-    """A file of a recording that is missing or not what its index says."""
+OnDamage = Callable[[DamagedFile], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the index: a client's reply in a round, or that there was none."""
+class Counts:
+    """One round in numbers of replies, and their bytes on the wire."""
 
     round: int
-    client: str
-    node: str
-    attempt: int
-    status: str
-    reason: str
-    num_examples: int | None
-    cohort: tuple[str, ...]
-    file: str | None
-    sha256: str | None
-    codec: str | None
+    complete: int
+    failed: int
+    late: int
     bytes: int
-    metrics: Mapping[str, float]
-    received_at: float
 
-    @property
-    def key(self) -> str:
-        return f"{self.round:05d}-{self.client}"
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server sent in one round, and to whom."""
+
+    weights: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    cohort: tuple[str, ...]
 
 
 class Recording:
-    """A recording on disk: its manifest, its index, and one `Observation` at a time."""
+    """A recording on disk: its manifest, its index, and one `Observation` at a time.
+
+    It may come from anywhere: what is not as a recorder writes it is refused with DamagedFile, which names the file.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder / "manifest.json")
-        self._weights = lru_cache(maxsize=2)(self._read_weights)
+        self._sent = lru_cache(maxsize=2)(self._try_sent)
 
     def fingerprint(self) -> str:
         """Tells this recording from others: a digest of its manifest and of the first weights that were sent."""
-        with closing(self._connect()) as index:
-            first = index.execute("SELECT sha256 FROM rounds ORDER BY round LIMIT 1").fetchone()
-        content = (self.folder / "manifest.json").read_text() + (first["sha256"] if first else "")
-        return hashlib.sha256(content.encode()).hexdigest()
+        first = "".join(row.sha256 for row in self._sent_rows("ORDER BY round LIMIT 1"))
+        content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
+        return hashlib.sha256(content + first.encode()).hexdigest()
 
-    def rows(self, *, rounds: set[int] | None = None, clients: set[str] | None = None) -> list[Row]:
-        """The index in order of round and client, of `rounds` and `clients` only where given."""
-        try:
-            with closing(self._connect()) as index:
-                found = index.execute("SELECT * FROM observations ORDER BY round, client").fetchall()
-        except sqlite3.Error as error:
-            raise DamagedFile(f"{self.folder / 'index.sqlite'}: {error}") from None
-        rows = [self._row(row) for row in found]
-        return [row for row in rows if (not rounds or row.round in rounds) and (not clients or row.client in clients)]
+    def rows(
+        self,
+        *,
+        rounds: Iterable[int] | None = None,
+        clients: Iterable[str] | None = None,
+        on_damage: OnDamage | None = None,
+    ) -> list[Row]:
+        """The index in order of round and client, of `rounds` and `clients` only where given.
+
+        on_damage: is told of each row that makes no sense, which is then left out; without it the first one raises DamagedFile.
+        """
+        chosen, values = [], []
+        for column, wanted in (("round", rounds), ("client", clients)):
+            if wanted:
+                chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
+                values.append(json.dumps(sorted(wanted)))
+        where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
+        columns = ", ".join(index.COLUMNS)
+        found = index.ask(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
+        rows: list[Row] = []
+        for row in _going_on(found, lambda line: index.row_of(self.folder, line), on_damage):
+            if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
+                raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r}: is out of order")
+            rows.append(row)
+        return rows
+
+    def counts(self) -> list[Counts]:
+        """Each round in numbers."""
+        statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "failed", "late"))
+        found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
+        index.check_counts(self.folder, found)
+        return [Counts(round=round, complete=c, failed=f, late=late, bytes=size) for round, c, f, late, size in found]
+
+    def clients(self) -> list[str]:
+        """All clients, in order."""
+        found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
+        index.check_clients(self.folder, found)
+        return found
+
+    def rounds(self) -> list[int]:
+        """All rounds of which there are global weights, in order."""
+        return [row.round for row in self._sent_rows("ORDER BY round")]
 
     def observation(self, row: Row) -> Observation:
-        """Read one observation. Raises DamagedFile, naming the file, where its checksum does not hold."""
+        """Read one observation. Raises DamagedFile, naming the file, where it is not what the index says, or does not fit."""
         if row.file is None or row.sha256 is None or row.codec is None:
-            raise ValueError(f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})")
-        m = self.manifest
+            words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
+            raise DamagedFile(self.folder / index.INDEX, words) if row.status == "complete" else ValueError(words)
+        m, sent = self.manifest, self.sent(row.round)
+        tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, row)))
+        weights = sent.weights
+        if row.codec == "weights":  # some strategies send float64; a client starts from what its own types hold of it
+            weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
         return Observation(
             round=row.round,
             client=row.client,
-            cohort=row.cohort,
+            cohort=sent.cohort,
             num_examples=row.num_examples,
             model=m.model,
             data=m.data,
             training=m.training,
             defenses=m.defense,
-            weights=self._weights(row.round),
-            payload=Payload(tensors=self._read(row.file, row.sha256), codec=row.codec),
+            weights=weights,
+            payload=Payload(tensors=tensors, codec=row.codec),
+            buffers=sent.buffers,
+            buffers_after=buffers,
             metrics=row.metrics,
         )
 
-    def observations(self, *, rounds: set[int] | None = None, clients: set[str] | None = None) -> Iterator[Observation]:
-        """All complete observations, lazily."""
-        return (self.observation(row) for row in self.rows(rounds=rounds, clients=clients) if row.status == "complete")
+    def observations(
+        self,
+        *,
+        rounds: Iterable[int] | None = None,
+        clients: Iterable[str] | None = None,
+        on_damage: OnDamage | None = None,
+    ) -> Iterator[Observation]:
+        """All complete observations, lazily.
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect((self.folder / "index.sqlite").resolve().as_uri() + "?mode=ro", uri=True)
-        connection.row_factory = sqlite3.Row
-        return connection
+        on_damage: is told of each observation that cannot be read, its error naming the file; the others follow. Without it
+                   the first one raises DamagedFile.
+        """
+        rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
+        return _going_on((row for row in rows if row.status == "complete"), self.observation, on_damage)
 
-    @staticmethod
-    def _row(row: sqlite3.Row) -> Row:
-        values = dict(row)
-        return Row(**{**values, "cohort": tuple(json.loads(values["cohort"])), "metrics": json.loads(values["metrics"])})
+    def sent(self, round: int) -> Sent:
+        """What the server sent in a round. Raises DamagedFile where that is missing or damaged."""
+        sent = self._sent(round)
+        if isinstance(sent, DamagedFile):
+            raise sent.with_traceback(None)
+        return sent
 
-    def _read_weights(self, round: int) -> dict[str, Tensor]:
-        with closing(self._connect()) as index:
-            row = index.execute("SELECT file, sha256 FROM rounds WHERE round = ?", (round,)).fetchone()
-        if row is None:
-            raise DamagedFile(f"{self.folder}: the index has no global weights of round {round}")
-        return self._read(row["file"], row["sha256"])
+    def _sent_rows(self, which: str, *values: int) -> list[SentRow]:
+        found = index.ask(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
+        return [index.sent_of(self.folder, line) for line in found]
 
-    def _read(self, file: str, sha256: str) -> dict[str, Tensor]:
-        path = self.folder / file
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise DamagedFile(f"{file}: lies outside the recording")
+    def _try_sent(self, round: int) -> Sent | DamagedFile:
+        """Failures are kept too: all clients of a round with damaged weights must not have them read again."""
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DamagedFile(f"{path}: {error.strerror}") from None
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise DamagedFile(f"{path}: its checksum differs from the index")
+            found = self._sent_rows("WHERE round = ?", round)
+            if not found:
+                raise DamagedFile(self.folder / index.INDEX, f"has no global weights of round {round}")
+            weights, buffers = _apart(read_tensors(self.folder, found[0].file, found[0].sha256))
+            return Sent(weights, buffers, found[0].cohort)
+        except DamagedFile as error:
+            return error
+
+
+def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | None) -> Iterator[R]:
+    for item in items:
         try:
-            return load(content)
-        except SafetensorError as error:
-            raise DamagedFile(f"{path}: {error}") from None
+            read_item = read(item)
+        except DamagedFile as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+        else:
+            yield read_item
+
+
+def _check_fit(layout: Layout, sent: Sent, row: Row) -> None:
+    """Raises ValueError where a reply has other tensors than the client was sent: an update has the shape of the weights."""
+    weights, buffers = _apart(layout)
+    names = sorted(weights.keys() ^ sent.weights.keys()) + sorted(buffers.keys() - sent.buffers.keys())
+    if names:
+        raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
+    for got, expected in ((weights, sent.weights), (buffers, sent.buffers)):
+        for name, entry in got.items():
+            tensor = expected[name]
+            if entry.shape != tuple(tensor.shape):
+                raise ValueError(f"tensor {name!r} has shape {entry.shape}, and the one that was sent {tuple(tensor.shape)}")
+            if row.codec == "weights" and entry.dtype.is_floating_point != tensor.is_floating_point():
+                raise ValueError(f"tensor {name!r} is of type {entry.dtype}, and the one that was sent of {tensor.dtype}")
+
+
+def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+    """Weights, or a payload, and the buffers that lie in the same file."""
+    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
+    return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}

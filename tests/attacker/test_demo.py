@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attacker import demo
+from attacker.scoring import Summary
 from fedsim.wire.files import read_json_lines
 
 
@@ -14,7 +15,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "ATTACKS", {"cpl": {"steps": 1}, "inverting_gradients": {"steps": 2}})
 
 
-def test_the_demonstration_leaves_a_page_and_goes_on_after_a_crash(short: None, tmp_path: Path) -> None:
+def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
     page = demo.run(tmp_path, engine="local")
     assert page == tmp_path / "report.html"
     rows = [row for run in ("undefended", "defended") for row in read_json_lines(tmp_path / run / "scores.jsonl")]
@@ -28,10 +29,25 @@ def test_the_demonstration_leaves_a_page_and_goes_on_after_a_crash(short: None, 
     used = [{(row["case"], row["index"]) for row in rows if row["run"] == run} for run in ("undefended", "defended")]
     assert used[0] == used[1]
 
-    metrics = tmp_path / "defended" / "metrics.jsonl"
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+
+def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = demo.attack
+
+    def crash(run: Path, *, defended: bool) -> list[Summary]:
+        raise MemoryError
+
+    monkeypatch.setattr(demo, "attack", crash)
+    with pytest.raises(MemoryError):
+        demo.run(tmp_path, engine="local")
+    index = tmp_path / "undefended" / "recording" / "index.sqlite"
+    stamp = index.stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "undefended" / "state")  # as if killed before the first round was committed
+    monkeypatch.setattr(demo, "attack", attack)
+    assert demo.run(tmp_path, engine="local").exists()
+    assert index.stat().st_mtime_ns > stamp
+    assert len(read_json_lines(tmp_path / "undefended" / "metrics.jsonl")) == 4
+    stamp = index.stat().st_mtime_ns
     shutil.rmtree(tmp_path / "undefended" / "reconstructions")
-    stamp = (tmp_path / "undefended" / "recording" / "index.sqlite").stat().st_mtime_ns
     demo.run(tmp_path, engine="local")
-    assert (tmp_path / "undefended" / "recording" / "index.sqlite").stat().st_mtime_ns == stamp
-    assert len(read_json_lines(metrics)) == 4
+    assert index.stat().st_mtime_ns == stamp
+    assert (tmp_path / "undefended" / "reconstructions").is_dir()

@@ -5,22 +5,23 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.labels import Evidence, from_bias, from_rows, inferred
+from fedsim.models import loss_of, probabilities
 
 
-def evidence_of(network: nn.Sequential, x: Tensor, y: Tensor) -> Evidence:
-    loss = nn.functional.cross_entropy(network(x), y)
+def evidence_of(network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy") -> Evidence:
+    loss = loss_of(loss_name)(network(x), y)
     names = [name for name, _ in network.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
     with torch.no_grad():
-        guess = network(torch.rand(16, x.shape[1])).softmax(dim=1).mean(dim=0)
+        guess = probabilities(network(torch.rand(16, x.shape[1]))).mean(dim=0)
     head = len(network) - 1
     bias = f"{head}.bias" if f"{head}.bias" in gradient else None
     return Evidence(gradient, f"{head}.weight", bias, len(y), guess)
 
 
-def network(activation: nn.Module, seed: int, *, bias: bool = True) -> nn.Sequential:
+def network(activation: nn.Module, seed: int, *, bias: bool = True, outputs: int = 10) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(12, 30), activation, nn.Linear(30, 10, bias=bias))
+    return nn.Sequential(nn.Linear(12, 30), activation, nn.Linear(30, outputs, bias=bias))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -76,3 +77,34 @@ def test_more_examples_than_classes_cannot_have_distinct_labels() -> None:
     evidence = evidence_of(network(nn.ReLU(), 1, bias=False), torch.rand(11, 12), torch.arange(11) % 10)
     with pytest.raises(ValueError, match="11 examples"):
         from_rows(evidence)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Tanh(), nn.LeakyReLU(0.2)])
+def test_the_sign_of_a_single_logits_bias_is_the_label_whatever_the_features(
+    activation: nn.Module, label: int, seed: int
+) -> None:
+    evidence = evidence_of(network(activation, seed, outputs=1), torch.rand(1, 12), torch.tensor([label]), "logistic")
+    assert from_bias(evidence).tolist() == [label]
+    assert inferred(evidence).tolist() == [label]
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_the_sign_of_a_single_logits_row_is_the_label_for_features_that_are_positive(label: int) -> None:
+    y = torch.tensor([label])
+    net = network(nn.LeakyReLU(0.2), 0, bias=False, outputs=1)
+    with torch.no_grad():
+        net[0].bias += 1
+    evidence = evidence_of(net, torch.rand(1, 12), y, "logistic")
+    assert inferred(evidence).tolist() == from_rows(evidence).tolist() == [label]
+    with torch.no_grad():
+        net[0].bias -= 20
+    assert from_rows(evidence_of(net, torch.rand(1, 12), y, "logistic")).tolist() == [1 - label]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_logit_is_one_number_and_cannot_tell_several_labels(bias: bool) -> None:
+    net = network(nn.Sigmoid(), 1, bias=bias, outputs=1)
+    with pytest.raises(ValueError, match="2 examples behind a single logit"):
+        inferred(evidence_of(net, torch.rand(2, 12), torch.tensor([0, 1]), "logistic"))

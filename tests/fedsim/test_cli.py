@@ -122,7 +122,7 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
         (["--set", "defense=clop(1)"], "Did you mean 'clip'?"),
         (["--set", "defense=clip('a')"], "wrong type"),
         (["--set", "model=lenet_cpl", "--set", "data=breast_cancer"], "use the model 'mlp'"),
-        (["--set", "model.hidden=3"], "wrong type"),
+        (["--set", "model.hidden=3"], "whole numbers above 0, got 3"),
         (["--set", "data=npz:nowhere.npz"], "nowhere.npz does not exist"),
         (["--engine", "dask"], "--engine 'dask' is unknown. Known: ray, local"),
         (["--device", "abacus"], "device 'abacus' is not to be had here"),
@@ -148,7 +148,7 @@ def test_an_unknown_key_in_the_file_is_named_with_the_file(small: Path) -> None:
 
 
 def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> object:
+    def broken(*_: object, **__: object) -> object:
         raise OSError("sensor unplugged")
 
     monkeypatch.setattr("fedsim.client.app.train", broken)
@@ -164,11 +164,11 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
 
     real, calls = client_side.train, []
 
-    def sometimes(*arguments: Any) -> Any:
+    def sometimes(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 4:
             raise MemoryError("[bold]full")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(client_side, "train", sometimes)
     told = run("--json")

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.experiment import Experiment, ExperimentError, Named, parse_rounds, read, validate
+from fedsim.experiment import Experiment, ExperimentError, Named, read, validate
+from fedsim.wire.selection import parse_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +104,8 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
         ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
-        ("record.clients = 'few'", "record.clients: .*'all'"),
+        ("record.clients = '../a'", r"record.clients: '\.\./a' is no client's name"),
+        ("record.clients = 0", "record.clients: 0 clients"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_file(small: Path, line: str, key: str) -> None:

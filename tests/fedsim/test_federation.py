@@ -80,7 +80,7 @@ def test_metrics_have_a_row_a_round_with_the_evaluation_of_the_weights_that_came
     x, y = data.test[:]
     for number in (1, 2, 3):
         weights = next(recording.observations(rounds={number})).weights
-        found = training.evaluate(model, weights, x, y, data.spec)  # what came out of the round before
+        found = training.evaluate(model, weights, x, y, data.spec, run.experiment.training)  # what came out of the round before
         assert rows[number - 1]["loss"] == pytest.approx(found["loss"], rel=1e-6)
         assert rows[number - 1]["accuracy"] == pytest.approx(found["accuracy"])
         own = recording.rows(rounds={number})
@@ -110,10 +110,10 @@ def test_only_the_rounds_that_are_asked_for_are_recorded(federate: Federate) -> 
 def test_a_fraction_of_the_clients_is_drawn_from_the_public_seed(federate: Federate) -> None:
     def cohorts(name: str, seed: int) -> list[tuple[str, ...]]:
         run = federate(name, seed=seed, rounds=6, clients={"count": 5, "fraction": 0.4})
-        rows = Recording(run.out / "recording").rows()
-        assert all(len(row.cohort) == 2 and row.client in row.cohort for row in rows)
-        assert len(rows) == 12
-        return [row.cohort for row in rows]
+        seen = list(Recording(run.out / "recording").observations())
+        assert all(len(o.cohort) == 2 and o.client in o.cohort for o in seen)
+        assert len(seen) == 12
+        return [o.cohort for o in seen]
 
     assert cohorts("a", 0) == cohorts("b", 0)
     assert cohorts("c", 1) != cohorts("a2", 0)
@@ -128,7 +128,8 @@ def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Fede
     assert set(manifest.software) == {"flwr", "torch", "numpy"}
     text = (run.out / "recording" / "manifest.json").read_text()
     assert "1234567" not in text
-    assert not any(b"7654321" in content for content in contents(run.out).values())
+    told = {path for path, content in contents(run.out).items() if b"7654321" in content}
+    assert [str(path) for path in told] == ["clients/simulation.json"]  # closed to all but the experimenter, for resuming
     assert "7654321" not in (run.out / "experiment.toml").read_text()
 
 
@@ -190,7 +191,7 @@ def test_private_folders_are_closed(federate: Federate) -> None:
 def exact(run: Run, client: str, number: int) -> dict[str, torch.Tensor]:
     """What a client would send without defense, from truth."""
     recording = Recording(run.out / "recording")
-    weights, data = recording._weights(number), run.data()
+    weights, data = recording.sent(number).weights, run.data()
     batches = [data.train[list(step)] for step in TruthReader(run.out / "truth").used(number, 1, client).steps]
     model = models.build(run.model(), data.spec)
     return training.train(model, weights, batches, run.experiment.training, data.spec).update

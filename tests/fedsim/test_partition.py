@@ -1,18 +1,36 @@
 """Every way to split the examples is a partition: disjoint, none empty, all together."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.datasets import Examples
 from fedsim.partition import PARTITIONS, split
 
-# One setting of each registered partition, and the same with everything else it can do.
-SETTINGS = [("iid", {}), ("dirichlet", {"alpha": 0.01}), ("dirichlet", {"alpha": 0.5}), ("dirichlet", {"alpha": 1e5})]
+# One setting of each registered partition that can split anything, and those with everything else they can do.
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.01}),
+    ("dirichlet", {"alpha": 0.5}),
+    ("dirichlet", {"alpha": 1e5}),
+    ("by_label", {}),
+]
+FUSSY: list[tuple[str, dict[str, Any]]] = [("k_classes", {"k": 2}), ("by_group", {"column": "ward"})]
+"""Those that some data and numbers of clients do not go with."""
+
+
+def examples(labels: Any, **groups: Any) -> Examples:
+    labels = np.asarray(labels)
+    columns = {name: np.asarray(values) for name, values in groups.items()}
+    return Examples(values=np.zeros((len(labels), 1), np.float32), labels=labels, groups=columns)
 
 
 def test_the_table_covers_every_registered_partition() -> None:
-    assert set(PARTITIONS) == {name for name, _ in SETTINGS}
+    assert set(PARTITIONS) == {name for name, _ in SETTINGS + FUSSY}
 
 
 @settings(deadline=None, max_examples=60)
@@ -23,35 +41,35 @@ def test_the_table_covers_every_registered_partition() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_parts_are_disjoint_none_is_empty_and_together_they_are_everything(
-    labels: list[int], share: float, setting: tuple[str, dict[str, float]], seed: int
+    labels: list[int], share: float, setting: tuple[str, dict[str, Any]], seed: int
 ) -> None:
     name, arguments = setting
     clients = max(1, round(share * len(labels)))
-    parts = split(np.array(labels), clients, seed=seed, name=name, **arguments)
+    parts = split(examples(labels), clients, seed=seed, name=name, **arguments)
     assert len(parts) == clients
     assert all(len(part) for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
 
 
-@pytest.mark.parametrize(("examples", "clients"), [(10, 3), (10, 10), (7, 1), (100, 7)])
-def test_iid_parts_differ_by_one_at_most(examples: int, clients: int) -> None:
-    sizes = [len(part) for part in split(np.zeros(examples, int), clients, seed=0, name="iid")]
+@pytest.mark.parametrize(("count", "clients"), [(10, 3), (10, 10), (7, 1), (100, 7)])
+def test_iid_parts_differ_by_one_at_most(count: int, clients: int) -> None:
+    sizes = [len(part) for part in split(examples(np.zeros(count, int)), clients, seed=0, name="iid")]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_iid_is_no_plain_cut() -> None:
     labels = np.repeat([0, 1], 500)
-    first, _ = split(labels, 2, seed=0, name="iid")
+    first, _ = split(examples(labels), 2, seed=0, name="iid")
     assert 200 < labels[first].sum() < 300
 
 
-@pytest.mark.parametrize(("name", "arguments"), SETTINGS)
-def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, float]) -> None:
-    labels = np.arange(200) % 4
+@pytest.mark.parametrize(("name", "arguments"), SETTINGS + FUSSY)
+def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, Any]) -> None:
+    data = examples(np.arange(200) % 4, ward=np.arange(200) % 17)
 
     def drawn(seed: int) -> list[list[int]]:
-        return [part.tolist() for part in split(labels, 5, seed=seed, name=name, **arguments)]
+        return [part.tolist() for part in split(data, 5, seed=seed, name=name, **arguments)]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -60,7 +78,7 @@ def test_a_seed_repeats_and_another_differs(name: str, arguments: dict[str, floa
 def skew(alpha: float, seed: int) -> float:
     """How much of each client's data its commonest class makes up, on average: 1/4 is even, 1 is one class only."""
     labels = np.arange(4000) % 4
-    parts = split(labels, 8, seed=seed, name="dirichlet", alpha=alpha)
+    parts = split(examples(labels), 8, seed=seed, name="dirichlet", alpha=alpha)
     return float(np.mean([np.bincount(labels[part], minlength=4).max() / len(part) for part in parts]))
 
 
@@ -74,19 +92,139 @@ def test_a_small_alpha_gives_each_client_few_classes_and_a_large_one_all_of_them
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "round_robin"}, r"unknown name 'round_robin' in fedsim\.partitions.*dirichlet, iid"),
+        (
+            {"name": "round_robin"},
+            r"unknown name 'round_robin' in fedsim\.partitions.*by_group, by_label, dirichlet, iid, k_classes",
+        ),
         ({"name": "dirichlet"}, "partition dirichlet: .*'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be positive.*, got 0"),
         ({"name": "dirichlet", "alpha": float("inf")}, "alpha must be positive and finite, got inf"),
         ({"name": "dirichlet", "alhpa": 1}, r"'alpha'.*Its parameters: \(\*?,? ?alpha: float\)"),
         ({"name": "iid", "alpha": 1}, "partition iid: .*'alpha'"),
+        ({"name": "by_label", "k": 1}, r"partition by_label: .*'k'"),
+        ({"name": "k_classes"}, r"partition k_classes: .*'k'"),
+        ({"name": "k_classes", "k": 0}, "k must be a whole number from 1 to the 2 classes, got 0"),
+        ({"name": "k_classes", "k": 3}, "k must be a whole number from 1 to the 2 classes, got 3"),
+        ({"name": "k_classes", "k": 1.5}, "k must be a whole number.*, got 1.5"),
+        ({"name": "by_group", "collumn": "ward"}, r"partition by_group: .*column: str"),
+        ({"name": "by_group", "column": "word"}, "the data set has no groups 'word'. It has: ward"),
+        ({"name": "by_group", "column": "ward"}, r"clients\.count is 2, and column 'ward' has only 1 groups to deal"),
     ],
 )
 def test_unknown_names_and_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        split(np.zeros(10, int), 2, seed=0, **arguments)  # type: ignore[arg-type]
+        split(examples(np.arange(10) % 2, ward=[1] * 10), 2, seed=0, **arguments)  # type: ignore[arg-type]
 
 
 def test_more_clients_than_examples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"clients\.count is 11, and there are only 10 training examples"):
-        split(np.zeros(10, int), 11, seed=0, name="iid")
+        split(examples(np.zeros(10, int)), 11, seed=0, name="iid")
+
+
+def test_a_data_set_without_groups_is_told() -> None:
+    with pytest.raises(ValueError, match=r"no groups 'person'. It has none; csv and lfw do"):
+        split(examples(np.arange(10) % 2), 2, seed=0, name="by_group", column="person")
+
+
+# --- by_label ---
+
+
+def held(labels: np.ndarray, parts: list[np.ndarray]) -> list[set[int]]:
+    return [set(labels[part].tolist()) for part in parts]
+
+
+def test_a_client_for_each_class_holds_just_that_one() -> None:
+    labels = np.array([3, 1, 2, 1, 3, 3])
+    parts = split(examples(labels), 3, seed=0, name="by_label")
+    assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4, 5]]
+
+
+def test_with_fewer_clients_classes_are_dealt_in_turn() -> None:
+    labels = np.arange(70) % 7
+    assert held(labels, split(examples(labels), 3, seed=0, name="by_label")) == [{0, 3, 6}, {1, 4}, {2, 5}]
+
+
+def test_with_more_clients_each_class_is_split_evenly_among_its_own() -> None:
+    labels = np.repeat([0, 1, 2], [10, 30, 2])
+    parts = split(examples(labels), 8, seed=0, name="by_label")
+    assert all(len(classes) == 1 for classes in held(labels, parts))
+    sizes = [[len(part) for part in parts if labels[part[0]] == label] for label in range(3)]
+    assert [sorted(own) for own in sizes] == [[3, 3, 4], [10, 10, 10], [1, 1]]
+
+
+def test_a_class_has_no_more_clients_than_examples() -> None:
+    labels = np.array([0] * 9 + [1])
+    parts = split(examples(labels), 10, seed=0, name="by_label")
+    assert sorted(len(part) for part in parts) == [1] * 10
+
+
+# --- k_classes ---
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    labels=st.lists(st.integers(0, 6), min_size=1, max_size=80),
+    clients=st.integers(1, 12),
+    k=st.integers(1, 7),
+    seed=st.integers(0, 2**32),
+)
+def test_each_client_holds_exactly_k_classes_wherever_that_can_be(labels: list[int], clients: int, k: int, seed: int) -> None:
+    """It can be where each class is dealt to no more clients than it has examples, and that suffices (Gale and Ryser)."""
+    data, sizes = examples(labels), Counter(labels)
+    if clients > len(labels) or k > len(sizes) or sum(min(size, clients) for size in sizes.values()) < clients * k:
+        with pytest.raises(ValueError, match=r"there are only|k must be|do not suffice"):
+            split(data, clients, seed=seed, name="k_classes", k=k)
+        return
+    parts = split(data, clients, seed=seed, name="k_classes", k=k)
+    assert [len(classes) for classes in held(data.labels, parts)] == [k] * clients
+    dealt = np.concatenate(parts).tolist()
+    assert len(dealt) == len(set(dealt))
+    kept = {labels[i] for i in dealt}
+    assert len(dealt) == sum(sizes[label] for label in kept)  # a class is given out whole, or not at all
+    assert len(kept) == min(len(sizes), clients * k)
+    left = [sizes[label] for label in set(sizes) - kept]
+    assert not left or max(left) <= min(sizes[label] for label in kept)
+
+
+def test_k_classes_of_even_data_are_shards_of_one_size() -> None:
+    """McMahan et al. 2017: a hundred clients, two classes each, as many examples for all."""
+    labels = np.arange(6000) % 10
+    parts = split(examples(labels), 100, seed=0, name="k_classes", k=2)
+    assert {len(part) for part in parts} == {60}
+    pairs = Counter(tuple(sorted(classes)) for classes in held(labels, parts))
+    assert len(pairs) > 33  # of 45: a hundred draws at random miss five
+
+
+def test_a_large_class_has_more_clients() -> None:
+    labels = np.repeat([0, 1, 2], [600, 300, 100])
+    parts = split(examples(labels), 10, seed=0, name="k_classes", k=1)
+    assert Counter(int(labels[part[0]]) for part in parts) == {0: 6, 1: 3, 2: 1}
+    assert {len(part) for part in parts} == {100}
+
+
+# --- by_group ---
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    wards=st.lists(st.sampled_from(["north", "south", "?", "9", "10", "west"]), min_size=1, max_size=60),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+def test_a_group_is_with_one_client_and_sizes_are_balanced(wards: list[str], share: float, seed: int) -> None:
+    sizes = Counter(wards)
+    clients = max(1, round(share * len(sizes)))
+    column = np.array(wards, dtype=object)
+    parts = split(examples(np.zeros(len(wards), int), ward=column), clients, seed=seed, name="by_group", column="ward")
+    assert len(parts) == clients
+    assert all(len(part) for part in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(wards)))
+    assert sum(len(set(column[part])) for part in parts) == len(sizes)
+    for part in parts:  # whoever got a group held the fewest examples before
+        assert len(part) - min(Counter(column[part]).values()) <= min(map(len, parts))
+
+
+def test_groups_are_dealt_the_largest_first() -> None:
+    ward = np.repeat([1, 2, 3, 4, 5], [7, 6, 5, 4, 2])
+    parts = split(examples(np.zeros(24, int), ward=ward), 2, seed=0, name="by_group", column="ward")
+    assert sorted(sorted(set(ward[part].tolist())) for part in parts) == [[1, 4, 5], [2, 3]]

@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedsim.server.checkpoint import Checkpoint, rounds_done
 from fedsim.wire import Recording
 
 EXPERIMENT = """
@@ -18,34 +22,59 @@ defense = "clip(1) | gaussian(0.01)"
 """
 
 
-def federate(folder: Path, engine: str) -> dict[str, Any]:
-    program = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "e.toml", "--out", engine, "--engine", engine]
-    done = subprocess.run(
-        [*program, "--client-seed", "7", "--device", "cpu", "--json"], cwd=folder, capture_output=True, text=True, timeout=180
-    )
+def command(out: str, engine: str, *more: str) -> list[str]:
+    program = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "e.toml", "--out", out, "--engine", engine]
+    return [*program, "--device", "cpu", "--json", *more]
+
+
+def federate(folder: Path, out: str, engine: str, *more: str) -> dict[str, Any]:
+    done = subprocess.run(command(out, engine, *more), cwd=folder, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)  # one document, and nothing of Ray's or Flower's beside it
     return told
 
 
+def files(run: Path, *parts: str) -> dict[str, bytes]:
+    found = [path for part in parts for path in (run / part).rglob("*") if path.is_file()]
+    return {str(path.relative_to(run)): path.read_bytes() for path in found}
+
+
 def test_ray_records_bit_for_bit_what_one_process_records(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
-    told = {engine: federate(tmp_path, engine) for engine in ("ray", "local")}
+    told = {engine: federate(tmp_path, engine, engine, "--client-seed", "7") for engine in ("ray", "local")}
     assert told["ray"]["complete"] == told["local"]["complete"] == 6
     assert told["ray"]["clients"] == told["local"]["clients"]
     assert [row["loss"] for row in told["ray"]["per_round"]] == [row["loss"] for row in told["local"]["per_round"]]
-
-    def files(engine: str) -> dict[str, bytes]:
-        return {
-            str(path.relative_to(tmp_path / engine)): path.read_bytes()
-            for part in ("recording/rounds", "truth", "clients")
-            for path in (tmp_path / engine / part).rglob("*")
-            if path.is_file()
-        }
-
-    ray, local = files("ray"), files("local")
-    assert len(ray) == 2 * (1 + 3) + (1 + 3) + 3
+    ray, local = (files(tmp_path / engine, "recording/rounds", "truth", "clients") for engine in ("ray", "local"))
+    identities, states = 3, 3 * 2
+    assert len(ray) == 2 * (1 + 3) + (1 + 3) + identities + states + 1
     assert ray == local
     for engine in told:
-        assert len(list(Recording(tmp_path / engine / "recording").observations())) == 6
-        assert {row.cohort for row in Recording(tmp_path / engine / "recording").rows()} == {tuple(told["ray"]["clients"])}
+        seen = list(Recording(tmp_path / engine / "recording").observations())
+        assert len(seen) == 6
+        assert {o.cohort for o in seen} == {tuple(told["ray"]["clients"])}
+
+
+def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """To the same end, bit for bit, as one process that was left alone."""
+    (tmp_path / "e.toml").write_text(EXPERIMENT.replace("rounds = 2", "rounds = 12"))
+    process = subprocess.Popen(
+        command("ray", "ray", "--client-seed", "7"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while (rounds_done(tmp_path / "ray" / "state") or 0) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    before = len(list(Recording(tmp_path / "ray" / "recording").observations()))
+    assert 9 <= before < 36
+    told = federate(tmp_path, "ray", "ray", "--resume")
+    federate(tmp_path, "local", "local", "--client-seed", "7")
+    assert told["complete"] == 36
+    parts = ("recording/rounds", "clients")
+    assert files(tmp_path / "ray", *parts) == files(tmp_path / "local", *parts)
+    ray, local = (Checkpoint.read(tmp_path / engine / "state") for engine in ("ray", "local"))
+    assert ray is not None
+    assert local is not None
+    assert (ray.attempt, local.attempt) == (2, 1)
+    assert all(torch.equal(t, local.arrays[name]) for name, t in ray.arrays.items())

@@ -58,7 +58,7 @@ def test_a_client_that_raises_is_a_failed_row_and_the_round_goes_on(federate: Fe
     assert failed.reason == "MemoryError: 3 GB too little"
     assert (failed.file, failed.num_examples) == (None, None)
     assert failed.client in {r.client for r in rows if r.round == 1}  # known by its pseudonym from the round before
-    assert {r.cohort for r in rows} == {tuple(sorted({r.client for r in rows}))}
+    assert {o.cohort for o in Recording(run.out / "recording").observations()} == {tuple(sorted({r.client for r in rows}))}
     mean_of_the_others(run, 2)
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(3, 0), (2, 1), (3, 0)]
@@ -88,15 +88,15 @@ def test_what_a_failed_client_had_done_in_that_round_is_done_again(federate: Fed
     """It failed after its training: its place in the epoch is not lost."""
     from fedsim.client import app as client_side
 
-    real, calls = client_side.encode, []
+    real, calls = client_side.put_update, []
 
-    def failing(update: Any) -> Any:
-        calls.append(update)
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
         if len(calls) == 2:
-            raise OSError("disk full")
-        return real(update)
+            raise OSError("cannot")
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr(client_side, "encode", failing)
+    monkeypatch.setattr(client_side, "put_update", failing)
     run = federate(rounds=3, clients={"count": 1})
     assert [r.status for r in Recording(run.out / "recording").rows()] == ["complete", "failed", "complete"]
     truth = TruthReader(run.out / "truth")
@@ -136,7 +136,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, c
     run = federate(rounds=2)
     recording = Recording(run.out / "recording")
     assert [r.status for r in recording.rows()] == ["failed"] * 3 + ["complete"] * 3
-    assert all(torch.equal(recording._weights(1)[name], w) for name, w in recording._weights(2).items())
+    assert all(torch.equal(recording.sent(1).weights[name], w) for name, w in recording.sent(2).weights.items())
     metrics = read_json_lines(run.out / "metrics.jsonl")
     assert metrics[0]["loss"] == metrics[1]["loss"]
 
@@ -173,8 +173,9 @@ def test_two_clients_of_one_pseudonym_are_told_apart(federate: Federate, clients
         assert len({r.client for r in rows}) == len({r.node for r in rows}) == 3
         assert sum(r.client == "same" for r in rows) == 1
         assert sum(r.client == r.node for r in rows) == 1
-        assert {r.cohort for r in rows} == {tuple(sorted(r.client for r in rows))}
-        assert len(list(recording.observations(rounds={number}))) == 3
+        seen = list(recording.observations(rounds={number}))
+        assert {o.cohort for o in seen} == {tuple(sorted(r.client for r in rows))}
+        assert len(seen) == 3
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_loss_goes_down_along_the_update(name: str) -> None:
     update = train(model, before, [batch], settings(learning_rate=0.01), DATA).update
 
     def loss(share: float) -> float:
-        return evaluate(model, {key: before[key] + share * update[key] for key in before}, *batch, DATA)["loss"]
+        return evaluate(model, {key: before[key] + share * update[key] for key in before}, *batch, DATA, settings())["loss"]
 
     assert loss(1) < loss(0) < loss(-1)
 
@@ -140,7 +140,7 @@ def test_the_model_is_in_the_mode_that_the_server_prescribed(mode: str, found: b
     train(spy, weights_of(spy), some_batches((2, 2)), settings(mode=mode), DATA)
     assert spy.modes == [mode == "train"] * 2
     x, y = some_batches((2,))[0]
-    evaluate(spy.train(), weights_of(spy), x, y, DATA)
+    evaluate(spy.train(), weights_of(spy), x, y, DATA, settings(mode=mode))
     assert spy.modes[-1] is False
 
 
@@ -163,7 +163,7 @@ def test_momentum_starts_afresh_in_every_round() -> None:
 def test_evaluation_is_mean_loss_and_share_of_hits_whatever_the_chunk(chunk: int) -> None:
     model = network()
     ((x, y),) = some_batches((7,))
-    found = evaluate(model, weights_of(model), x, y, DATA, chunk=chunk)
+    found = evaluate(model, weights_of(model), x, y, DATA, settings(), chunk=chunk)
     logits = model((x - 0.3) / 0.7).detach()
     by_hand = -logits.log_softmax(1)[torch.arange(7), y].mean().item()
     assert found["loss"] == pytest.approx(by_hand, rel=1e-12)

@@ -1,8 +1,10 @@
 """Tiny runs on disk, made by the project's own writers wherever it has one."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch
 from PIL import Image
 
 from attacker.reconstruction import Reconstruction, slots_of
+from attacker.report import build
 from defenses.spec import DefenseSpec
 from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
-from fedsim.wire.files import append_json_line, write_bytes, write_json
+from fedsim.wire.files import append_json_lines, write_bytes, write_json
 
 CLIENTS = ("ada", "bob")
 ROUNDS = (1, 2)
@@ -29,6 +32,12 @@ class RunFolder:
     @property
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.path / "scores.jsonl").read_text().splitlines()]
+
+    def forget_truth(self) -> None:
+        """As a recording of somebody else's federation comes: no truth, and so no scores."""
+        for name in ("truth", "pairs"):
+            shutil.rmtree(self.path / name)
+        (self.path / "scores.jsonl").unlink()
 
     def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
         """Pass every row of the scores through `change`; None drops it."""
@@ -47,13 +56,14 @@ class RunFolder:
     def _replay(self, source: str, told: dict[str, Any]) -> None:
         folder = self.path / "reconstructions" / source
         folder.mkdir(parents=True)
+        data = Manifest.read(self.path / "recording" / "manifest.json").data
         cases = []
         for number, client in ((n, c) for n in ROUNDS for c in CLIENTS):
             key = f"{number:05d}-{client}"
             cases.append({"key": key, "round": number, "client": client, "attempt": 1, "num_examples": 1, "status": "complete"})
             Reconstruction(
                 case=key,
-                x=torch.zeros(1, 3, 12, 12),
+                x=torch.full((1, *data.shape), 0.75 if told["null"] else 0.25),
                 y=torch.zeros(1, dtype=torch.int64),
                 confidence=torch.ones(1),
                 slots=slots_of(number, client, [1]),
@@ -93,7 +103,9 @@ class RunFolder:
                 "mse": 1e-4 if success else 0.1,
                 "psnr": 40.0 if success else 10.0,
                 "ssim": None,
+                "ssim_global": 0.5,
                 "lpips": None,
+                "lpips_net": None,
                 "lpips_reason": "no weights",
                 "iterations": 4,
                 "seconds": 0.5,
@@ -101,7 +113,7 @@ class RunFolder:
                 "failure": None,
                 "pair": self._pair(source, key, index, manifest.data),
             }
-            append_json_line(self.path / "scores.jsonl", row)
+            append_json_lines(self.path / "scores.jsonl", row)
 
     def _pair(self, source: str, key: str, index: int, data: DataSpec) -> str:
         file = f"pairs/{source}/{key}-1-0.{'png' if data.is_image else 'json'}"
@@ -112,6 +124,50 @@ class RunFolder:
             names = [column.name for column in data.columns]
             write_json(self.path / file, {"columns": names, "original": [0.5, 0.25], "reconstruction": [0.75, 0.5]})
         return file
+
+
+class Page(HTMLParser):
+    """Every start tag of a page, and its visible text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.html = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._words: list[str] = []
+        self._silent = False
+        self.feed(self.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._silent = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self._words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self._words).split()).replace("\N{EN DASH}", "-")
+
+    def classed(self, name: str) -> int:
+        return sum(name in (attributes.get("class") or "").split() for _, attributes in self.tags)
+
+    def ids(self) -> list[str]:
+        return [attributes["id"] or "" for _, attributes in self.tags if "id" in attributes]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., Page]:
+    return lambda *runs: Page(build([run.path for run in runs], tmp_path / "report.html"))
+
+
+@pytest.fixture
+def read_page() -> Callable[[Path], Page]:
+    """A page from its file."""
+    return Page
 
 
 @pytest.fixture
@@ -130,21 +186,22 @@ def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
             software={"torch": "2.6"},
         )
         run = tmp_path / folder
-        run.mkdir()
+        (run / "truth").mkdir(parents=True)
         recorder = Recorder(run / "recording", manifest)
         weights = {"w": torch.zeros(2)}
         for number in ROUNDS:
             recorder.sent(number, weights)
             for client in CLIENTS:
                 payload = Payload(tensors=weights, codec="dense")
-                recorder.received(number, Reply(client=client, node="7", payload=payload, num_examples=1, bytes=8), CLIENTS)
-        recorder.received(2, Reply(client="eve", node="9", status="failed", reason="went <away>"), CLIENTS)
-        recorder.close()
-        append_json_line(run / "metrics.jsonl", {"round": 0, "loss": 2.0, "accuracy": 0.25, "seconds": 0.1})
+                recorder.received(number, Reply(client=client, node="7", payload=payload, num_examples=1, bytes=8))
+            if number == 2:
+                recorder.received(2, Reply(client="eve", node="9", status="failed", reason="went <away>"))
+            recorder.commit(number, CLIENTS)
+        append_json_lines(run / "metrics.jsonl", {"round": 0, "loss": 2.0, "accuracy": 0.25, "seconds": 0.1})
         for number in ROUNDS:
             utility = {"loss": 1.0 / number, "accuracy": None if number == 1 else 0.75}
             sent = {"bytes_down": 8, "bytes_up": 16, "clients": 2, "missing": 0, "seconds": 0.1}
-            append_json_line(run / "metrics.jsonl", {"round": number, **utility, **sent})
+            append_json_lines(run / "metrics.jsonl", {"round": number, **utility, **sent})
         return RunFolder(run)
 
     return make

@@ -3,8 +3,6 @@
 import re
 import shutil
 import stat
-from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +14,6 @@ from attacker.report.commands import replay_command
 from fedsim.wire import Column
 
 Row = dict[str, Any]
-
-
-class Page(HTMLParser):
-    """Every start tag of a page, and its visible text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.html = path.read_text()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self._words: list[str] = []
-        self._silent = False
-        self.feed(self.html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._silent = tag == "style"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._silent = False
-
-    def handle_data(self, data: str) -> None:
-        if not self._silent:
-            self._words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self._words).split()).replace("\N{EN DASH}", "-")
-
-    def classed(self, name: str) -> int:
-        return sum(name in (attributes.get("class") or "").split() for _, attributes in self.tags)
-
-    def ids(self) -> list[str]:
-        return [attributes["id"] or "" for _, attributes in self.tags if "id" in attributes]
-
-
-@pytest.fixture
-def report(tmp_path: Path) -> Callable[..., Page]:
-    return lambda *runs: Page(build([run.path for run in runs], tmp_path / "report.html"))
 
 
 def test_exports() -> None:
@@ -265,7 +225,7 @@ def test_table_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> N
     run.attack()
     text = report(run).text
     assert "4 of 4 private rows" in text
-    assert "age 40 50 pay 250 500" in text.replace("age4050pay250500", "age 40 50 pay 250 500")
+    assert "age4050 ✗pay250500 ✗" in text
 
 
 def test_the_same_run_gives_the_same_page(make_run: Any, report: Any) -> None:

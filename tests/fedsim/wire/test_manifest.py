@@ -58,7 +58,7 @@ def test_numbers_read_back_exactly(
 
 def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manifest, tmp_path: Path) -> None:
     raw = json.loads(written(manifest, tmp_path).read_text())
-    assert raw["format_version"] == 1
+    assert raw["format_version"] == 2
     assert raw["defense"] == "clip(4.5) | gaussian(0.1)"
     assert not {"seed", "client_seed", "partition", "secret", "path"} & set(raw)
 
@@ -66,9 +66,12 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
 @pytest.mark.parametrize(
     ("at", "value", "words"),
     [
-        (("format_version",), 2, "format version 2, and this program reads version 1; install a newer one"),
+        (("format_version",), 3, "format version 3, and this program reads version 2; install a newer one"),
+        (("format_version",), 1, "format version 1, and this program reads version 2; run the federation again"),
         (("format_version",), None, "format version None"),
-        (("format_version",), "1", "format version 1"),
+        (("format_version",), "2", "format version '2'"),
+        (("format_version",), 2.0, "format version 2.0"),
+        (("format_version",), [2], r"format version \[2\]"),
         (("surprise",), 1, r"unknown keys \['surprise'\] for Manifest"),
         (("model", "path"), "x.py", r"unknown keys \['path'\] for ModelSpec"),
         (("data", "labels"), [1], r"unknown keys \['labels'\] for DataSpec"),
@@ -77,9 +80,28 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
         (("training", "learning_rate"), "fast", "manifest.json"),
         (("data", "num_classes"), 1, "num_classes"),
         (("defense",), "clop(1)", "'clop'"),
-        (("defense",), 3, "'3'"),
+        (("defense",), 3, "Manifest.defense is to be str, got 3"),
         (("model",), None, "manifest.json"),
-        (("data",), 3, "manifest.json"),
+        (("data",), 3, "3 is no DataSpec"),
+        (("name",), 3, "Manifest.name is to be str, got 3"),
+        (("name",), "a\x1b[2J", "characters that cannot be shown"),
+        (("name",), "\ud800", "characters that cannot be shown"),
+        (("name",), "a" * 20_000, "too long"),
+        (("secure_aggregation",), 1, "secure_aggregation is to be bool, got 1"),
+        (("software",), ["torch"], "software"),
+        (("software",), {"torch": 2}, "software is to be str, got 2"),
+        (("training", "batch_size"), 2.5, "batch_size is to be int, got 2.5"),
+        (("training", "batch_size"), True, "batch_size is to be int, got True"),
+        (("training", "batch_size"), 10**30, "batch_size is too large a number"),
+        (("training", "steps"), "3", "steps is to be int, got '3'"),
+        (("training", "loss"), 3, "loss is to be str, got 3"),
+        (("data", "shape"), [3, 2.0, 2], "shape is to be int, got 2.0"),
+        (("data", "shape"), 3, "shape is to be"),
+        (("data", "shape"), [3, 10**6, 10**6], r"data of shape \(3, 1000000, 1000000\) and 4 classes are larger than any"),
+        (("data", "num_classes"), 10**9, "1000000000 classes are larger than any"),
+        (("data", "columns"), [1], "1 is no Column"),
+        (("model", "arguments"), [1], "arguments is to be"),
+        (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments is too large a number"),
     ],
 )
 def test_what_it_does_not_understand_is_refused_and_named(
@@ -106,7 +128,22 @@ def test_a_missing_key_is_named(manifest: Manifest, tmp_path: Path) -> None:
         Manifest.read(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe"])
+DEEP = b'{"software": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+FAIRLY_DEEP = (
+    b'{"format_version": 2, "name": "x", "model": {"name": "mlp", "arguments": {"a": %s}}, "data": 0, "training": 0, '
+    % (b"[" * 900 + b"]" * 900)
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"\0" * 100, DEEP, FAIRLY_DEEP + b'"defense": "", "software": {}}'),
+        *(b'{"format_version": 2, "format_version": 2}', b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}'),
+        *(b'{"a": 1%s}' % (b"0" * 5000), b'"' + b"a" * 999_999 + b'"', b" " * 10**6),
+    ],
+    ids=lambda content: repr(content[:30]),
+)
 def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"manifest\.json: "):

@@ -16,10 +16,10 @@ from fedsim.wire.codec import encode
 PUBLIC = {
     Observation: {
         *("round", "client", "cohort", "num_examples", "model", "data", "training", "defenses"),
-        *("weights", "payload", "buffers", "metrics"),
+        *("weights", "payload", "buffers", "buffers_after", "metrics"),
     },
     DataSpec: {"shape", "num_classes", "mean", "std", "columns"},
-    Column: {"name", "kind", "low", "high"},
+    Column: {"name", "kind", "low", "high", "category"},
     ModelSpec: {"name", "arguments"},
     Payload: {"tensors", "codec"},
     Training: {
@@ -30,9 +30,9 @@ PUBLIC = {
         *("name", "model", "data", "training", "defense", "gradient", "network", "inputs"),
         *("secure_aggregation", "codec", "created", "software"),
     },
-    Reply: {"client", "node", "attempt", "status", "reason", "payload", "num_examples", "bytes", "metrics"},
+    Reply: {"client", "node", "status", "reason", "payload", "buffers", "num_examples", "bytes", "metrics"},
     Row: {
-        *("round", "client", "node", "attempt", "status", "reason", "num_examples", "cohort"),
+        *("round", "client", "node", "attempt", "status", "reason", "num_examples"),
         *("file", "sha256", "codec", "bytes", "metrics", "received_at"),
     },
 }
@@ -78,6 +78,15 @@ def test_the_update_is_decoded_from_the_payload() -> None:
     assert made.key == "00007-anna"
     with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: dense"):
         _ = observation(payload=Payload(tensors={}, codec="zip")).update
+
+
+def test_of_whole_weights_the_rounding_is_told() -> None:
+    """Between 1 and 2 neighbouring float32 numbers are 2^-23 apart: what is sent is wrong by half of that at most."""
+    sent_back = {"w": torch.tensor([1.0, -1.5, 3.0]), "n": torch.tensor([1])}
+    start = {name: torch.zeros_like(t) for name, t in sent_back.items()}
+    made = observation(weights=start, payload=Payload(tensors=sent_back, codec="weights"))
+    assert {name: t.tolist() for name, t in made.rounding.items()} == {"w": [2**-24, 2**-24, 2**-23]}
+    assert observation().rounding == {}
 
 
 # --- DataSpec ---
@@ -149,7 +158,7 @@ def test_a_shape_that_is_none_is_refused(changes: dict[str, Any], words: str) ->
         ({"weight_decay": -1}, "weight_decay must not be negative, got -1"),
         ({"loss": "hinge"}, "'hinge'.*cross_entropy"),
         ({"mode": "test"}, "'test'"),
-        ({"buffers": "shared"}, "'shared'"),
+        ({"buffers": "global"}, "'global'"),
     ],
 )
 def test_training_that_makes_no_sense_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -1,9 +1,9 @@
 """A recording gives back what was written, survives a crash, and names what is damaged."""
 
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,38 +11,47 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.wire import DamagedFile, Manifest, Recorder, Recording, Reply
-from fedsim.wire import recorder as recorders
+from fedsim.wire import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
 from fedsim.wire.codec import encode
+from fedsim.wire.recording import Counts
 
 Tensors = dict[str, Tensor]
+Same = Callable[[Tensors, Tensors], bool]
+Change = Callable[..., None]
 
 
-def change_index(folder: Path, statement: str, *values: object) -> None:
-    with closing(sqlite3.connect(folder / "index.sqlite")) as index, index:
-        assert index.execute(statement, values).rowcount > 0
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_was_written_reads_back_bit_for_bit(
-    tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Callable[[Tensors, Tensors], bool]
-) -> None:
+def test_what_was_written_reads_back_bit_for_bit(tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Same) -> None:
     weights = {name: t.flip(0) if t.dim() else t for name, t in awkward.items()}
+    buffers = {"mean": torch.tensor([1.5, -2.0]), "seen": torch.tensor(3)}
+    after = {"mean": torch.tensor([1.25, -2.5]), "seen": torch.tensor(4)}
     recorder = Recorder(tmp_path / "r", manifest)
-    recorder.sent(4, weights)
+    recorder.sent(4, weights, buffers)
     reply = Reply(
-        client="c-1_X", node=str(2**64 - 1), attempt=2, payload=encode(awkward), num_examples=9, bytes=123, metrics={"l": 0.1}
+        client="c-1_X",
+        node=str(2**64 - 1),
+        payload=encode(awkward),
+        buffers=after,
+        num_examples=9,
+        bytes=123,
+        metrics={"l": 0.1, "bad": float("inf")},
     )
-    recorder.received(4, reply, ["other", "c-1_X"])
-    recorder.close()
+    recorder.received(4, reply)
+    recorder.commit(4, ["other", "c-1_X"], attempt=2)
     (row,) = Recording(tmp_path / "r").rows()
     assert (row.round, row.client, row.node, row.attempt, row.status) == (4, "c-1_X", str(2**64 - 1), 2, "complete")
-    assert (row.cohort, row.bytes, row.metrics, row.num_examples) == (("other", "c-1_X"), 123, {"l": 0.1}, 9)
+    assert (row.bytes, row.metrics, row.num_examples, row.codec) == (123, {"l": 0.1, "bad": float("inf")}, 9, "dense")
     (seen,) = Recording(tmp_path / "r").observations()
     assert same_bits(dict(seen.update), awkward)
     assert same_bits(dict(seen.weights), weights)
+    assert same_bits(dict(seen.buffers), buffers)
+    assert same_bits(dict(seen.buffers_after), after)
     assert (seen.round, seen.client, seen.cohort, seen.num_examples) == (4, "c-1_X", ("other", "c-1_X"), 9)
     assert (seen.model, seen.data, seen.training) == (manifest.model, manifest.data, manifest.training)
-    assert (seen.defenses, seen.metrics, seen.key) == (manifest.defense, {"l": 0.1}, row.key)
+    assert (seen.defenses, seen.metrics, seen.key) == (manifest.defense, {"l": 0.1, "bad": float("inf")}, row.key)
 
 
 def test_each_observation_has_the_weights_of_its_own_round(recorded: Path) -> None:
@@ -52,12 +61,47 @@ def test_each_observation_has_the_weights_of_its_own_round(recorded: Path) -> No
     assert [round(o.update["w"][0].item(), 3) for o in seen] == [1, 1.1, 2, 2.1]
 
 
+def test_whole_weights_are_read_against_the_ones_that_were_sent(tmp_path: Path, manifest: Manifest) -> None:
+    """Some strategies send float64; a client starts from what float32 holds of it."""
+    recorder = Recorder(tmp_path / "r", manifest)
+    start = torch.tensor([1.0 + 1e-12, 3.0], dtype=torch.float64)
+    recorder.sent(1, {"w": start})
+    recorder.received(1, Reply(client="app", node="1", payload=Payload(tensors={"w": torch.tensor([1.5, 2.0])}, codec="weights")))
+    recorder.commit(1, ["app"])
+    (seen,) = Recording(tmp_path / "r").observations()
+    assert seen.update["w"].tolist() == [0.5, -1.0]
+    assert seen.update["w"].dtype == seen.weights["w"].dtype == torch.float32
+
+
+def test_what_is_read_may_be_changed_and_stands_on_its_own(recorded: Path, same_bits: Same) -> None:
+    """All tensors of a file share memory, and none of them a byte with another."""
+    recording = Recording(recorded)
+    first, again = (recording.observation(recording.rows()[0]) for _ in range(2))
+    first.payload.tensors["w"].fill_(7)
+    assert first.payload.tensors["b"].item() == 0
+    assert again.payload.tensors["w"].tolist() == [1, 1, 1]
+    assert all(t.data_ptr() % t.element_size() == 0 for t in first.payload.tensors.values())
+
+
 def test_rounds_and_clients_are_chosen(recorded: Path) -> None:
     recording = Recording(recorded)
     assert [(r.round, r.client) for r in recording.rows(rounds={2, 3}, clients={"bert"})] == [(2, "bert"), (3, "bert")]
     assert [o.key for o in recording.observations(rounds={2, 3})] == ["00002-anna", "00002-bert"]
     assert recording.rows(rounds={9}) == []
+    assert recording.rows(clients={"' OR 1"}) == []
     assert len(recording.rows()) == 6
+
+
+def test_a_recording_is_counted_without_reading_it(recorded: Path) -> None:
+    recording = Recording(recorded)
+    shutil.rmtree(recorded / "rounds")
+    assert recording.clients() == ["anna", "bert"]
+    assert recording.rounds() == [1, 2, 3]
+    assert recording.counts() == [
+        Counts(round=1, complete=2, failed=0, late=0, bytes=0),
+        Counts(round=2, complete=2, failed=0, late=0, bytes=0),
+        Counts(round=3, complete=0, failed=1, late=1, bytes=0),
+    ]
 
 
 def test_who_sent_nothing_is_a_row_with_its_reason_and_no_observation(recorded: Path) -> None:
@@ -65,15 +109,16 @@ def test_who_sent_nothing_is_a_row_with_its_reason_and_no_observation(recorded: 
     failed, late = recording.rows(rounds={3})
     assert (failed.status, failed.reason, failed.file) == ("failed", "out of memory", None)
     assert (late.status, late.reason, late.file) == ("late", "no answer in time", None)
-    with pytest.raises(ValueError, match=r"round 3, client anna: nothing was received \(failed: out of memory\)"):
+    with pytest.raises(ValueError, match=r"round 3, client anna: nothing was received \(failed: out of memory\)") as refused:
         recording.observation(failed)
+    assert not isinstance(refused.value, DamagedFile)
 
 
 def test_a_fingerprint_tells_recordings_apart(recorded: Path, manifest: Manifest, tmp_path: Path) -> None:
     def other(name: str, weight: float, created: str = manifest.created) -> str:
         recorder = Recorder(tmp_path / name, replace(manifest, created=created))
-        recorder.sent(1, {"w": torch.full((3,), weight)})
-        recorder.close()
+        recorder.sent(1, {"w": torch.full((3,), weight), "b": torch.tensor(0.0)})
+        recorder.commit(1, ())
         return Recording(tmp_path / name).fingerprint()
 
     assert other("same", 1.0) == Recording(recorded).fingerprint()  # whatever came later
@@ -98,123 +143,68 @@ def test_nothing_in_it_is_a_pickle(recorded: Path, monkeypatch: pytest.MonkeyPat
     assert {path.suffix for path in recorded.rglob("*") if path.is_file()} == {".json", ".sqlite", ".safetensors"}
 
 
-# --- crashes: the index row comes last ---
-
-
-class PowerCut(Exception):
-    pass
-
-
-@pytest.mark.parametrize("instant", ["before the file", "file half written", "file whole, no row"])
-def test_a_reply_that_was_not_written_to_its_end_is_not_there(
-    recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, instant: str
-) -> None:
-    written = recorders.write_bytes
-
-    def dying(path: Path, content: bytes) -> None:
-        if instant == "file half written":
-            path.with_name(f".{path.name}.1.partial").write_bytes(content[: len(content) // 2])
-        if instant == "file whole, no row":
-            written(path, content)
-        raise PowerCut
-
-    recorder = Recorder(recorded, manifest)
-    before = [(r.key, r.status) for r in Recording(recorded).rows()]
-    recorder.sent(4, {"w": torch.zeros(3)})
-    monkeypatch.setattr(recorders, "write_bytes", dying)
-    reply = Reply(client="anna", node="1", payload=encode({"w": torch.ones(3)}))
-    with pytest.raises(PowerCut):
-        recorder.received(4, reply, ("anna",))
-    assert [(r.key, r.status) for r in Recording(recorded).rows()] == before
-    assert len(list(Recording(recorded).observations())) == 4
-    monkeypatch.undo()
-    recorder.received(4, reply, ("anna",))  # and nothing of it stands in the way of the next attempt
-    recorder.close()
-    assert [o.key for o in Recording(recorded).observations(rounds={4})] == ["00004-anna"]
-
-
-def test_when_the_row_is_there_the_file_is_there(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watched from outside at the moment of the file's writing: no row names it yet."""
-    seen = []
-    written = recorders.write_bytes
-
-    def watching(path: Path, content: bytes) -> None:
-        seen.append(len(Recording(tmp_path / "r").rows()))
-        written(path, content)
-
-    recorder = Recorder(tmp_path / "r", manifest)
-    monkeypatch.setattr(recorders, "write_bytes", watching)
-    for number in range(3):
-        recorder.received(1, Reply(client=f"c{number}", node="1", payload=encode({"w": torch.ones(1)})), ())
-    recorder.close()
-    assert seen == [0, 1, 2]
+def test_reading_changes_nothing(recorded: Path) -> None:
+    before = contents(recorded)
+    list(Recording(recorded).observations())
+    assert contents(recorded) == before
 
 
 # --- damage ---
 
 
-@pytest.mark.parametrize("damage", ["flipped", "shortened", "emptied", "removed", "a folder"])
-def test_a_damaged_file_is_named_and_the_others_stay_readable(recorded: Path, damage: str) -> None:
-    path = recorded / "rounds" / "00001" / "bert.safetensors"
+def damage(path: Path, kind: str) -> None:
     content = bytearray(path.read_bytes())
-    if damage == "flipped":
+    if kind == "flipped":
         content[-1] ^= 1
         path.write_bytes(content)
-    elif damage in ("shortened", "emptied"):
-        path.write_bytes(content[: -4 if damage == "shortened" else 0])
+    elif kind in ("shortened", "emptied", "lengthened"):
+        path.write_bytes({"shortened": content[:-4], "emptied": b"", "lengthened": content + b"\0"}[kind])
     else:
         path.unlink()
-        if damage == "a folder":
+        if kind == "a folder":
             path.mkdir()
-    recording = Recording(recorded)
-    good = []
-    for row in recording.rows(rounds={1, 2}):
-        if row.key == "00001-bert":
-            with pytest.raises(DamagedFile, match=str(path)):
-                recording.observation(row)
-        else:
-            good.append(recording.observation(row).key)
+
+
+@pytest.mark.parametrize("kind", ["flipped", "shortened", "emptied", "lengthened", "removed", "a folder"])
+def test_a_damaged_file_is_named_and_the_others_stay_readable(recorded: Path, kind: str) -> None:
+    path = recorded / "rounds" / "00001" / "bert.safetensors"
+    damage(path, kind)
+    told: list[DamagedFile] = []
+    good = [o.key for o in Recording(recorded).observations(on_damage=told.append)]
     assert good == ["00001-anna", "00002-anna", "00002-bert"]
+    assert [error.path for error in told] == [path]
+    assert str(told[0]) == f"{path}: {told[0].reason}"
+    seen = Recording(recorded).observations()
+    assert next(seen).key == "00001-anna"
+    with pytest.raises(DamagedFile, match=str(path)):
+        next(seen)
 
 
-def test_damaged_weights_take_only_their_own_round_along(recorded: Path) -> None:
+def test_damaged_weights_take_only_their_own_round_along_and_are_read_once(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.wire import recording as module
+
     path = recorded / "rounds" / "00002" / "global.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    recording = Recording(recorded)
-    assert len(list(recording.observations(rounds={1}))) == 2
+    reads: list[str] = []
+    read = module.read_tensors
+    monkeypatch.setattr(module, "read_tensors", lambda folder, name, *rest: (reads.append(name), read(folder, name, *rest))[1])
+    told: list[DamagedFile] = []
+    good = [o.key for o in Recording(recorded).observations(on_damage=told.append)]
+    assert good == ["00001-anna", "00001-bert"]
+    assert [error.path for error in told] == [path, path]  # once for each observation that is lost
+    assert reads.count("rounds/00002/global.safetensors") == 1
     with pytest.raises(DamagedFile, match=str(path)):
-        list(recording.observations(rounds={2}))
+        Recording(recorded).sent(2)
+    assert Recording(recorded).sent(1).cohort == ("anna", "bert")
 
 
-def test_a_file_with_the_right_checksum_that_is_no_tensor_file_is_named(recorded: Path) -> None:
-    import hashlib
+def test_an_error_can_travel_between_processes() -> None:
+    import pickle
 
-    path = recorded / "rounds" / "00001" / "anna.safetensors"
-    path.write_bytes(b"\x80\x04junk that is no tensor file")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    change_index(recorded, "UPDATE observations SET sha256 = ? WHERE round = 1 AND client = 'anna'", digest)
-    recording = Recording(recorded)
-    with pytest.raises(DamagedFile, match=str(path)):
-        recording.observation(recording.rows()[0])
-
-
-@pytest.mark.parametrize(
-    "outside", ["../secret.safetensors", "rounds/../../secret.safetensors", "{absolute}", "link.safetensors"]
-)
-def test_a_path_out_of_the_recording_is_refused(recorded: Path, outside: str) -> None:
-    """Someone else's index must not make the attacker read any file it likes."""
-    import hashlib
-
-    secret = recorded.parent / "secret.safetensors"
-    secret.write_bytes((recorded / "rounds" / "00001" / "anna.safetensors").read_bytes())
-    (recorded / "link.safetensors").symlink_to(secret)
-    digest = hashlib.sha256(secret.read_bytes()).hexdigest()
-    file = outside.format(absolute=secret)
-    change_index(recorded, "UPDATE observations SET file = ?, sha256 = ? WHERE client = 'anna'", file, digest)
-    recording = Recording(recorded)
-    with pytest.raises(DamagedFile, match="lies outside the recording"):
-        recording.observation(recording.rows()[0])
-    assert [o.client for o in recording.observations(clients={"bert"})] == ["bert", "bert"]
+    error = pickle.loads(pickle.dumps(DamagedFile(Path("a/b"), "is gone")))
+    assert (str(error), error.path, error.reason) == ("a/b: is gone", Path("a/b"), "is gone")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database, but long enough to be looked at as one" * 100])
@@ -222,20 +212,15 @@ def test_a_damaged_index_is_named(recorded: Path, content: bytes | None) -> None
     (recorded / "index.sqlite").unlink()
     if content is not None:
         (recorded / "index.sqlite").write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"index\.sqlite"):
-        Recording(recorded).rows()
+    for ask in (Recording.rows, Recording.counts, Recording.clients, Recording.rounds, Recording.fingerprint):
+        with pytest.raises(DamagedFile, match=r"index\.sqlite"):
+            ask(Recording(recorded))
 
 
-def test_missing_weights_of_a_round_are_named(recorded: Path) -> None:
+def test_missing_weights_of_a_round_are_named(recorded: Path, change_index: Change) -> None:
     change_index(recorded, "DELETE FROM rounds WHERE round = 1")
     with pytest.raises(DamagedFile, match="global weights of round 1"):
         list(Recording(recorded).observations(rounds={1}))
-
-
-def test_reading_changes_nothing(recorded: Path) -> None:
-    before = {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()}
-    list(Recording(recorded).observations())
-    assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
 
 
 # --- what a client calls itself ---
@@ -248,14 +233,30 @@ def test_a_name_that_could_write_elsewhere_is_refused(tmp_path: Path, manifest: 
     recorder.sent(1, {"w": torch.zeros(1)})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="a name is letters"):
-        recorder.received(1, Reply(client=name, node="1", payload=encode({"w": torch.ones(1)})), (name,))
-    recorder.close()
+        recorder.received(1, Reply(client=name, node="1", payload=encode({"w": torch.ones(1)})))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_one_round_holds_one_reply_of_a_client(recorded: Path, manifest: Manifest) -> None:
     recorder = Recorder(recorded, manifest)
+    recorder.received(1, Reply(client="anna", node="1", status="late"))
     with pytest.raises(sqlite3.IntegrityError):
-        recorder.received(1, Reply(client="anna", node="1", status="late"), ("anna",))
-    recorder.close()
+        recorder.commit(1, ("anna",))
     assert len(Recording(recorded).rows(rounds={1})) == 2
+
+
+def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkward: Tensors, same_bits: Same) -> None:
+    """Two implementations, both ways: theirs sorts tensors, ours keeps their order."""
+    import hashlib
+
+    from safetensors.torch import load_file, save_file
+
+    from fedsim.wire.tensors import read_tensors
+
+    theirs = {name: t.clone(memory_format=torch.contiguous_format) for name, t in awkward.items()}
+    save_file(theirs, recorded / "theirs", metadata={"format": "pt"})
+    digest = hashlib.sha256((recorded / "theirs").read_bytes()).hexdigest()
+    assert same_bits(read_tensors(recorded, "theirs", digest), awkward)
+    digest = files.write_tensors(recorded / "ours", awkward, {"facts": "{}"})
+    assert same_bits(load_file(recorded / "ours"), awkward)
+    assert list(read_tensors(recorded, "ours", digest)) == list(awkward)

@@ -1,6 +1,5 @@
-"""Data sets: values in [0, 1], held-out examples that share nothing with the others, and a hash of every pixel."""
+"""Data sets that come with other packages: values in [0, 1], and held-out examples that share nothing with the others."""
 
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedsim import datasets
-from fedsim.datasets import MIN_CONTRAST, PHOTOGRAPHS, Dataset
+from fedsim.datasets import MIN_CONTRAST, PHOTOGRAPHS
 
 SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (128, None, 1)]
 
@@ -21,7 +20,7 @@ def photograph(name: str) -> np.ndarray:
     return np.asarray(Image.open(Path(str(files(package))) / file).convert("RGB"))
 
 
-@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer"])
+@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer", "lfw_patches"])
 def test_every_data_set_keeps_its_own_specification(name: str) -> None:
     data = datasets.load(name)
     assert len(data.class_names) == data.spec.num_classes
@@ -37,7 +36,7 @@ def test_every_data_set_keeps_its_own_specification(name: str) -> None:
     assert y.tolist() == [data.train.labels[3], data.train.labels[1]]
 
 
-@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer"])
+@pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer", "lfw_patches"])
 def test_nothing_is_held_out_and_trained_on(name: str) -> None:
     data = datasets.load(name)
     train = {row.tobytes() for row in data.train.values}
@@ -112,64 +111,11 @@ def test_the_table_is_scaled_by_the_ranges_that_its_columns_carry() -> None:
     assert np.array_equal(low, loaded.data.min(axis=0))
 
 
-# --- the hash ---
+def test_patches_are_the_faces_and_the_others_that_scikit_image_gives() -> None:
+    from skimage.data import lfw_subset
 
-
-def changed(data: Dataset, *, pixel: bool = False, label: bool = False, order: bool = False) -> Dataset:
-    values, labels = data.train.values.copy(), data.train.labels.copy()
-    if pixel:
-        values[-1, 0, -1, -1] += np.asarray(1 / 16, values.dtype)
-    if label:
-        labels[0] = (labels[0] + 1) % 10
-    if order:
-        values, labels = values[::-1], labels[::-1]
-    return replace(data, train=replace(data.train, values=values, labels=labels))
-
-
-def test_the_hash_names_content_and_order() -> None:
-    data = datasets.load("digits")
-    original = data.content_hash()
-    assert changed(data).content_hash() == original
-    assert replace(data, name="other", test=data.train).content_hash() == original
-    others = {changed(data, **{what: True}).content_hash() for what in ("pixel", "label", "order")}
-    reshaped = replace(data.train, values=data.train.values.reshape(-1, 1, 4, 16))
-    others.add(replace(data, train=reshaped).content_hash())
-    assert len(others | {original}) == 5
-
-
-def test_the_hash_is_the_same_in_another_process_and_layout() -> None:
-    data = datasets.load("digits")
-    turned = replace(data.train, values=np.asfortranarray(data.train.values), labels=data.train.labels.astype(np.int32))
-    assert replace(data, train=turned).content_hash() == data.content_hash()
-    assert data.content_hash() == datasets.digits().content_hash()
-
-
-# --- by name ---
-
-
-def test_data_sets_are_loaded_once_a_process_and_setting() -> None:
-    assert datasets.load("photos", size=64) is datasets.load("photos", size=64)
-    assert datasets.load("photos", size=64) is not datasets.load("photos", size=128)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("fotos", {}, "Did you mean 'photos'"),
-        ("photos", {"sise": 32}, "photos: .*'sise'.*size"),
-        ("npz", {}, "npz: .*'train'"),
-    ],
-)
-def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        datasets.load(name, **arguments)
-
-
-def test_what_truth_says_of_a_data_set() -> None:
-    data = datasets.load("digits")
-    assert datasets.described(data, {"a": 1}) == {
-        "name": "digits",
-        "arguments": {"a": 1},
-        "content_hash": data.content_hash(),
-        "size": len(data.train),
-    }
+    pictures, data = lfw_subset(), datasets.load("lfw_patches")
+    held_out = np.arange(200) % 5 == 4
+    for examples, chosen in ((data.train, ~held_out), (data.test, held_out)):
+        assert np.allclose(examples[:][0][:, 0], pictures[chosen], atol=1e-7)
+        assert [data.class_names[label] == "face" for label in examples.labels] == (np.flatnonzero(chosen) < 100).tolist()

@@ -81,7 +81,7 @@ def test_one_pixel_changes_the_hash(archive: Callable[..., str]) -> None:
         ({"images": GREY[0], "labels": LABELS}, r"expected images .*\(4, 6\)"),
         ({"images": COLOUR[None], "labels": LABELS}, r"expected images .*\(1, 10, 4, 6, 3\)"),
         ({"images": GREY, "labels": LABELS[:9]}, r"expected images .*\(9,\)"),
-        ({"images": GREY, "labels": LABELS[:, None]}, r"expected images .*\(10, 1\)"),
+        ({"images": GREY, "labels": np.stack([LABELS, LABELS], 1)}, r"expected images .*\(10, 2\)"),
         ({"images": GREY, "labels": LABELS / 1.0}, "integer labels"),
         ({"images": GREY[:0], "labels": LABELS[:0]}, r"expected images .*\(0, 4, 6, 1\)"),
         ({"images": COLOUR[..., :2], "labels": LABELS}, "1 or 3 channels, got 2"),
@@ -139,3 +139,64 @@ def test_a_damaged_archive_is_named(tmp_path: Path, archive: Callable[..., str])
     (tmp_path / "damaged.npz").write_bytes(content)
     with pytest.raises(ValueError, match=r"damaged\.npz: Bad CRC"):
         datasets.npz(str(tmp_path / "damaged.npz"))
+
+
+# --- training and held-out examples in one file ---
+
+NAMES = [
+    ("train_images", "train_labels", "test_images", "test_labels"),
+    ("x_train", "y_train", "x_test", "y_test"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_one_file_may_hold_both(names: tuple[str, ...], archive: Callable[..., str]) -> None:
+    path = archive(**dict(zip(names, (GREY, LABELS, GREY[:3], LABELS[:3]), strict=True)))
+    data = datasets.npz(path)
+    assert np.array_equal(data.train.values[:, 0], GREY)
+    assert np.array_equal(data.test.values[:, 0], GREY[:3])
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == (LABELS.tolist(), LABELS[:3].tolist())
+    assert data.train.values.dtype == np.uint8
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_without_a_held_out_array_every_fifth_is(names: tuple[str, ...], archive: Callable[..., str]) -> None:
+    data = datasets.npz(archive(**{names[0]: GREY, names[1]: LABELS}))
+    assert (len(data.train), len(data.test)) == (8, 2)
+
+
+def test_of_a_second_file_the_held_out_arrays_count(archive: Callable[..., str]) -> None:
+    one = archive(images=GREY, labels=LABELS)
+    both = archive("both.npz", train_images=GREY, train_labels=LABELS, test_images=GREY[5:7], test_labels=LABELS[5:7])
+    assert np.array_equal(datasets.npz(one, both).test.values[:, 0], GREY[5:7])
+    assert len(datasets.npz(both, one).test) == 10
+
+
+def test_labels_in_a_column_are_read(archive: Callable[..., str]) -> None:
+    assert datasets.npz(archive(images=GREY, labels=LABELS[:, None])).train.labels.tolist() == [0, 1, 2, 0, 2, 0, 1, 2]
+
+
+def test_what_is_wrong_with_the_held_out_half_is_told(archive: Callable[..., str]) -> None:
+    path = archive(train_images=GREY, train_labels=LABELS, test_images=COLOUR, test_labels=LABELS)
+    with pytest.raises(ValueError, match=r"shape \(3, 4, 6\) do not go with"):
+        datasets.npz(path)
+    with pytest.raises(ValueError, match="no array 'train_labels'; it holds train_images"):
+        datasets.npz(archive("half.npz", train_images=GREY))
+    with pytest.raises(ValueError, match="no array 'y_test'; it holds x_train, y_train, x_test"):
+        datasets.npz(archive("half.npz", x_train=GREY, y_train=LABELS, x_test=GREY))
+    with pytest.raises(ValueError, match=r"every fifth example is held out, and there are only 4"):
+        datasets.npz(archive("few.npz", images=GREY[:4], labels=LABELS[:4]))
+
+
+@pytest.mark.parametrize(
+    ("file", "shape", "sizes"),
+    [
+        ("cifar100/cifar100_4k.npz", (3, 32, 32), (3000, 1000)),
+        ("mnist/mnist10k.npz", (1, 28, 28), (8000, 1000)),
+        ("lfw/lfw64.npz", (3, 64, 64), (340, 84)),
+    ],
+)
+def test_archives_in_the_wild_are_read(shared_data: Path, file: str, shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    data = datasets.npz(str(shared_data / file))
+    assert (data.spec.shape, (len(data.train), len(data.test))) == (shape, sizes)
+    assert data.train.values.dtype == np.uint8

@@ -1,0 +1,108 @@
+"""What a report knows of a run: its recording, its attacks, and their scores."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacker.report.pairs import Pair
+from attacker.report.undone import Missing
+from attacker.report.unscored import Unscored
+from attacker.scoring import Summary
+from fedsim.wire import Manifest, Row
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One row of the scores: one true example in one case.
+
+    psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
+    """
+
+    case: str
+    rounds: tuple[int, ...]
+    client: str
+    batch: int
+    position: int
+    index: int
+    label_true: str
+    label_recovered: str | None
+    psnr: float | None
+    success: bool
+    label_success: bool
+    failure: str | None
+    pair: Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOnRun:
+    """One attack on one run: what it was told, and what came of it.
+
+    summary:       None where nothing is scored yet. null: the same attack without a gradient, where it is scored.
+    cases:         complete observations that it was to attack; None where its attack.json is gone.
+    interrupted:   cases that the user stopped: the best so far.
+    losses:        the attack's own loss, once an iteration, of each case.
+    lpips_reasons: why there is no LPIPS, where there is none.
+    unscored:      reconstructions that nothing was compared with.
+    """
+
+    source: str
+    attack: str
+    spec: str
+    is_null: bool
+    knows_defense: bool
+    oracles: tuple[str, ...]
+    seed: int
+    cases: int | None
+    interrupted: int = 0
+    examples: tuple[Example, ...] = ()
+    losses: tuple[NDArray[np.float64], ...] = ()
+    lpips_reasons: tuple[str, ...] = ()
+    unscored: Unscored = field(default_factory=Unscored)
+    summary: Summary | None = None
+    null: "AttackOnRun | None" = None
+
+    @property
+    def failures(self) -> list[tuple[str, int]]:
+        """Why examples have no reconstruction, and how many for each reason."""
+        return Counter(example.failure for example in self.examples if example.failure is not None).most_common()
+
+    @property
+    def distinct(self) -> int:
+        """Examples of the data set among the rows: one that was attacked in three rounds is one."""
+        return len({example.index for example in self.examples})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run. data: the data set's name, where scores tell it. truth: whether the folder has any of its own."""
+
+    folder: Path
+    manifest: Manifest
+    observations: tuple[Row, ...]
+    metrics: tuple[Record, ...]
+    attacks: tuple[AttackOnRun, ...]
+    missing: tuple[Missing, ...]
+    data: str = ""
+    truth: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @cached_property
+    def rounds(self) -> tuple[int, ...]:
+        return tuple(sorted({row.round for row in self.observations}))
+
+    @cached_property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(sorted({row.client for row in self.observations}))
+
+    def observed(self, status: str) -> int:
+        return sum(row.status == status for row in self.observations)

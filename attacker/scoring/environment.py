@@ -1,0 +1,74 @@
+"""What a number was computed with: versions, machine and code."""
+
+import os
+import platform
+import subprocess
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("fedleak", "torch", "torchvision", "numpy", "flwr", "lpips")
+ROOT = Path(__file__).parents[2]
+CODE = ("attacker", "fedsim", "defenses")
+
+
+def environment() -> dict[str, Any]:
+    """Versions by package (None where it is not installed), processor, cores, GPU and commit, as plain JSON values.
+
+    cores:  that this process may use. gpu: its name where this process used one, else None.
+    commit: of the source tree that this code lies in, with "+dirty" where the code differs from it; None where there is none.
+    """
+    return {**_lasting(), "gpu": _gpu()}
+
+
+@lru_cache(maxsize=1)
+def _lasting() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "commit": commit(ROOT),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's name as its maker gives it, or else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, named), platform.processor() or platform.machine())
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def commit(root: Path) -> str | None:
+    """The commit of the git work tree whose top `root` is, with "+dirty" where its code differs; None where it is no such top."""
+    if not (root / ".git").exists():
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", *CODE)
+    return head if head is None or changed == "" else f"{head}+dirty"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()

@@ -1,0 +1,246 @@
+"""What recording costs a federation, and whether it stays so over many clients and rounds.
+
+python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
+python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
+"""
+
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from contract import Options, options, told
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedsim import datasets, engine, models
+from fedsim.app import Run
+from fedsim.experiment import Experiment, validate
+from fedsim.partition import split
+from fedsim.wire import Recording
+
+CLIENTS, STEPS, BATCH = 10, 2, 16
+
+
+def images(asked: Options, folder: Path) -> str:
+    """Enough CIFAR-10 images, or embedded photographs, for one round of all clients; few held-out ones."""
+    source = asked.data / "cifar10" / "train.npz" if asked.data else None
+    needed = CLIENTS * STEPS * BATCH
+    if source and source.exists():
+        with np.load(source) as archive:
+            chosen = np.random.default_rng(asked.seed).permutation(len(archive["labels"]))[: needed + BATCH]
+            pixels, labels = archive["images"][chosen], archive["labels"][chosen]
+    else:
+        if asked.data:
+            print(f"{source} is absent; embedded photographs instead", file=sys.stderr)
+        examples = datasets.load("photos", size=32).train
+        chosen = np.random.default_rng(asked.seed).choice(len(examples), needed + BATCH)
+        pixels, labels = examples.values[chosen].transpose(0, 2, 3, 1), examples.labels[chosen]
+    np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
+    np.savez(folder / "test.npz", images=pixels[needed:], labels=labels[needed:], class_names=np.arange(10).astype(str))
+    return f"npz:{folder}/train.npz,{folder}/test.npz"
+
+
+def experiment(data: str, rounds: int, seed: int) -> Experiment:
+    training = {"learning_rate": 0.05, "batch_size": BATCH, "steps": STEPS, "mode": "train", "buffers": "shared"}
+    raw = {"seed": seed, "rounds": rounds, "model": "resnet18", "data": data, "clients": {"count": CLIENTS}, "training": training}
+    return validate(raw, source="benchmark")
+
+
+def recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
+    """Our federation, with all that it writes down."""
+    run = Run(experiment=experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
+    engine.set_verbosity(False)
+    engine.run(run, engine="local", on_round=lambda row: done())
+
+
+def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
+    """The same work in plain Flower: FedAvg, clients with a torch optimiser that send their state dict; nothing is written."""
+    e = experiment(data, rounds, seed)
+    loaded = datasets.load(e.data.name)
+    parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
+    network = models.build(Run(experiment=e, out=out).model(), loaded.spec, seed=seed)
+    app, server = ClientApp(), ServerApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        network.train()
+        optimiser = torch.optim.SGD(network.parameters(), lr=e.training.learning_rate)
+        mine = parts[int(context.node_config["partition-id"])]
+        for step in range(STEPS):
+            x, y = loaded.train[mine[step * BATCH : (step + 1) * BATCH]]
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(x), y).backward()
+            optimiser.step()
+        metrics = MetricRecord({"num-examples": STEPS * BATCH})
+        return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS, min_train_nodes=CLIENTS)
+        x, y = loaded.test[:]
+
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+            network.load_state_dict(arrays.to_torch_state_dict())
+            network.eval()
+            with torch.no_grad():
+                loss = torch.nn.functional.cross_entropy(network(x), y).item()
+            done()
+            return MetricRecord({"loss": loss})
+
+        strategy.start(
+            grid, ArrayRecord(network.state_dict()), num_rounds=rounds, train_config=ConfigRecord(), evaluate_fn=evaluate
+        )
+
+    engine.set_verbosity(False)
+    engine.run_local(server, app, CLIENTS)
+
+
+WAYS = {"plain": plain, "recorded": recorded}
+
+
+def _stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
+    """Run one round at each turn, and tell how long it took and how much memory the process ever held."""
+    torch.set_num_threads(1)
+    clock = [time.perf_counter(), time.process_time()]
+
+    def done() -> None:
+        seconds = time.perf_counter() - clock[0], time.process_time() - clock[1]
+        turn.send((*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+        turn.recv()
+        clock[:] = time.perf_counter(), time.process_time()
+
+    WAYS[way](data, rounds, seed, Path(out), done)
+
+
+def cost(asked: Options) -> None:
+    """Both ways in processes of their own, a round of one and a round of the other in turn."""
+    rounds = 2 if asked.quick else 8
+    with tempfile.TemporaryDirectory() as scratch:
+        data = images(asked, Path(scratch))
+        context = multiprocessing.get_context("spawn")
+        turns, processes = {}, []
+        for way in WAYS:
+            turns[way], theirs = context.Pipe()
+            arguments = (way, data, rounds, asked.seed, f"{scratch}/{way}", theirs)
+            processes.append(context.Process(target=_stepwise, args=arguments))
+            processes[-1].start()
+            theirs.close()  # so that a process that dies is noticed
+            turns[way].recv()  # round 0: all is loaded, the initial weights are evaluated
+        rows = []
+        for number in range(1, rounds + 1):
+            row: dict[str, Any] = {"round": number}
+            for way, turn in turns.items():
+                turn.send("go")
+                row[f"{way}_seconds"], row[f"{way}_cpu"], row[f"{way}_peak_mb"] = turn.recv()
+            rows.append(row)
+        for turn in turns.values():
+            with suppress(BrokenPipeError):
+                turn.send("end")
+        for process in processes:
+            process.join()
+    steady = rows[1:] or rows
+    pairs = [(row["plain_seconds"], row["recorded_seconds"]) for row in steady]
+    summary = {
+        "overhead": median(b for _, b in pairs) / median(a for a, _ in pairs),
+        "overhead_cpu": median(row["recorded_cpu"] for row in steady) / median(row["plain_cpu"] for row in steady),
+        "added_seconds": median(b - a for a, b in pairs),
+        "extra_peak_mb": rows[-1]["recorded_peak_mb"] - rows[-1]["plain_peak_mb"],
+        "update_mb": 4 * 11.17,
+    }
+    told("recording", rows, summary, asked)
+
+
+# --- many clients, many rounds ---
+
+
+def _rss() -> float:
+    """Resident memory of this process, in MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+def small(clients: int, rounds: int, seed: int) -> Experiment:
+    training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
+    model = {"name": "mlp", "hidden": [16]}
+    raw = {"seed": seed, "rounds": rounds, "model": model, "data": "digits", "clients": {"count": clients}, "training": training}
+    return validate(raw, source="benchmark")
+
+
+def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dict[str, Any]:
+    seconds: list[float] = []
+    memory: list[float] = []
+
+    def on_round(row: dict[str, Any]) -> None:
+        seconds.append(row["seconds"])
+        memory.append(_rss())
+        print(f"\r{kind}: round {row['round']} of {rounds}", end="", file=sys.stderr)
+
+    engine.set_verbosity(False)
+    run = Run(experiment=small(clients, rounds, seed), out=out, device="cpu", client_seed=seed)
+    engine.run(run, engine=kind, on_round=on_round)  # type: ignore[arg-type]
+    print(file=sys.stderr)
+    warm = max(1, min(10, rounds // 4))  # after the first rounds: identities, caches, actors
+    quarter = max(1, (rounds - warm) // 4)
+    first, last = seconds[1 + warm : 1 + warm + quarter], seconds[-quarter:]
+    return {
+        "engine": kind,
+        "clients": clients,
+        "rounds": rounds,
+        "ms_per_message": 1000 * median(seconds[1 + warm :]) / clients,
+        "time_growth": median(last) / median(first),
+        "memory_mb": memory[-1],
+        "memory_growth": memory[-1] / memory[warm],
+    }
+
+
+def _queries(folder: Path) -> tuple[int, float]:
+    """Observations in the index, and milliseconds of the slowest kind of question, each asked for eleven rounds or clients."""
+    recording = Recording(folder)
+    rounds, clients = [own.round for own in recording.counts()], recording.clients()
+    rng = np.random.default_rng(0)
+    kinds = {
+        "of a round": lambda: recording.rows(rounds={int(rng.choice(rounds))}),
+        "of a client": lambda: recording.rows(clients={str(rng.choice(clients))}),
+        "of both": lambda: recording.rows(rounds={int(rng.choice(rounds))}, clients={str(rng.choice(clients))}),
+    }
+    slowest = 0.0
+    for ask in kinds.values():
+        took = []
+        for _ in range(11):
+            began = time.perf_counter()
+            assert ask()
+            took.append(time.perf_counter() - began)
+        slowest = max(slowest, 1000 * median(took))
+    return len(rounds) * len(clients), slowest
+
+
+def scale(asked: Options) -> None:
+    torch.set_num_threads(1)
+    clients, rounds, actors, exchanges = (200, 24, 20, 12) if asked.quick else (1000, 200, 100, 60)
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = [_federate("local", clients, rounds, asked.seed, Path(scratch) / "local")]
+        observations, query = _queries(Path(scratch) / "local" / "recording")
+        rows.append(_federate("ray", actors, exchanges, asked.seed, Path(scratch) / "ray"))
+    summary = {
+        "time_growth": max(row["time_growth"] for row in rows),
+        "memory_growth": max(row["memory_growth"] for row in rows),
+        "query_ms": query,
+        "observations": observations,
+    }
+    told("recording --scale", rows, summary, asked)
+
+
+if __name__ == "__main__":
+    asked = options(__doc__ or "", flags=("scale",))
+    (scale if "scale" in asked.flags else cost)(asked)

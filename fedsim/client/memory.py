@@ -1,0 +1,71 @@
+"""What a client keeps between rounds, in its private folder: a server that was killed may ask for a round once more."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from safetensors import safe_open
+
+from fedsim import records
+from fedsim.wire.files import write_tensors
+
+CallNext = Callable[[Message, Context], Message]
+
+
+def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
+    """A mod, to be the outermost: Flower's `Context.state` comes from the folder and goes back to it, round by round.
+
+    A round starts from what was kept of the rounds before it, so asking for one again repeats it. The newest two are kept: the
+    server asks for a round again only while the next one has not begun. What a failing client changed is forgotten.
+    """
+
+    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+        round, folder = records.number(message, "server-round"), folder_of(context)
+        context.state = recall(folder, before=round)
+        reply = call_next(message, context)
+        if not reply.has_error():
+            keep(folder, round, context.state)
+        context.state = RecordDict()  # nothing for Flower to carry about
+        return reply
+
+    return mod
+
+
+def recall(folder: Path, *, before: int) -> RecordDict:
+    """What was kept last of the rounds before round `before`; empty where nothing was."""
+    earlier = [number for number in _kept(folder) if number < before]
+    if not earlier:
+        return RecordDict()
+    with safe_open(_path(folder, max(earlier)), framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        arrays = {
+            key: records.to_arrays({name: file.get_tensor(f"{key}/{name}") for name in names})
+            for key, names in facts["arrays"].items()
+        }
+    configs = {key: ConfigRecord(values) for key, values in facts["configs"].items()}
+    return RecordDict({**arrays, **configs})
+
+
+def keep(folder: Path, round: int, state: RecordDict) -> None:
+    """Keep `state` as of the end of `round`, and forget what no server can ask for any more."""
+    arrays = {key: records.to_tensors(record) for key, record in state.items() if isinstance(record, ArrayRecord)}
+    configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
+    tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}
+    facts = {"arrays": {key: list(named) for key, named in arrays.items()}, "configs": configs}
+    write_tensors(_path(folder, round), tensors, {"facts": json.dumps(facts)}, settle=False)
+    kept = _kept(folder)
+    last = max((number for number in kept if number < round), default=0)
+    for number in kept:
+        if number > round or number < last:
+            _path(folder, number).unlink()
+
+
+def _kept(folder: Path) -> list[int]:
+    names = (name for name in os.listdir(folder) if name.startswith("state-")) if folder.exists() else ()
+    return [int(name.removeprefix("state-").removesuffix(".safetensors")) for name in names]
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"state-{round:05d}.safetensors"

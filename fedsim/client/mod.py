@@ -1,0 +1,78 @@
+"""For somebody else's Flower app: a mod that sends the update in place of the weights, defended, under a pseudonym."""
+
+from collections.abc import Callable, Mapping
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
+
+from defenses.spec import DefenseSpec
+from fedsim import records
+from fedsim.client.identity import Identity, draw
+from fedsim.client.sending import put_update
+
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+"""How PyTorch names what batch norm keeps beside its weights."""
+
+CallNext = Callable[[Message, Context], Message]
+
+
+def update_mod(
+    defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS
+) -> Callable[[Message, Context, CallNext], Message]:
+    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
+
+    defense: what the update goes through, for example "clip(1) | gaussian(0.1)"; the app itself stays as it is.
+    buffers: last parts of the names that are sent as they are: no update, and no defense acts upon them.
+    key:     of the record of weights, both ways.
+
+    Put it first: what other mods do to the weights is then part of the update. It acts on training alone.
+    Pseudonym, secret and what the defense keeps are in Flower's `Context.state`.
+    Raises ValueError for a defense that cannot be read; in a round, where there are no weights under `key`: they would
+    otherwise leave the client undefended.
+    """
+    spec = DefenseSpec.parse(defense)
+
+    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        sent = _weights(message.content, key, "the server's message")  # before the app reads it, which may empty the record
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        trained = _weights(reply.content, key, "the app's reply")
+        if sent.keys() != trained.keys():
+            wrong = sorted(sent.keys() ^ trained.keys())[0]
+            raise ValueError(f"{wrong!r} is only in what the client was sent or only in its reply; an update needs both")
+        beside = {name: tensor for name, tensor in trained.items() if name.rpartition(".")[2] in buffers}
+        update = {name: _minus(tensor, sent[name]) for name, tensor in trained.items() if name not in beside}
+        del reply.content[key]
+        identity, number = _next(context)
+        rng = identity.generator(number)
+        put_update(reply.content, records.to_arrays(update), spec, context, rng=rng, pseudonym=identity.pseudonym)
+        if beside:
+            reply.content[records.BUFFERS] = records.to_arrays(beside)
+        return reply
+
+    return mod
+
+
+def _weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord):
+        there = ", ".join(sorted(content.array_records)) or "none"
+        raise ValueError(f"{where} has no record of weights {key!r}; it has {there}. Name it in update_mod(key=...)")
+    return records.to_tensors(record)
+
+
+def _minus(trained: Tensor, sent: Tensor) -> Tensor:
+    """The update. Some strategies send float64: a client starts from what its own type holds of that."""
+    return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
+
+
+def _next(context: Context) -> tuple[Identity, int]:
+    """Who this client is, and the number of this update, from 1: noise drawn by the server's number could come twice."""
+    stored: Mapping[str, object] | None = context.state.config_records.get("identity")
+    drawn = draw() if stored is None else Identity(str(stored["pseudonym"]), str(stored["secret"]))
+    number = 1 if stored is None else int(str(stored["updates"])) + 1
+    context.state["identity"] = ConfigRecord({"pseudonym": drawn.pseudonym, "secret": drawn.secret, "updates": number})
+    return drawn, number

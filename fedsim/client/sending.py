@@ -1,0 +1,28 @@
+"""What an update goes through before it leaves a client."""
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch import Generator
+
+from defenses.spec import DefenseSpec
+from fedsim import records
+from fedsim.wire.codec import encode
+
+
+def put_update(
+    content: RecordDict, update: ArrayRecord, defense: DefenseSpec, context: Context, *, rng: Generator, pseudonym: str
+) -> None:
+    """Put `update` into a reply as the server is to see it: defended, packed, under the client's pseudonym.
+
+    What the defense keeps between rounds is in `context.state`.
+    """
+    if defense.steps:
+        tensors = records.to_tensors(update)
+        built = defense.build()
+        stored = context.state.get("defense")
+        state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else built.init(tensors)
+        sent, state = built.apply(tensors, state, rng)
+        records.put_payload(content, encode(sent))
+        context.state["defense"] = records.to_arrays(state)
+    else:
+        records.put_dense(content, update)
+    content[records.CLIENT] = ConfigRecord({"pseudonym": pseudonym})

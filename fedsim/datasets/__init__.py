@@ -1,0 +1,81 @@
+"""Data sets by name: examples with values in [0, 1], labels, and a public specification."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from defenses.registry import Registry, bind
+from fedsim.datasets.archives import npz
+from fedsim.datasets.base import Array, Dataset, Examples
+from fedsim.datasets.faces import lfw
+from fedsim.datasets.folder import imagefolder
+from fedsim.datasets.published import cifar10, cifar100, fashion_mnist, mnist
+from fedsim.datasets.shipped import MIN_CONTRAST, PHOTOGRAPHS, breast_cancer, digits, lfw_patches, photos
+from fedsim.datasets.table import csv
+
+__all__ = [
+    "DATASETS",
+    "MIN_CONTRAST",
+    "PHOTOGRAPHS",
+    "Array",
+    "Dataset",
+    "Examples",
+    "breast_cancer",
+    "cifar10",
+    "cifar100",
+    "csv",
+    "described",
+    "digits",
+    "fashion_mnist",
+    "imagefolder",
+    "lfw",
+    "lfw_patches",
+    "load",
+    "mnist",
+    "npz",
+    "photos",
+]
+
+DATASETS: Registry[Callable[..., Dataset]] = Registry(
+    "fedsim.datasets",
+    {
+        "photos": photos,
+        "digits": digits,
+        "lfw_patches": lfw_patches,
+        "breast_cancer": breast_cancer,
+        "npz": npz,
+        "imagefolder": imagefolder,
+        "csv": csv,
+        "mnist": mnist,
+        "fashion_mnist": fashion_mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "lfw": lfw,
+    },
+)
+
+
+def load(name: str, **arguments: Any) -> Dataset:
+    """A data set by name, with its arguments; loaded once a process.
+
+    `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH` and `csv:PATH[,LABEL]` likewise.
+    """
+    return _load(name, json.dumps(arguments, sort_keys=True))
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, arguments: str) -> Dataset:
+    name, _, positional = name.partition(":")
+    factory = DATASETS[name]
+    return factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
+
+
+def described(dataset: Dataset, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What truth says of the data set that its indices refer to."""
+    return {
+        "name": dataset.name,
+        "arguments": dict(arguments),
+        "content_hash": dataset.content_hash(),
+        "size": len(dataset.train),
+    }

@@ -1,0 +1,75 @@
+"""Reads a table from a file of comma-separated values: columns of text, nothing interpreted."""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from csv import Error as BrokenCsv
+from csv import reader
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Texts = NDArray[np.object_]
+
+MISSING = "?"
+"""What a value that is not there becomes."""
+MARKERS = frozenset({"", "?", "na", "nan"})
+"""What files write for a value that is not there, in any case."""
+
+
+def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
+    """The columns by the names in the first row, each (N,) texts without blanks around them; `MISSING` for what is not there.
+
+    A file whose name ends in .gz is unpacked on reading.
+
+    Raises FileNotFoundError for no file, and ValueError, naming file and row, for what is no table.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"data set file {path} does not exist")
+    if len(delimiter) != 1:
+        raise ValueError(f"{path}: delimiter must be one character, got {delimiter!r}")
+    with _told(path):
+        rows = _rows(path, delimiter)
+        names = [name.strip() for name in next(rows, [])]
+        _check_names(path, names)
+        columns: list[list[str]] = [[] for _ in names]
+        seen: dict[str, str] = {}  # equal texts are one object: a table repeats itself
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(names):
+                raise ValueError(f"{path}: row {number} has {len(row)} values for {len(names)} columns")
+            for column, value in zip(columns, row, strict=True):
+                column.append(seen.setdefault(value, _clean(value)))
+    if not columns[0]:
+        raise ValueError(f"{path}: there are no rows below the names of the columns")
+    return {name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)}
+
+
+def _rows(path: Path, delimiter: str) -> Iterator[list[str]]:
+    opened: Callable[..., TextIO] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+        yield from (row for row in reader(file, delimiter=delimiter, skipinitialspace=True) if row)
+
+
+def _clean(value: str) -> str:
+    text = value.strip()
+    return MISSING if text.lower() in MARKERS else text
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    if len(names) < 2:
+        raise ValueError(f"{path}: a table has a label and one column more at least, got {names}; is the delimiter another?")
+    if unnamed := [i for i, name in enumerate(names, start=1) if not name]:
+        raise ValueError(f"{path}: column {unnamed[0]} has no name in the first row")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path}: two columns are called {twice[0]!r}")
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (BrokenCsv, UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a table of comma-separated values: {error}") from None

@@ -1,0 +1,229 @@
+"""From a specification to a model. What a manifest names is data: checked before anything is allocated, never imported."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from defenses.registry import Registry, bind
+from fedsim.models.lenet import lenet_cpl, lenet_dlg
+from fedsim.models.mlp import mlp
+from fedsim.models.resnet import resnet18, resnet20_4
+from fedsim.models.rgap import cnn6, cnn6_d, fcn3
+from fedsim.models.rog import lenet_rog, resnet9_rog, resnet18_rog, vgg7
+from fedsim.models.vision import torchvision
+from fedsim.wire.observation import DataSpec, ModelSpec
+
+Factory = Callable[..., nn.Module]
+
+BUILT_IN: Mapping[str, Factory] = {
+    "cnn6": cnn6,
+    "cnn6_d": cnn6_d,
+    "fcn3": fcn3,
+    "lenet_cpl": lenet_cpl,
+    "lenet_dlg": lenet_dlg,
+    "lenet_rog": lenet_rog,
+    "mlp": mlp,
+    "resnet18": resnet18,
+    "resnet18_rog": resnet18_rog,
+    "resnet20_4": resnet20_4,
+    "resnet9_rog": resnet9_rog,
+    "torchvision": torchvision,
+    "vgg7": vgg7,
+}
+
+MODELS: Registry[Factory] = Registry("fedsim.models", BUILT_IN)
+
+MAX_PARAMETERS = 2**31
+"""A model of more values, parameters and buffers together, is refused."""
+
+_ADMITTED: dict[str, Factory] = {}
+
+
+def admit(reference: str, name: str | None = None) -> None:
+    """Import `module:function`, also from the current folder, and let `build` accept it under that reference and under `name`.
+
+    The function or class takes `(shape, num_classes)`, or only one of these by its name, or nothing at all, and gives a module.
+    Raises ValueError where there is no such thing, or `name` is built in.
+    """
+    module, colon, path = reference.partition(":")
+    if not (module and colon and path):
+        raise ValueError(f"{reference!r} names no code; write module:function")
+    if name in BUILT_IN:
+        raise ValueError(f"the model {name!r} is built in, and {reference} cannot stand for it")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = attrgetter(path)(import_module(module))
+    except Exception as error:  # the code of others may fail in any way
+        raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ValueError(f"{reference} is no function or class but {type(function).__name__}")
+    for key in {reference, name or reference}:
+        _ADMITTED[key] = _fitted(function)
+
+
+def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
+    """The model with its own initial weights, drawn from `seed`; the global generator is left as it was.
+
+    Every model takes the argument `outputs`, how many logits it has: one a class, or 1 for two classes and the logistic loss.
+    Raises ValueError where name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
+    """
+    layout(spec, data)
+    return _drawn(spec, data, seed)
+
+
+def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
+    """The model without values, on the meta device: names, shapes and modules at next to no cost; raises as `build` does.
+
+    Where code that is not this project's cannot be laid out in that way, the model itself.
+    """
+    try:
+        with torch.device("meta"):
+            model = _called(spec, data)
+        _check_size(spec, model)
+        outputs = _outputs(spec, model, data, device="meta")
+    except ValueError:
+        raise
+    except Exception as error:
+        if spec.name in BUILT_IN and not isinstance(error, NotImplementedError):  # which is what needs values
+            raise _misfit(spec, data, error) from error
+        model = _drawn(spec, data, 0)
+        _check_size(spec, model)
+        try:
+            outputs = _outputs(spec, model, data, device="cpu")
+        except Exception as late:
+            raise _misfit(spec, data, late) from late
+    _check_outputs(spec, outputs, data)
+    return model
+
+
+def head(model: nn.Module) -> tuple[str, str | None]:
+    """Names of the weight and the bias of the last linear layer; the bias is None where it has none."""
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(f"{type(model).__name__} has no linear layer")
+    name, module = linear[-1]
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None
+
+
+def buffer_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of what the model carries beside its parameters and would save with them: batch-norm statistics."""
+    saved = model.state_dict(keep_vars=True)
+    return tuple(name for name, _ in model.named_buffers() if name in saved)
+
+
+def _drawn(spec: ModelSpec, data: DataSpec, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            return _called(spec, data)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"model {_short(spec)} cannot be built: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
+    factory = _factory(spec.name)
+    given, outputs = dict(spec.arguments), data.num_classes
+    if "outputs" in given and "outputs" not in inspect.signature(factory).parameters:
+        outputs = given.pop("outputs")
+        if isinstance(outputs, bool) or outputs not in _possible_outputs(data):
+            raise ValueError(f"model {spec.name!r}: outputs must be one of {_possible_outputs(data)}, got {outputs!r}")
+    bind(spec.name, factory, data.shape, outputs, given=given, hidden=2)
+    model = factory(data.shape, outputs, **given)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {spec.name!r} gives no torch.nn.Module but {type(model).__name__}")
+    return model
+
+
+def _factory(name: str) -> Factory:
+    if name in _ADMITTED:
+        return _ADMITTED[name]
+    if ":" in name:
+        raise ValueError(
+            f"model {name!r} is code that is not part of this project, "
+            f"which is only imported where asked for by name: --model {name}"
+        )
+    return MODELS[name]
+
+
+def _fitted(function: Callable[..., Any]) -> Factory:
+    """`function` as a factory of `(shape, num_classes, **arguments)`."""
+    named, plain = _public_parameters(function)
+
+    def factory(shape: tuple[int, ...], num_classes: int, **arguments: Any) -> nn.Module:
+        public = {"shape": shape, "num_classes": num_classes}
+        positional = (shape, num_classes) if plain else ()
+        model: nn.Module = function(*positional, **{key: public[key] for key in named}, **arguments)
+        return model
+
+    return factory
+
+
+def _public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Which of shape and num_classes a function takes by name, and whether it takes both by position."""
+    parameters = inspect.signature(function).parameters
+    named = [key for key in ("shape", "num_classes") if key in parameters]
+    required = [
+        key
+        for key, p in parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and key not in named
+    ]
+    return named, not named and len(required) >= 2
+
+
+def _possible_outputs(data: DataSpec) -> tuple[int, ...]:
+    return (1, 2) if data.num_classes == 2 else (data.num_classes,)
+
+
+def _check_size(spec: ModelSpec, model: nn.Module) -> None:
+    values = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    if values > MAX_PARAMETERS:
+        raise ValueError(f"model {_short(spec)} has {values:,} values, more than the {MAX_PARAMETERS:,} that are accepted")
+
+
+def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
+    """How many logits the model gives an example, or in words what it gives instead.
+
+    The networks of this project check shapes themselves and are not called: torch takes a second to load what that needs.
+    """
+    if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
+        return dict(model.named_parameters())[head(model)[0]].shape[0]
+    training = model.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        logits = model.eval()(torch.zeros(2, *data.shape, device=device))
+    model.train(training)
+    if not isinstance(logits, Tensor):
+        return type(logits).__name__
+    return logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else f"{tuple(logits.shape)} for 2 examples"
+
+
+def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:
+    wanted = (spec.arguments["outputs"],) if "outputs" in spec.arguments else _possible_outputs(data)
+    if outputs not in wanted:
+        raise ValueError(
+            f"model {_short(spec)} gives {outputs}, where {' or '.join(map(str, wanted))} "
+            f"logits an example are needed for {data.num_classes} classes"
+        )
+
+
+def _misfit(spec: ModelSpec, data: DataSpec, error: Exception) -> ValueError:
+    return ValueError(f"model {_short(spec)} does not fit inputs of shape {data.shape}: {_first_line(error)}")
+
+
+def _short(spec: ModelSpec) -> str:
+    text = str(spec)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]

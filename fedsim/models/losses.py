@@ -1,0 +1,68 @@
+"""Losses by name, and what logits mean: one a class, or a single one for two classes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From logits (N, K) and labels, hard (N,) int64 or soft (N, num_classes), the mean over the batch."""
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Softmax cross-entropy of logits (N, K), with y (N,) or soft (N, K).
+
+    Raises ValueError for a single logit, whose cross-entropy is 0 whatever it is.
+    """
+    if logits.shape[-1] == 1:
+        raise ValueError("this model has a single logit, which cross_entropy cannot use; set training.loss to 'logistic'")
+    return functional.cross_entropy(logits, y)
+
+
+def logistic(logits: Tensor, y: Tensor) -> Tensor:
+    """log(1 + exp(-mu)) with mu = (2y - 1) * logit (R-GAP, section 3.1), of logits (N, 1), with y (N,) in {0, 1} or soft (N, 2).
+
+    Raises ValueError where there is more than one logit.
+    """
+    if logits.shape[-1] != 1:
+        raise ValueError(
+            f"the logistic loss takes a single logit, and this model has {logits.shape[-1]}; "
+            "give the model outputs = 1, or set training.loss to 'cross_entropy'"
+        )
+    logit = logits[..., 0]
+    if y.ndim == logits.ndim:
+        return -(y[..., 1] * functional.logsigmoid(logit) + y[..., 0] * functional.logsigmoid(-logit)).mean()
+    return -functional.logsigmoid((2 * y - 1) * logit).mean()
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
+
+
+def loss_of(name: str) -> Loss:
+    """A loss by name. Raises ValueError, listing what exists, where it is unknown."""
+    if name not in LOSSES:
+        raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
+def outputs_for(loss: str, num_classes: int) -> int:
+    """How many logits a model must have for a loss. Raises ValueError where the loss cannot tell so many classes apart."""
+    loss_of(loss)
+    if loss != "logistic":
+        return num_classes
+    if num_classes != 2:
+        raise ValueError(f"the logistic loss tells two classes apart, and these data have {num_classes}; use 'cross_entropy'")
+    return 1
+
+
+def predictions(logits: Tensor) -> Tensor:
+    """The most probable class of each example, (N,) int64, from logits (N, K), or (N, 1) for two classes."""
+    return (logits[..., 0] > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Of each class, (N, K), from logits (N, K), or (N, 2) from (N, 1)."""
+    if logits.shape[-1] != 1:
+        return logits.softmax(dim=-1)
+    return torch.cat([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=-1)

@@ -1,0 +1,83 @@
+"""Residual networks for small images (He et al. 2016), with and without batch norm."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fedsim.models.shapes import image, truth
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
+
+    batch_norm: after every convolution, which then has no bias. bias: of convolutions without batch norm.
+    """
+
+    def __init__(self, before: int, after: int, *, stride: int, batch_norm: bool, bias: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
+            nn.ReLU(),
+            *convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
+        )
+        same = stride == 1 and before == after
+        self.shortcut = nn.Sequential(*([] if same else convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias)))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.body(x) + self.shortcut(x))
+        return out
+
+
+def convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+    """A convolution that keeps height and width at stride 1, and its batch norm where it has one."""
+    layer = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
+    return [layer, nn.BatchNorm2d(after)] if batch_norm else [layer]
+
+
+def residual_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+    """So many blocks of each width, the first stage at stride 1, every other one beginning with stride 2."""
+    layers: list[nn.Module] = []
+    before = widths[0]
+    for stage, (count, after) in enumerate(zip(blocks, widths, strict=True)):
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            layers.append(BasicBlock(before, after, stride=stride, batch_norm=batch_norm, bias=bias))
+            before = after
+    return layers
+
+
+def _small_image_resnet(
+    shape: tuple[int, ...], num_classes: int, *, blocks: Sequence[int], widths: Sequence[int], batch_norm: bool
+) -> nn.Sequential:
+    channels = image(shape, "a ResNet")[0]
+    model = nn.Sequential(
+        *convolution(channels, widths[0], 3, 1, batch_norm=batch_norm, bias=True),
+        nn.ReLU(),
+        *residual_stages(blocks, widths, batch_norm=batch_norm, bias=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], num_classes),
+    )
+    if batch_norm:  # without it, gains of this size would grow from block to block: PyTorch's own are smaller
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # where normal draws take torch a second to load
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def resnet20_4(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """ResNet-20 of four times the width, batch norm (Geiping et al. 2020, "Inverting gradients"; AGIC).
+
+    3x3 stem without pooling, three stages of three blocks, widths 64, 128, 256. Convolutions start Kaiming normal (fan out).
+    """
+    return _small_image_resnet(shape, num_classes, blocks=(3, 3, 3), widths=(64, 128, 256), batch_norm=True)
+
+
+def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) -> nn.Sequential:
+    """ResNet-18 for small images: 3x3 stem of stride 1, no pooling, widths 64 to 512 (He et al. 2016).
+
+    batch_norm: False leaves all normalisation out; convolutions then have biases and PyTorch's own initialisation.
+    """
+    norm = truth(batch_norm, "resnet18: batch_norm")
+    return _small_image_resnet(shape, num_classes, blocks=(2, 2, 2, 2), widths=(64, 128, 256, 512), batch_norm=norm)

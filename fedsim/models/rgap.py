@@ -1,0 +1,54 @@
+"""The networks of R-GAP (Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy"), layers as in its code.
+
+No biases anywhere, LeakyReLU of slope 0.2, PyTorch's own initialisation. Two classes have one logit, for the logistic loss;
+more classes have one logit each, for cross-entropy.
+"""
+
+from itertools import pairwise
+from math import prod
+
+from torch import nn
+
+from fedsim.models.shapes import image
+
+SLOPE = 0.2
+
+
+def cnn6(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Six convolutions and a linear layer: full rank, so that R-GAP recovers the input (table 1)."""
+    return _cnn(shape, num_classes, widths=(12, 36, 36, 36, 64, 128))
+
+
+def cnn6_d(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """CNN6 with 20 channels after its second convolution: rank-deficient, so that R-GAP does not."""
+    return _cnn(shape, num_classes, widths=(12, 20, 36, 36, 64, 128))
+
+
+def fcn3(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Linear layers of 1000 and 100, then the logits, for images and table rows.
+
+    The logits are as the paper has them, without an activation; the paper's code puts a LeakyReLU on them too, and leaves its
+    derivative out of the attack.
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise((prod(shape), 1000, 100)):
+        layers += [nn.Linear(before, after, bias=False), nn.LeakyReLU(SLOPE)]
+    return nn.Sequential(*layers, nn.Linear(100, _logits(num_classes), bias=False))
+
+
+KERNELS = ((4, 2, 2), (3, 2, 1), (3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 1))
+"""Kernel, stride and padding of each convolution."""
+
+
+def _cnn(shape: tuple[int, ...], num_classes: int, *, widths: tuple[int, ...]) -> nn.Sequential:
+    channels, height, width = image(shape, "an R-GAP network with convolutions")
+    layers: list[nn.Module] = []
+    for after, (kernel, stride, padding) in zip(widths, KERNELS, strict=True):
+        layers += [nn.Conv2d(channels, after, kernel, stride=stride, padding=padding, bias=False), nn.LeakyReLU(SLOPE)]
+        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        channels = after
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, _logits(num_classes), bias=False))
+
+
+def _logits(num_classes: int) -> int:
+    return 1 if num_classes == 2 else num_classes

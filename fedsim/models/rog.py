@@ -1,0 +1,57 @@
+"""The networks of ROG (Yue et al. 2022, "Gradient obfuscation gives a false sense of security"), as in its code.
+
+All without batch norm, with PyTorch's own initialisation. The paper feeds them images of 128x128 pixels.
+"""
+
+from torch import nn
+
+from fedsim.models.resnet import residual_stages
+from fedsim.models.shapes import at_least, image
+
+
+def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Two 5x5 convolutions with ReLU and pooling, then linear layers of 512 and the classes, both without bias."""
+    channels, height, width = image(shape, "lenet_rog")
+    at_least((channels, height, width), 4, "lenet_rog")
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(64 * (height // 4) * (width // 4), 512, bias=False), nn.ReLU()),
+        nn.Linear(512, num_classes, bias=False),
+    )
+
+
+def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Three pairs of 3x3 convolutions, each pair pooled, then linear layers of 1024 and the classes, both without bias."""
+    channels, height, width = image(shape, "vgg7")
+    at_least((channels, height, width), 8, "vgg7")
+    layers: list[nn.Module] = []
+    for after in (128, 256, 512):
+        layers += [nn.Conv2d(channels, after, 3, padding=1), nn.ReLU(), nn.Conv2d(after, after, 3, padding=1), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        channels = after
+    flat = channels * (height // 8) * (width // 8)
+    hidden = [nn.Linear(flat, 1024, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *hidden, nn.Linear(1024, num_classes, bias=False))
+
+
+def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """ResNet-18 without any bias: a 7x7 stem of stride 2, no pooling behind it, features averaged to 8x8."""
+    return _resnet(shape, num_classes, blocks=(2, 2, 2, 2))
+
+
+def resnet9_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """The same with one block a stage."""
+    return _resnet(shape, num_classes, blocks=(1, 1, 1, 1))
+
+
+def _resnet(shape: tuple[int, ...], num_classes: int, *, blocks: tuple[int, ...]) -> nn.Sequential:
+    channels = image(shape, "ROG's ResNet")[0]
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False), nn.ReLU()),
+        *residual_stages(blocks, (64, 128, 256, 512), batch_norm=False, bias=False),
+        nn.AdaptiveAvgPool2d(8),
+        nn.Flatten(),
+        nn.Linear(512 * 8 * 8, num_classes, bias=False),
+    )

@@ -1,0 +1,39 @@
+"""torchvision's image classifiers, by name."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from fedsim.models.shapes import image
+
+
+def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> nn.Module:
+    """A classifier of torchvision's, `architecture` as torchvision names it; untrained, nothing is downloaded.
+
+    Auxiliary classifiers are left out. Raises ValueError where the name is unknown or the images do not have three channels.
+    """
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if architecture not in known:
+        close = get_close_matches(str(architecture), known, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
+        raise ValueError(f"torchvision has no classifier {architecture!r}. {hint}")
+    channels, height, width = image(shape, f"torchvision's {architecture}")
+    if channels != 3:
+        raise ValueError(f"torchvision's {architecture} takes images of 3 channels, and these have {channels}")
+    model: nn.Module = models.get_model(
+        architecture, weights=None, num_classes=num_classes, **_arguments(architecture, height, width)
+    )
+    return model
+
+
+def _arguments(architecture: str, height: int, width: int) -> dict[str, Any]:
+    if architecture in ("googlenet", "inception_v3"):
+        return {"aux_logits": False, "init_weights": True}
+    if architecture.startswith("vit_"):
+        if height != width:
+            raise ValueError(f"torchvision's {architecture} takes square images, and these have {height}x{width} pixels")
+        return {"image_size": height}
+    return {"input_size": (height, width)} if architecture.startswith("maxvit") else {}

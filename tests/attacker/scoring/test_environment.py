@@ -1,0 +1,68 @@
+"""What a row says of the machine and the code."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker.scoring import environment as module
+from attacker.scoring.environment import commit, environment
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A work tree with one committed file of code."""
+    (tmp_path / "attacker").mkdir()
+    (tmp_path / "attacker" / "code.py").write_text("x = 1\n")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        git(tmp_path, *arguments)
+    return tmp_path
+
+
+def test_the_commit_is_that_of_the_tree_and_says_where_code_differs(tree: Path) -> None:
+    head = git(tree, "rev-parse", "HEAD")
+    assert commit(tree) == head
+    (tree / "notes.txt").write_text("not code")
+    assert commit(tree) == head
+    (tree / "attacker" / "new.py").write_text("y = 2\n")
+    assert commit(tree) == f"{head}+dirty"
+    (tree / "attacker" / "new.py").unlink()
+    (tree / "attacker" / "code.py").write_text("x = 2\n")
+    assert commit(tree) == f"{head}+dirty"
+
+
+def test_where_there_is_no_tree_of_its_own_there_is_no_commit(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert commit(tree / "attacker") is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit(tree) is None
+
+
+def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = environment()
+    json.dumps(told, allow_nan=False)
+    assert told["python"] == platform.python_version()
+    assert told["torch"] == version("torch")
+    assert told["cores"] >= 1
+    assert told["processor"]
+    assert (told["gpu"] is None) != torch.cuda.is_initialized()
+    monkeypatch.setattr(module, "PACKAGES", ("no-such-package",))
+    module._lasting.cache_clear()
+    assert environment()["no-such-package"] is None
+    module._lasting.cache_clear()
+
+
+def test_git_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment()
+    monkeypatch.setattr(module, "_git", lambda *_: pytest.fail("asked again"))
+    assert environment() == environment()

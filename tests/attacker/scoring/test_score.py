@@ -1,0 +1,119 @@
+"""Rows from real federations: tables, LPIPS, and files that are not what they should be."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay, Replayed
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.perceptual import load
+from attacker.scoring.score import labels_read
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+
+EXPERIMENT = {
+    "rounds": 1,
+    "model": "lenet_dlg",
+    "data": "digits",
+    "clients": {"count": 2},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+Federate = Callable[..., Path]
+
+
+@pytest.fixture
+def federate(tmp_path: Path) -> Federate:
+    """Runs a federation of two clients, with some top-level keys of the experiment replaced."""
+
+    def make(**changes: Any) -> Path:
+        experiment = validate({**EXPERIMENT, **changes}, source="test")
+        engine.run(Run(experiment=experiment, out=tmp_path / "run", client_seed=1), engine="local")
+        return tmp_path / "run"
+
+    return make
+
+
+def attack(run: Path, **arguments: Any) -> Replayed:
+    spec = AttackSpec(name="cpl", arguments=arguments or {"steps": 2})
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+
+
+def test_each_row_has_the_lpips_of_its_own_pair_and_the_summary_their_mean(shared_data: Path, federate: Federate) -> None:
+    weights = shared_data / "lpips" / "alexnet_features.safetensors"
+    if not weights.exists():
+        pytest.skip(f"{weights} is absent")
+    run = federate(model={"name": "mlp", "hidden": [16]}, data="photos")
+    rows = Scorer(run, [run / "truth"], lpips_weights=weights).score(attack(run, steps=5).folder)
+    assert len(rows) == 4
+    for row in rows:
+        pair = torch.from_numpy(np.asarray(Image.open(run / row["pair"])).transpose(2, 0, 1).copy())[None] / 255
+        assert row["lpips"] == pytest.approx(load("alex", weights)(pair[..., :32], pair[..., 32:]).item(), abs=5e-3)
+        assert (row["lpips_net"], row["lpips_reason"]) == ("alex", None)
+    assert len({row["lpips"] for row in rows}) == 4
+    (summary,) = summarise(rows)
+    assert summary.lpips is not None
+    assert summary.lpips.value == pytest.approx(np.mean([row["lpips"] for row in rows]))
+    assert summary.lpips_net == "alex"
+
+
+def test_categories_are_scored_and_shown_by_the_largest_of_their_columns(federate: Federate, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["age,work,sex,income"]
+    lines += [f"{a},{'abc'[b]},{'fm'[c]},{(a + b) % 2}" for a, b, c in rng.integers(0, (50, 3, 2), size=(40, 3))]
+    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+    training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
+    data = {"name": "csv", "path": str(tmp_path / "people.csv"), "drop": ["sex"]}
+    run = federate(model="mlp", data=data, training=training)
+    done = attack(run, restarts=2)
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert [row["categorical_right"] for row in rows] == [1] * 2
+    assert all(row["success"] and row["continuous_error"] < 0.05 for row in rows)
+    pair = json.loads((run / rows[0]["pair"]).read_text())
+    assert pair["columns"] == ["age", "work", "work", "work"]
+    assert np.argmax(pair["original"][1:]) == np.argmax(pair["reconstruction"][1:])
+    shutil.move(tmp_path / "people.csv", tmp_path / "moved.csv")
+    moved = Scorer(run, [run / "truth"], (f"csv:{tmp_path / 'moved.csv'}", {}))
+    assert [row["mse"] for row in moved.score(done.folder)] == [row["mse"] for row in rows]
+
+
+def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> None:
+    run = federate()
+    done = attack(run)
+    path = next(done.folder.glob("*.safetensors"))
+    found = Reconstruction.read(path)
+    replace(found, x=torch.zeros(2, 3, 9, 9)).write(path)
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    failures = [row["failure"] for row in rows if row["failure"] is not None]
+    assert len(failures) == 2
+    assert all("(2, 3, 9, 9)" in failure for failure in failures)
+
+
+def test_what_replay_wrote_down_is_named_where_it_is_damaged(federate: Federate) -> None:
+    run = federate()
+    done, scorer = attack(run), Scorer(run, [run / "truth"])
+    facts = json.loads((done.folder / "attack.json").read_text())
+    facts["cases"][0]["key"] = "../elsewhere"
+    (done.folder / "attack.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=r"attack\.json: case '\.\./elsewhere' cannot name a file"):
+        scorer.score(done.folder)
+    (done.folder / "attack.json").write_text("{")
+    with pytest.raises(ValueError, match=r"attack\.json: .*replay the attack again"):
+        scorer.score(done.folder)
+
+
+def test_labels_are_read_as_a_multiset() -> None:
+    assert labels_read([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
+    assert labels_read([1, 1, 2], [1, 2, 2]) == [True, False, True]
+    assert labels_read([4], []) == [False]

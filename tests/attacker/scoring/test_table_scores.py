@@ -1,0 +1,101 @@
+"""Tables: what counts as right, by hand examples."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.scoring.measures import answered, measure
+from attacker.scoring.metrics import succeeded
+from attacker.scoring.tables import categorical_right, continuous_error, variables
+from fedsim.wire import Column, DataSpec
+
+AGE, PAY = Column(name="age", low=20, high=60), Column(name="pay", high=1000)
+WORK = [Column(name="work", kind="categorical", category=category) for category in ("none", "state", "private")]
+SEX = [Column(name="sex", kind="categorical", category=category) for category in ("f", "m")]
+COLUMNS = (AGE, *WORK, *SEX, PAY)
+SPEC = DataSpec(shape=(7,), num_classes=2, columns=COLUMNS)
+TRUTH = torch.tensor([[0.5, 0, 1, 0, 1, 0, 0.2]])
+
+
+def changed(**values: float) -> Tensor:
+    x = TRUTH.clone()
+    for name, value in values.items():
+        x[0, int(name.removeprefix("c"))] = value
+    return x
+
+
+def test_neighbours_of_one_name_are_one_variable() -> None:
+    assert variables(COLUMNS) == [(1, 2, 3), (4, 5)]
+    assert variables([*WORK, *SEX]) == [(0, 1, 2), (3, 4)]
+    assert variables([AGE, PAY]) == []
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "right", "success"),
+    [
+        (TRUTH, 0.0, 1.0, True),
+        (changed(c0=0.549, c6=0.151), 0.049, 1.0, True),
+        (changed(c0=0.551), 0.051, 1.0, False),
+        (changed(c6=0.149), 0.051, 1.0, False),
+        (changed(c1=0.6, c2=0.61, c3=0.2), 0.0, 1.0, True),
+        (changed(c1=0.62, c2=0.61), 0.0, 0.5, False),
+        (changed(c4=0.3, c5=0.4), 0.0, 0.5, False),
+        (changed(c2=-0.2, c4=0.0, c5=0.1), 0.0, 0.0, False),
+    ],
+)
+def test_every_category_must_be_right_and_every_number_within_a_twentieth(
+    x: Tensor, error: float, right: float, success: bool
+) -> None:
+    assert continuous_error(x, TRUTH, COLUMNS).item() == pytest.approx(error, abs=1e-6)
+    assert categorical_right(x, TRUTH, COLUMNS).item() == right
+    assert succeeded(x, TRUTH, SPEC).item() is success
+
+
+def test_a_tie_is_no_answer() -> None:
+    assert categorical_right(torch.zeros(1, 7), TRUTH, COLUMNS).item() == 0
+    assert categorical_right(changed(c1=1.0), TRUTH, COLUMNS).item() == 0.5
+
+
+def test_a_category_that_training_never_saw_does_not_count() -> None:
+    unseen = changed(c2=0.0)
+    assert categorical_right(changed(c1=9.0), unseen, COLUMNS).item() == 1
+    assert categorical_right(changed(c5=9.0), unseen, COLUMNS).item() == 0
+    assert succeeded(changed(c1=9.0), unseen, SPEC).item()
+    nothing = torch.tensor([[0.5, 0, 0, 0, 0, 0, 0.2]])
+    assert math.isnan(categorical_right(TRUTH, nothing, COLUMNS).item())
+    assert succeeded(TRUTH, nothing, SPEC).item()
+    assert not succeeded(changed(c0=0.9), nothing, SPEC).item()
+
+
+def test_tables_of_one_kind_alone() -> None:
+    numbers = DataSpec(shape=(2,), num_classes=2, columns=(AGE, PAY))
+    categories = DataSpec(shape=(5,), num_classes=2, columns=(*WORK, *SEX))
+    x = torch.tensor([[0.1, 0.9]])
+    assert math.isnan(categorical_right(x, x, numbers.columns).item())
+    assert math.isnan(continuous_error(TRUTH[:, 1:6], TRUTH[:, 1:6], categories.columns).item())
+    assert succeeded(x, x + 0.04, numbers).item()
+    assert not succeeded(x, x + 0.06, numbers).item()
+    assert succeeded(0.4 * TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
+    assert not succeeded(-TRUTH[:, 1:6], TRUTH[:, 1:6], categories).item()
+
+
+def test_rows_are_measured_each_for_itself() -> None:
+    x = torch.cat([changed(c0=0.6), changed(c1=2.0), TRUTH])
+    rows = measure(x, TRUTH.expand(3, -1), SPEC, "no weights")
+    assert [row["continuous_error"] for row in rows] == [pytest.approx(0.1), 0, 0]
+    assert [row["categorical_right"] for row in rows] == [1, 0.5, 1]
+    assert [row["success"] for row in rows] == [False, False, True]
+    assert {(row["psnr"], row["lpips"], row["lpips_reason"]) for row in rows} == {(None, None, "not an image")}
+
+
+def test_categories_above_one_are_told_apart_and_numbers_are_clamped() -> None:
+    x = changed(c0=7.0, c2=3.0, c3=2.0, c6=-4.0)
+    truth = TRUTH.clone()
+    truth[0, 0], truth[0, 6] = 1.0, 0.0
+    (row,) = measure(x, truth, SPEC, "no weights")
+    assert (row["continuous_error"], row["categorical_right"], row["success"]) == (0, 1, True)
+    assert row["mse"] == pytest.approx(1 / 7)
+    assert row["mse_raw"] == pytest.approx((36 + 4 + 4 + 16) / 7)
+    assert answered(torch.tensor([[torch.nan, 2, torch.nan, -1, 0, 0, 5]]), SPEC).tolist() == [[0, 2, 0, -1, 0, 0, 1]]

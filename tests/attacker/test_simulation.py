@@ -1,0 +1,279 @@
+"""The simulated gradient at the truth is the client's, for models with batch norm, a single logit, or dropout."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet, without_gradient
+from attacker.attacks.base import Need
+from attacker.attacks.matching import _Batch
+from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.models import building
+from fedsim.training import train
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
+TWO = DataSpec(shape=(1, 6, 6), num_classes=2, mean=(0.4,), std=(0.5,))
+
+
+def normed(shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> nn.Module:
+    """A convolution and a linear layer, each with batch norm."""
+    layers = [nn.Conv2d(shape[0], 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Dropout(dropout), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, num_classes))
+
+
+@pytest.fixture(autouse=True)
+def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(building._ADMITTED, "normed", normed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these models are too small for more
+    yield
+    torch.set_num_threads(threads)
+
+
+def statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Buffers away from 0 and 1; the variances are small, so that gradients are large."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = {name: 0.5 * torch.rand(b.shape, generator=rng) + 0.02 for name, b in model.named_buffers()}
+    return {name: drawn[name] if b.is_floating_point() else b + seed for name, b in model.named_buffers()}
+
+
+def examples(count: int, seed: int = 5, classes: int = 3) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, 1, 3, 3, generator=rng).repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    return x, torch.randint(classes, (count,), generator=rng).sort().values
+
+
+def observed(
+    batch: tuple[Tensor, Tensor],
+    *,
+    mode: str = "eval",
+    buffers: dict[str, Tensor] | None = None,
+    name: str = "normed",
+    data: DataSpec = DATA,
+    loss: str = "cross_entropy",
+    seed: int = 0,
+    client: str = "c",
+    **arguments: Any,
+) -> Observation:
+    """What a server sees of one client that takes one step on `batch`."""
+    spec = ModelSpec(name=name, arguments=arguments)
+    model = models.build(spec, data, seed=seed)
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    size = len(batch[1])
+    training = Training(learning_rate=0.1, batch_size=size, steps=1, loss=loss, mode=mode, buffers="shared")
+    trained = train(model, weights, [batch], training, data, buffers=buffers or {})
+    return Observation(
+        round=1,
+        client=client,
+        cohort=(client,),
+        num_examples=size,
+        model=spec,
+        data=data,
+        training=training,
+        defenses=DefenseSpec.parse(""),
+        weights=weights,
+        buffers=buffers or {},
+        payload=encode(trained.update),
+    )
+
+
+def simulated(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    model = network_of(observation)
+    buffers, _ = buffers_of(model, [observation])
+    return gradient_of(model, observation.data, observation.training.loss)(observation.weights, x, y, buffers)
+
+
+def seen(observation: Observation) -> dict[str, Tensor]:
+    return as_gradient(observation.update, observation.weights, observation.training, 1)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+
+
+STATISTICS = statistics(normed((1, 6, 6), 3), 2)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("buffers", [None, STATISTICS], ids=["own", "sent"])
+def test_the_gradient_at_the_truth_is_the_clients(mode: str, buffers: dict[str, Tensor] | None) -> None:
+    x, y = examples(4)
+    observation = observed((x, y), mode=mode, buffers=buffers)
+    assert_same(simulated(observation, x, y), seen(observation))
+    other = simulated(observation, x.flip(0), y)
+    assert not torch.allclose(other["8.weight"], seen(observation)["8.weight"], rtol=1e-2)
+
+
+def test_what_was_sent_matters_in_eval_mode_and_not_in_train_mode() -> None:
+    x, y = examples(4)
+    for mode, same in (("eval", False), ("train", True)):
+        own, sent = (seen(observed((x, y), mode=mode, buffers=b))["0.weight"] for b in (None, STATISTICS))
+        assert torch.allclose(own, sent, rtol=1e-3) == same
+
+
+def test_soft_labels_that_are_certain_give_the_same_gradient() -> None:
+    x, y = examples(4)
+    observation = observed((x, y), mode="train")
+    assert_same(simulated(observation, x, torch.nn.functional.one_hot(y, 3).float()), seen(observation))
+
+
+@pytest.mark.parametrize("name", ["cnn6", "mlp", "normed"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_logistic_gradient_at_the_truth_is_the_clients(name: str, count: int) -> None:
+    x, y = examples(count, classes=2)
+    arguments = {} if name == "cnn6" else {"outputs": 1}
+    observation = observed((x, y), name=name, data=TWO, loss="logistic", **arguments)
+    assert_same(simulated(observation, x, y), seen(observation))
+    assert_same(simulated(observation, x, torch.nn.functional.one_hot(y, 2).float()), seen(observation))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_simulating_writes_nothing(mode: str) -> None:
+    x, y = examples(4)
+    observation = observed((x, y), mode=mode, buffers={name: b.clone() for name, b in STATISTICS.items()})
+    model = network_of(observation)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    buffers, _ = buffers_of(model, [observation])
+    gradient_of(model, DATA)(observation.weights, x, y, buffers)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(torch.equal(b, STATISTICS[name]) for name, b in observation.buffers.items())
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_own(mode: str) -> None:
+    x, y = examples(4)
+    observations = [observed((x, y), mode=mode, buffers=statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
+    batch = _Batch(cpl(), [Case((o,)) for o in observations], torch.Generator().manual_seed(0), None)
+    assert batch.same_buffers == (mode == "train")
+    dims = (0, None, None, None if batch.same_buffers else 0)
+    together = vmap(batch.gradient, in_dims=dims)(batch.weights, x, y, batch.buffers)
+    for i, observation in enumerate(observations):
+        assert_same({name: g[i] for name, g in together.items()}, seen(observation))
+        assert_same({name: g[i] for name, g in batch.observed.items()}, seen(observation))
+
+
+def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
+    observation = observed(examples(2), buffers=STATISTICS)
+    model = network_of(observation)
+    kept, same = buffers_of(model, [observation, observed(examples(3), buffers=dict(STATISTICS))])
+    assert same
+    assert kept["1.running_mean"].shape == (4,)
+    own, _ = buffers_of(model, [observed(examples(2))])
+    assert torch.equal(own["1.running_var"], torch.ones(4))
+    stacked, same = buffers_of(model, [observation, observed(examples(2))])
+    assert not same
+    assert stacked["1.running_mean"].shape == (2, 4)
+    lacking = {name: b for name, b in STATISTICS.items() if name != "1.running_var"}
+    with pytest.raises(ValueError, match=r"buffers lack 1\.running_var"):
+        buffers_of(model, [replace(observation, buffers=lacking)])
+
+
+@pytest.mark.parametrize(("mode", "buffers"), [("eval", STATISTICS), ("eval", None), ("train", None)])
+@pytest.mark.parametrize(
+    "attack", [cpl(init="uniform", steps=8), inverting_gradients(steps=80, tv=0.0), dlg(steps=8)], ids=lambda a: a.name
+)
+def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
+    x, y = examples(4)
+    told = None if attack.labels is None else y  # labels of several examples are a guess, and not what is tested here
+    case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=told)
+    assert unmet(attack, case) == []
+    (found,) = attack([case], rng=torch.Generator().manual_seed(1))
+    assert found.x.shape == x.shape
+    assert torch.isfinite(found.loss).all()
+    assert found.loss[-1] < found.loss[0]
+    guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
+    assert found.loss[-1] < 0.1 * attack.objective.distance(simulated(case.observations[0], guess, y), seen(case.observations[0]))
+    (null,) = without_gradient(attack)([case], rng=torch.Generator().manual_seed(1))
+    assert null.confidence.max() == 0
+
+
+def test_one_example_comes_back_through_batch_norm_in_eval_mode_whatever_the_round() -> None:
+    cases, truths = [], []
+    for s in (2, 3):
+        x, y = examples(1, seed=s)
+        buffers = statistics(normed((1, 6, 6), 3), s)
+        cases.append(Case((observed((x, y), buffers=buffers, seed=s, client=f"c{s}", name="normed"),)))
+        truths.append((x, y))
+    found = cpl(steps=60, restarts=3)(cases, rng=torch.Generator().manual_seed(0))
+    for answer, (x, y) in zip(found, truths, strict=True):
+        assert torch.equal(answer.y, y)
+        assert answer.confidence.item() > 0.999
+        assert (answer.x - x).square().mean() < 5e-3
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_example_behind_a_single_logit_comes_back_with_its_label(label: int) -> None:
+    x, y = examples(1)[0], torch.tensor([label])
+    observation = observed((x, y), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
+    (found,) = cpl(steps=60, restarts=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    assert torch.equal(found.y, y)
+    assert found.confidence.item() > 0.99
+    assert (found.x - x).square().mean() < 1e-2
+
+
+def test_soft_labels_behind_a_single_logit_can_be_searched_for() -> None:
+    observation = observed(examples(2, classes=2), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[32])
+    (found,) = dlg(steps=8)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    assert found.loss[-1] < 0.5 * found.loss[0]
+
+
+def test_agreement_knows_the_single_logit() -> None:
+    observation = observed((examples(1)[0], torch.tensor([1])), name="mlp", data=TWO, loss="logistic", outputs=1, hidden=[8])
+    (found,) = cpl(steps=3, agreement=0.01)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    assert torch.isfinite(found.loss).all()
+
+
+def test_labels_of_several_examples_behind_a_single_logit_are_refused() -> None:
+    observation = observed(examples(3, classes=2), name="mlp", data=TWO, loss="logistic", outputs=1)
+    with pytest.raises(ValueError, match="3 examples behind a single logit"):
+        cpl(steps=2)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_dropout_is_simulated_switched_off(mode: str) -> None:
+    x, y = examples(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        observation = observed((x, y), mode=mode, dropout=0.5)
+    assert_same(simulated(observation, x, y), simulated(observation, x, y))
+    plain = seen(observed((x, y), mode=mode))
+    assert_same(simulated(observation, x, y), plain)
+    if mode == "eval":  # where the client's was off too
+        assert_same(plain, seen(observation))
+    first, again = (
+        cpl(steps=3)([Case((observation,)), Case((observation,))], rng=torch.Generator().manual_seed(1)) for _ in range(2)
+    )
+    assert first[0].loss[-1] < first[0].loss[0]
+    assert torch.equal(first[0].x, again[0].x)
+
+
+def noisy(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1)) + 1e-3 * torch.randn(len(x), num_classes)
+
+    return Noisy(36, num_classes)
+
+
+def test_a_model_that_draws_in_any_mode_can_be_attacked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(building._ADMITTED, "noisy", noisy)
+    observation = observed(examples(1), name="noisy")
+    (found,) = cpl(steps=3)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    assert torch.isfinite(found.loss).all()
+
+
+def test_whether_a_model_has_a_linear_head_is_told_without_building_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((replace(observed(examples(1), name="mlp"), model=ModelSpec(name="resnet18")),))
+    monkeypatch.setattr(models, "build", None)
+    assert Need.LINEAR_HEAD.met_by(case)

@@ -1,0 +1,71 @@
+"""A federation in a process of its own that can be killed; imported there by name, not a test itself."""
+
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from defenses import DEFENSES, Defense
+from defenses.channel import transparent
+from defenses.spec import Kind
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+
+EXPERIMENT: dict[str, Any] = {
+    "seed": 3,
+    "rounds": 6,
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": "digits",
+    "clients": {"count": 3},
+    "training": {"learning_rate": 0.5, "batch_size": 4, "steps": 2, "momentum": 0.5},
+    "defense": "gaussian(0.001) | total()",
+}
+
+
+def total() -> Defense:
+    """A toy with a memory: sends the sum of all updates so far."""
+
+    def apply(update: Any, state: Any, rng: Any) -> Any:
+        added = {name: state[name] + t for name, t in update.items()}
+        return added, added
+
+    return Defense(init=lambda template: {name: torch.zeros_like(t) for name, t in template.items()}, apply=apply)
+
+
+TOTAL = Kind(total, lambda: transparent)
+
+
+def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None, started: Connection | None = None) -> None:
+    """Begin or go on with the federation in `out`.
+
+    crash_at: die, without any cleaning up, before so many writes: each flush and each renaming is one. started: is told when
+    all is imported.
+    """
+    DEFENSES._builtin["total"] = TOTAL
+    torch.set_num_threads(1)
+    run = Run(experiment=validate({**EXPERIMENT, **changes}, source="test"), out=out, device="cpu", client_seed=5, resume=True)
+    if crash_at is not None:
+        _crash(crash_at)
+    if started is not None:
+        started.send(os.getpid())
+    if not run.is_done():
+        engine.run(run, engine="local")
+
+
+def _crash(at: int) -> None:
+    done = 0
+
+    def counted(function: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == at:
+                os._exit(9)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    os.replace, os.fsync = counted(os.replace), counted(os.fsync)  # type: ignore[assignment]

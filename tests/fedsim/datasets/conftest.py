@@ -1,0 +1,40 @@
+"""Real data for those who have it, and a site to download from."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data beside the repository, or where FEDLEAK_DATA says; tests that need it are skipped where it is absent."""
+    given = os.environ.get("FEDLEAK_DATA")
+    folder = Path(given) if given else Path(__file__).parents[4] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}; FEDLEAK_DATA can name another folder")
+    return folder
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+    """A web site on this machine: the folder that it shows, and its address."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setenv("no_proxy", "*")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()

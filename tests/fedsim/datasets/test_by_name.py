@@ -1,0 +1,131 @@
+"""Data sets by name: what is remembered, what is refused, and a hash of every value."""
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from defenses.registry import summary
+from fedsim import datasets
+from fedsim.datasets import DATASETS, Dataset, Examples
+from fedsim.wire.observation import DataSpec
+
+# --- the hash ---
+
+
+def changed(data: Dataset, *, pixel: bool = False, label: bool = False, order: bool = False) -> Dataset:
+    values, labels = data.train.values.copy(), data.train.labels.copy()
+    if pixel:
+        values[-1, 0, -1, -1] += np.asarray(1 / 16, values.dtype)
+    if label:
+        labels[0] = (labels[0] + 1) % 10
+    if order:
+        values, labels = values[::-1], labels[::-1]
+    return replace(data, train=replace(data.train, values=values, labels=labels))
+
+
+def test_the_hash_names_content_and_order() -> None:
+    data = datasets.load("digits")
+    original = data.content_hash()
+    assert changed(data).content_hash() == original
+    assert replace(data, name="other", test=data.train).content_hash() == original
+    others = {changed(data, **{what: True}).content_hash() for what in ("pixel", "label", "order")}
+    reshaped = replace(data.train, values=data.train.values.reshape(-1, 1, 4, 16))
+    others.add(replace(data, train=reshaped).content_hash())
+    assert len(others | {original}) == 5
+
+
+def test_the_hash_is_the_same_in_another_process_and_layout() -> None:
+    data = datasets.load("digits")
+    turned = replace(data.train, values=np.asfortranarray(data.train.values), labels=data.train.labels.astype(np.int32))
+    assert replace(data, train=turned).content_hash() == data.content_hash()
+    assert data.content_hash() == datasets.digits().content_hash()
+
+
+def test_a_large_set_is_hashed_without_a_second_copy() -> None:
+    values = np.zeros((20_000, 1, 28, 28), dtype=np.uint8)
+    values[::7, 0, 3] = 9
+    spec = DataSpec(shape=(1, 28, 28), num_classes=2)
+    hashes = set()
+    for layout in (values, np.asfortranarray(values)):
+        train = Examples(values=layout, labels=np.arange(len(values)) % 2)
+        data = Dataset(name="large", spec=spec, class_names=("a", "b"), train=train, test=train)
+        tracemalloc.start()
+        hashes.add(data.content_hash())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < values.nbytes / 3
+    assert len(hashes) == 1
+
+
+# --- examples ---
+
+
+def test_a_subset_takes_values_labels_and_groups_along() -> None:
+    examples = Examples(values=np.eye(4, dtype=np.float32), labels=np.arange(4), groups={"ward": np.array(list("abab"))})
+    for chosen in (np.array([3, 1]), np.array([False, True, False, True])):
+        part = examples.subset(chosen)
+        assert len(part) == 2
+        assert sorted(part.labels.tolist()) == [1, 3]
+        assert part.groups["ward"].tolist() == ["b", "b"]
+        assert np.array_equal(part.values.argmax(axis=1), part.labels)
+
+
+def test_parts_of_different_lengths_are_no_examples() -> None:
+    with pytest.raises(ValueError, match=r"of one length, got \[3, 4\]"):
+        Examples(values=np.eye(4), labels=np.arange(4), groups={"ward": np.zeros(3)})
+
+
+def test_pixels_stay_bytes_until_they_are_used() -> None:
+    examples = Examples(values=np.array([[[[0, 51, 255]]]], dtype=np.uint8), labels=np.array([1], dtype=np.uint8))
+    x, y = examples[:]
+    assert x.flatten().tolist() == pytest.approx([0, 0.2, 1])
+    assert (examples.values.dtype, y.dtype.itemsize) == (np.uint8, 8)
+
+
+# --- by name ---
+
+
+def test_what_is_public_is_exactly_this() -> None:
+    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "described", "load"}
+    assert set(datasets.__all__) == {*DATASETS, *others}
+    assert all(hasattr(datasets, name) for name in datasets.__all__)
+
+
+def test_every_data_set_says_what_it_is_in_a_line() -> None:
+    for name in DATASETS:
+        assert 30 < len(summary(DATASETS[name])) < 130, name
+        assert summary(DATASETS[name]).endswith(".")
+
+
+def test_data_sets_are_loaded_once_a_process_and_setting() -> None:
+    assert datasets.load("photos", size=64) is datasets.load("photos", size=64)
+    assert datasets.load("photos", size=64) is not datasets.load("photos", size=128)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("fotos", {}, "Did you mean 'photos'"),
+        ("photos", {"sise": 32}, "photos: .*'sise'.*size"),
+        ("npz", {}, "npz: .*'train'"),
+        ("csv", {"path": "a.csv", "lable": "y"}, r"csv: .*'lable'.*label: "),
+        ("imagefolder", {}, r"imagefolder: .*'path'.*size: int = 64"),
+        ("mnist", {"normalize": True}, r"mnist: .*'normalize'.*normalise: bool"),
+    ],
+)
+def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        datasets.load(name, **arguments)
+
+
+def test_what_truth_says_of_a_data_set() -> None:
+    data = datasets.load("digits")
+    assert datasets.described(data, {"a": 1}) == {
+        "name": "digits",
+        "arguments": {"a": 1},
+        "content_hash": data.content_hash(),
+        "size": len(data.train),
+    }

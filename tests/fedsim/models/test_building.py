@@ -1,0 +1,216 @@
+"""What a manifest may and may not make `build` do."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.models import MAX_PARAMETERS, admit, buffer_names, build, head, layout
+from fedsim.models.building import _ADMITTED
+from fedsim.wire import DataSpec, ModelSpec
+
+DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
+TWO = DataSpec(shape=(1, 6, 6), num_classes=2)
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+class Stubborn(Net):
+    "Looks at its values while it is built."
+    def __init__(self):
+        super().__init__()
+        self.gain = float(self.fc.weight.detach().norm())
+
+def sized(shape, num_classes, width=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], width), nn.Linear(width, num_classes))
+
+def other_words(inputs, classes):
+    return sized(inputs, classes)
+
+def only_classes(num_classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, num_classes))
+
+def normed(shape, num_classes):
+    layers = nn.Sequential(nn.BatchNorm2d(shape[0]), nn.Flatten(), nn.Linear(36, num_classes))
+    layers.register_buffer("scratch", torch.ones(3), persistent=False)
+    return layers
+
+def list_of_logits(shape, num_classes):
+    class Many(nn.Module):
+        def forward(self, x):
+            return [x]
+    return Many()
+
+def number(shape, num_classes):
+    return 3
+
+three = 3
+"""
+
+
+@pytest.fixture
+def their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of somebody's module, in the folder where the command is run."""
+    (tmp_path / "somebodys_nets.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = dict(_ADMITTED)
+    yield "somebodys_nets"
+    _ADMITTED.clear()
+    _ADMITTED.update(before)
+    sys.modules.pop("somebodys_nets", None)
+
+
+def spec(name: str, **arguments: object) -> ModelSpec:
+    return ModelSpec(name=name, arguments=arguments)
+
+
+def test_code_of_others_is_not_imported_because_a_manifest_names_it(their_code: str) -> None:
+    with pytest.raises(ValueError, match=r"not part of this project, .* asked for by name: --model somebodys_nets:Net"):
+        build(spec(f"{their_code}:Net"), DATA)
+    assert their_code not in sys.modules
+
+
+@pytest.mark.parametrize("function", ["Net", "Stubborn", "sized", "other_words", "only_classes"])
+def test_admitted_code_is_built_under_its_reference_and_a_name_of_its_own(their_code: str, function: str) -> None:
+    admit(f"{their_code}:{function}", "theirs")
+    for name in (f"{their_code}:{function}", "theirs"):
+        model = build(spec(name), DATA, seed=3)
+        assert model(torch.rand(2, 1, 6, 6)).shape == (2, 4)
+        again, other = build(spec(name), DATA, seed=3), build(spec(name), DATA, seed=4)
+        key = head(model)[0]
+        assert torch.equal(model.state_dict()[key], again.state_dict()[key])
+        assert not torch.equal(model.state_dict()[key], other.state_dict()[key])
+
+
+def test_arguments_reach_admitted_code(their_code: str) -> None:
+    admit(f"{their_code}:sized")
+    assert layout(spec(f"{their_code}:sized", width=5), DATA)[1].out_features == 5
+    with pytest.raises(ValueError, match="widht"):
+        build(spec(f"{their_code}:sized", widht=5), DATA)
+    with pytest.raises(ValueError, match=r"has \d\d,\d\d\d,\d\d\d,\d\d\d values"):
+        build(spec(f"{their_code}:sized", width=10**9), DATA)
+
+
+@pytest.mark.parametrize(
+    ("function", "data", "words"),
+    [
+        ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "gives 4, where 7 logits an example are needed for 7 classes"),
+        ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
+        ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
+        ("list_of_logits", DATA, "gives list"),
+        ("number", DATA, r"gives no torch\.nn\.Module but int"),
+    ],
+)
+def test_admitted_code_that_does_not_fit_the_data_is_refused(their_code: str, function: str, data: DataSpec, words: str) -> None:
+    admit(f"{their_code}:{function}")
+    with pytest.raises(ValueError, match=words):
+        build(spec(f"{their_code}:{function}"), data)
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("somebodys_nets", "'somebodys_nets' names no code; write module:function"),
+        (":Net", "module:function"),
+        ("no_such_module_anywhere:Net", "ModuleNotFoundError.*no_such_module_anywhere"),
+        ("somebodys_nets:Nett", "somebodys_nets:Nett.*AttributeError.*'Nett'"),
+        ("somebodys_nets:three", "no function or class but int"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(their_code: str, reference: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        admit(reference)
+
+
+def test_what_is_built_in_is_not_replaced(their_code: str) -> None:
+    with pytest.raises(ValueError, match="'mlp' is built in"):
+        admit(f"{their_code}:Net", "mlp")
+
+
+def test_buffers_are_what_a_model_would_save_beside_its_parameters(their_code: str) -> None:
+    admit(f"{their_code}:normed")
+    model = build(spec(f"{their_code}:normed"), DATA)
+    assert buffer_names(model) == ("0.running_mean", "0.running_var", "0.num_batches_tracked")
+    assert buffer_names(build(spec("mlp"), DATA)) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hidden": [10**12]}, r"has 41,000,000,000,004 values, more than the 2,147,483,648"),
+        ({"hidden": [10**5, 10**5]}, r"has 10,00\d,\d\d\d,\d\d\d values"),
+        ({"hidden": [10**12, 10**12]}, "does not fit"),
+        ({"hidden": [10**30]}, "does not fit"),
+    ],
+)
+def test_a_model_too_large_is_refused_before_anything_is_allocated(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        build(spec("mlp", **arguments), DATA)
+    assert len(str(error.value)) < 500
+
+
+def test_the_limit_counts_every_value() -> None:
+    width = (MAX_PARAMETERS - 4) // 41
+    assert layout(spec("mlp", hidden=[width]), DATA)[1].out_features == width
+    with pytest.raises(ValueError, match="more than"):
+        layout(spec("mlp", hidden=[width + 1]), DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *[("mlp", {"hidden": value}) for value in ("ab", 3, None, [2.5], ["3"], [0], [-1], [True], {"a": 1})],
+        ("resnet18", {"batch_norm": "no"}),
+        ("resnet18", {"batch_norm": None}),
+        ("torchvision", {"architecture": ["resnet18"]}),
+        ("torchvision", {"architecture": 3}),
+        ("torchvision", {}),
+        ("lenet_dlg", {"strides": [1]}),
+        *[("mlp", {"outputs": value}) for value in (0, 3, "4", [4], True, None)],
+        ("mlp", {"shape": [1]}),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_a_value_error(name: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=name):
+        build(spec(name, **arguments), DATA)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet_dlg", "resnet20_4", "cnn6", "fcn3"])
+def test_two_classes_may_have_a_single_logit(name: str) -> None:
+    assert build(spec(name, outputs=1), TWO).eval()(torch.rand(3, 1, 6, 6)).shape == (3, 1)
+    with pytest.raises(ValueError, match=r"outputs must be one of \(4,\), got 1"):
+        build(spec(name, outputs=1), DATA)
+
+
+def test_rgaps_networks_have_it_by_themselves_and_cannot_have_two() -> None:
+    assert layout(spec("cnn6"), TWO)[13].out_features == 1
+    assert layout(spec("mlp"), TWO)[3].out_features == 2
+    with pytest.raises(ValueError, match="gives 1, where 2 logits"):
+        build(spec("cnn6", outputs=2), TWO)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet_dlg", "resnet18", "cnn6"])
+def test_a_layout_is_the_model_without_its_values(name: str) -> None:
+    empty, full = layout(spec(name), DATA), build(spec(name), DATA)
+    assert all(t.is_meta for t in empty.state_dict().values())
+    shapes = [{key: (t.shape, t.dtype) for key, t in model.state_dict().items()} for model in (empty, full)]
+    assert shapes[0] == shapes[1]
+    assert [type(m) for m in empty.modules()] == [type(m) for m in full.modules()]
+
+
+def test_a_module_that_is_one_linear_layer_is_its_own_head() -> None:
+    assert head(nn.Linear(2, 3)) == ("weight", "bias")

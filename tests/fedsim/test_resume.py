@@ -1,0 +1,167 @@
+"""A federation that is killed, at any instant, and goes on: its end is that of one that never was."""
+
+import json
+import multiprocessing
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import crashing
+import pytest
+import torch
+
+from defenses import DEFENSES
+from fedsim.client import memory
+from fedsim.server.checkpoint import Checkpoint
+from fedsim.truth import TruthReader
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+STRATEGIES = {
+    "FedAvg": {"strategy": "FedAvg"},
+    "FedAdam": {"strategy": {"name": "FedAdam", "eta": 0.01}, "clients": {"count": 4, "fraction": 0.5}},
+}
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["fedsim.engine", "sklearn.datasets", "torch._dynamo"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _toy() -> Any:
+    DEFENSES._builtin["total"] = crashing.TOTAL
+    yield
+    del DEFENSES._builtin["total"]
+
+
+def start(out: Path, changes: dict[str, Any], *, crash_at: int | None = None) -> tuple[Any, Any]:
+    ours, theirs = SERVER.Pipe()
+    process = SERVER.Process(target=crashing.federate, args=(out, changes), kwargs={"crash_at": crash_at, "started": theirs})
+    process.start()
+    return process, ours
+
+
+def finish(out: Path, changes: dict[str, Any], *, crash_at: int | None = None) -> int:
+    process, _ = start(out, changes, crash_at=crash_at)
+    process.join(60)
+    assert process.exitcode is not None, "the federation hangs"
+    return int(process.exitcode)
+
+
+def everything(out: Path) -> dict[str, Any]:
+    """All that a run leaves behind, apart from times and the number of the attempt."""
+    found: dict[str, Any] = {}
+    recording, truth = Recording(out / "recording"), TruthReader(out / "truth")
+    for row in recording.rows():
+        seen = recording.observation(row)
+        for kind, tensors in (("weights", seen.weights), ("update", seen.update)):
+            found |= {f"{row.key}/{kind}/{name}": t.numpy().tobytes() for name, t in tensors.items()}
+        found[f"{row.key}/rest"] = (row.status, row.num_examples, row.bytes, row.metrics, seen.cohort)
+        found[f"{row.key}/truth"] = truth.used(row.round, row.attempt, row.client)
+    state = Checkpoint.read(out / "state")
+    assert state is not None
+    found |= {f"state/{name}": t.numpy().tobytes() for name, t in state.arrays.items()}
+    found |= {f"state/memory/{name}": t.numpy().tobytes() for name, t in state.memory.tensors.items()}
+    found["state/rest"] = (state.round, state.generators, state.memory.values)
+    rows = read_json_lines(out / "metrics.jsonl")
+    found["metrics"] = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    for folder in sorted((out / "clients").glob("partition-*")):
+        kept = memory.recall(folder, before=10**9)
+        found[f"{folder.name}/state"] = {key: repr(sorted(record.items())) for key, record in kept.items()}
+    return found
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], float]:
+    """Folder, changes of the experiment, and seconds, of a run that nobody disturbs."""
+    out, changes = tmp_path_factory.mktemp(request.param) / "run", STRATEGIES[request.param]
+    process, began = start(out, changes)
+    began.recv()
+    clock = time.monotonic()
+    process.join(60)
+    assert process.exitcode == 0
+    return out, changes, time.monotonic() - clock
+
+
+def intact(out: Path) -> None:
+    """Whatever the index names can be read."""
+    if (out / "recording" / "manifest.json").exists() and (out / "recording" / "index.sqlite").exists():
+        list(Recording(out / "recording").observations())
+
+
+def test_killed_at_ten_random_instants(uninterrupted: Any, tmp_path: Path) -> None:
+    """Ten kills for each of two strategies; a run that ends before its next kill gives way to a fresh one."""
+    reference, changes, seconds = uninterrupted
+    expected, draw = everything(reference), random.Random(0)
+    kills = number = 0
+    while kills < 10:
+        out = tmp_path / f"run-{number}"
+        process, began = start(out, changes)
+        began.recv()
+        time.sleep(draw.uniform(0, 0.6 * seconds))
+        process.kill()
+        process.join()
+        kills += process.exitcode == -9
+        number += process.exitcode == 0
+        intact(out)
+    for done in range(number + 1):
+        assert finish(tmp_path / f"run-{done}", changes) == 0
+        assert everything(tmp_path / f"run-{done}") == expected
+
+
+@pytest.mark.parametrize("uninterrupted", ["FedAdam"], indirect=True)
+def test_killed_before_any_write(uninterrupted: Any, tmp_path: Path) -> None:
+    """A flush or a renaming, each a place to die at: all of the first round's, then some of each round."""
+    reference, changes, _ = uninterrupted
+    expected = everything(reference)
+    first = 1
+    for at in [*range(1, 22), *range(25, 120, 15)]:
+        out = tmp_path / f"at-{at}"
+        assert finish(out, changes, crash_at=at) == 9, at
+        intact(out)
+        first = at
+        assert finish(out, changes) == 0
+        assert everything(out) == expected, at
+    assert first > 100
+
+
+def test_killed_again_and_again_in_the_same_round(tmp_path: Path) -> None:
+    changes = STRATEGIES["FedAvg"]
+    assert finish(tmp_path / "reference", changes) == 0
+    for _ in range(4):
+        assert finish(tmp_path / "run", changes, crash_at=25) == 9
+    assert finish(tmp_path / "run", changes) == 0
+    assert everything(tmp_path / "run") == everything(tmp_path / "reference")
+    attempts = {row.attempt for row in Recording(tmp_path / "run" / "recording").rows()}
+    assert max(attempts) > 1
+
+
+def test_truth_of_a_round_that_was_rolled_back_keeps_its_attempt_and_is_never_joined(tmp_path: Path) -> None:
+    changes = STRATEGIES["FedAvg"]
+    finish(tmp_path / "run", changes, crash_at=40)
+    finish(tmp_path / "run", changes)
+    recording = Recording(tmp_path / "run" / "recording")
+    written = {
+        (json.loads(line)["round"], json.loads(line)["attempt"], path.stem)
+        for path in (tmp_path / "run" / "truth").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    }
+    joined = {(row.round, row.attempt, row.client) for row in recording.rows()}
+    assert len(joined) == 18
+    assert joined < written
+
+
+def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
+    finish(tmp_path / "run", STRATEGIES["FedAvg"])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert finish(tmp_path / "run", STRATEGIES["FedAvg"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_toy_defense_remembers(tmp_path: Path) -> None:
+    """Else the tests above would say nothing of a defense's state."""
+    finish(tmp_path / "run", {"defense": "total()"})
+    finish(tmp_path / "plain", {"defense": ""})
+    sent, plain = (Recording(tmp_path / name / "recording") for name in ("run", "plain"))
+    second = next(iter(sent.observations(rounds={2})))
+    alone = next(iter(plain.observations(rounds={2}, clients={second.client})))
+    assert not torch.allclose(next(iter(second.update.values())), next(iter(alone.update.values())))

@@ -1,0 +1,315 @@
+"""Verifying finds each damaged file and changes nothing; deleting takes a run and nothing else."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim import upkeep
+from fedsim.truth import TruthWriter, describe_dataset
+from fedsim.upkeep import Verified, delete, kind_of, verify
+from fedsim.wire import Manifest, Recorder, Reply
+from fedsim.wire.codec import encode
+
+COHORT = ("anna", "bert")
+
+
+def write(run: Path, manifest: Manifest) -> None:
+    recorder = Recorder(run / "recording", manifest)
+    describe_dataset(run / "truth", lambda: {"name": "digits"})
+    for round in (1, 2):
+        recorder.sent(round, {"w": torch.full((3,), float(round))})
+        for number, client in enumerate(COHORT):
+            recorder.received(round, Reply(client=client, node=str(number), payload=encode({"w": torch.ones(3)}), num_examples=2))
+            TruthWriter(run / "truth", client).write(round, 1, [[1, 2]])
+        recorder.commit(round, COHORT)
+    recorder.sent(3, {"w": torch.zeros(3)})
+    recorder.received(3, Reply(client="anna", node="0", status="failed", reason="out of memory"))
+    recorder.commit(3, COHORT)
+    for name in ("experiment.toml", "metrics.jsonl", "scores.jsonl", "report.html"):
+        (run / name).write_text("")
+    for name in ("state", "clients/anna", "reconstructions/cpl-1", "pairs/cpl-1"):
+        (run / name).mkdir(parents=True)
+        (run / name / "file").write_text("x")
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("original") / "run"
+
+
+@pytest.fixture
+def run(tmp_path: Path, manifest: Manifest, original: Path) -> Path:
+    """A whole run: three rounds of two clients, the last with nothing but a failure."""
+    if not original.exists():
+        write(original, manifest)
+    return Path(shutil.copytree(original, tmp_path / "run"))
+
+
+def change_index(run: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        index.execute("PRAGMA synchronous = OFF")
+        assert index.execute(statement, values).rowcount > 0
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+# --- verify ---
+
+
+def test_a_whole_run_is_whole_and_not_changed(run: Path) -> None:
+    before = contents(run)
+    found = verify(run)
+    assert found == Verified(folder=str(run), rounds=3, weights=3, observations=4, intact=4)
+    assert found.as_json()["intact"] == 4
+    assert contents(run) == before
+
+
+def test_a_recording_alone_is_verified_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Path(shutil.move(run / "recording", tmp_path / "alone"))
+    assert verify(alone) == Verified(folder=str(alone), rounds=3, weights=3, observations=4, intact=4)
+    monkeypatch.chdir(alone)
+    assert verify(Path()).intact == 4
+
+
+@pytest.mark.parametrize(
+    ("named", "weights", "intact"),
+    [
+        ("rounds/00001/bert.safetensors", 3, 3),
+        ("rounds/00002/global.safetensors", 2, 2),
+        ("rounds/00003/global.safetensors", 2, 4),
+    ],
+)
+@pytest.mark.parametrize("harm", ["flipped", "removed"])
+def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, weights: int, intact: int, harm: str) -> None:
+    path = run / "recording" / named
+    if harm == "flipped":
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    else:
+        path.unlink()
+    found = verify(run)
+    assert (found.rounds, found.weights, found.observations, found.intact) == (3, weights, 4, intact)
+    reason = "its checksum differs from the index" if harm == "flipped" else "No such file or directory"
+    assert found.damaged == ((f"recording/{named}", reason),)
+    assert verify(run / "recording").damaged == ((named, reason),)
+
+
+def test_a_row_of_the_index_that_makes_no_sense_costs_that_row_only(run: Path) -> None:
+    change_index(run, "UPDATE observations SET num_examples = -1 WHERE round = 1 AND client = 'bert'")
+    found = verify(run)
+    assert (found.observations, found.intact) == (3, 3)
+    assert found.damaged == (("recording/index.sqlite", "row 1, 'bert': -1 is not to be in num_examples"),)
+
+
+def test_damage_inside_the_index_that_no_row_shows_is_found(run: Path) -> None:
+    """An index beside the table that does not agree with it."""
+    path = run / "recording" / "index.sqlite"
+    with closing(sqlite3.connect(path)) as index:
+        (page,) = index.execute("SELECT rootpage FROM sqlite_master WHERE name = 'observations_by_client'").fetchone()
+    content = bytearray(path.read_bytes())
+    start = content.index(b"anna", 4096 * (page - 1))
+    assert start < 4096 * page
+    content[start] ^= 1
+    path.write_bytes(content)
+    found = verify(run)
+    assert found.intact == 4
+    assert [name for name, _ in found.damaged] == ["recording/index.sqlite"]
+
+
+@pytest.mark.parametrize("named", ["manifest.json", "index.sqlite"])
+def test_without_manifest_or_index_there_is_nothing_to_verify(run: Path, named: str) -> None:
+    (run / "recording" / named).write_bytes(b"junk")
+    found = verify(run)
+    assert (found.intact, found.unexpected) == (0, ())
+    ((name, reason),) = found.damaged
+    assert name == f"recording/{named}"
+    assert reason
+    assert str(run) not in reason
+
+
+def test_files_that_are_no_part_of_it_are_told(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "many").write_text("")
+    recording = run / "recording"
+    (recording / "notes.txt").write_text("")
+    (recording / "rounds" / "00001" / "carl.safetensors").write_text("")
+    (recording / "rounds" / "00004").mkdir()
+    (recording / "rounds" / "00004" / "global.safetensors").write_text("")
+    (recording / "rounds" / "link").symlink_to(tmp_path / "outside")
+    (recording / "a\x1b[2Jb").write_text("")
+    found = verify(run)
+    assert found.damaged == ()
+    assert set(found.unexpected) == {
+        *("recording/notes.txt", "recording/rounds/00001/carl.safetensors", "recording/rounds/00004/global.safetensors"),
+        *("recording/rounds/link", "recording/a?[2Jb"),
+    }
+
+
+def test_every_complete_observation_must_have_its_truth(run: Path) -> None:
+    (run / "truth" / "anna.jsonl").unlink()
+    change_index(run, "UPDATE observations SET attempt = 2 WHERE round = 2 AND client = 'bert'")
+    found = verify(run)
+    assert found.intact == 4
+    assert found.damaged == (
+        ("truth/anna.jsonl", "has no rows of round 1, attempt 1"),
+        ("truth/bert.jsonl", "has no rows of round 2, attempt 2"),
+    )
+    assert verify(run / "recording").damaged[0][0] == "../truth/anna.jsonl"
+    (run / "truth" / "dataset.json").unlink()
+    assert [name for name, _ in verify(run).damaged] == ["truth/dataset.json"]
+    shutil.rmtree(run / "truth")
+    assert verify(run).damaged == ()
+
+
+def test_truth_that_cannot_be_read_is_named(run: Path) -> None:
+    (run / "truth" / "bert.jsonl").write_text("junk\n")
+    (found,) = verify(run).damaged
+    assert found[0] == "truth/bert.jsonl"
+
+
+def test_what_is_no_recording_is_not_verified(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match=f"{folder} is neither a run nor a recording"):
+            verify(folder)
+
+
+# --- delete ---
+
+
+def test_a_run_is_deleted_with_all_that_is_in_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [path.stat().st_size for path in run.rglob("*") if path.is_file()]
+    monkeypatch.chdir(run)
+    found = delete(Path())
+    assert (found.files, found.bytes) == (len(sizes), sum(sizes))
+    assert not run.exists()
+    assert list(run.parent.iterdir()) == []
+
+
+def test_a_recording_is_deleted_and_the_run_around_it_stays(run: Path) -> None:
+    assert kind_of(run / "recording") == "recording"
+    delete(run / "recording")
+    assert not (run / "recording").exists()
+    assert (run / "truth" / "anna.jsonl").exists()
+    assert kind_of(run) == "run"
+
+
+def test_what_an_older_or_broken_one_is_can_be_deleted(run: Path) -> None:
+    (run / "recording" / "manifest.json").write_text('{"format_version": 1, ')
+    (run / "experiment.toml").unlink()
+    delete(run)
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda run: (run / "thesis.tex").write_text("years"), r"holds 'thesis\.tex', which is no part of a run; move it"),
+        (lambda run: (run / ".git").mkdir(), r"holds '\.git', which is no part of a run"),
+        (lambda run: (shutil.rmtree(run / "recording"), (run / "experiment.toml").unlink()), "is neither a run nor a recording"),
+        (lambda run: ((run / "recording" / "manifest.json").unlink(), (run / "experiment.toml").unlink()), "is neither"),
+        (
+            lambda run: (
+                (run / "recording" / "manifest.json").write_text('{"manifest_version": 3}'),
+                (run / "experiment.toml").unlink(),
+            ),
+            "is neither",
+        ),
+        (
+            lambda run: (
+                (run / "recording").rename(run.parent / "elsewhere"),
+                (run / "recording").symlink_to(run.parent / "elsewhere"),
+                (run / "experiment.toml").unlink(),
+            ),
+            "is neither",
+        ),
+    ],
+)
+def test_what_is_no_run_or_more_than_one_is_left_alone(run: Path, change: Callable[[Path], object], words: str) -> None:
+    change(run)
+    before = contents(run.parent)
+    with pytest.raises(ValueError, match=words):
+        delete(run)
+    assert contents(run.parent) == before
+
+
+def test_a_recording_with_anything_else_in_it_is_left_alone(run: Path) -> None:
+    (run / "recording" / "notes.txt").write_text("mine")
+    before = contents(run)
+    with pytest.raises(ValueError, match=r"holds 'notes\.txt', which is no part of a recording"):
+        delete(run / "recording")
+    assert contents(run) == before
+
+
+def test_what_is_no_folder_is_not_deleted(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(ValueError, match="is a symbolic link; name the folder itself"):
+        delete(tmp_path / "link")
+    with pytest.raises(ValueError, match="is no folder"):
+        delete(run / "report.html")
+    with pytest.raises(ValueError, match="is no folder"):
+        delete(run / "nowhere")
+    assert verify(run).intact == 4
+
+
+def test_links_are_deleted_and_what_they_lead_to_is_not(run: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    shutil.rmtree(run / "pairs")
+    (run / "pairs").symlink_to(outside)
+    (run / "state" / "link").symlink_to(outside)
+    (run / "recording" / "rounds" / "link").symlink_to(outside / "precious")
+    delete(run)
+    assert not run.exists()
+    assert (outside / "precious").read_text() == "x"
+
+
+def test_a_link_in_place_of_the_recording_goes_and_the_recording_stays(run: Path, tmp_path: Path) -> None:
+    (run / "recording").rename(tmp_path / "elsewhere")
+    (run / "recording").symlink_to(tmp_path / "elsewhere")
+    delete(run)
+    assert not run.exists()
+    assert verify(tmp_path / "elsewhere").intact == 4
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("at", [*range(1, 12), *range(12, 36, 3)])
+def test_half_deleted_it_can_be_deleted_again(run: Path, at: int, marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off before each removal in turn: what is left is known for what it is until no file is left."""
+    if not marked:
+        (run / "experiment.toml").unlink()
+    done = 0
+
+    def cut(function: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: object, **kwargs: object) -> None:
+            nonlocal done
+            done += 1
+            if done == at:
+                raise PowerCut
+            function(*args, **kwargs)
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        for name in ("unlink", "rmdir"):
+            patched.setattr(os, name, cut(getattr(os, name)))
+        try:
+            delete(run)
+            assert done < at
+        except PowerCut:
+            assert run.exists()
+    if any(path.is_file() for path in run.rglob("*")):
+        assert upkeep.kind_of(run) == "run"
+        delete(run)
+        assert not run.exists()

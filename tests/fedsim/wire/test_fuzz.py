@@ -1,0 +1,201 @@
+"""Whatever becomes of a recording's bytes and values, it gives what was written, or says what is damaged; never anything else."""
+
+import itertools
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.wire import DamagedFile, Recording
+
+FUZZ = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100
+)
+FILES = ("manifest.json", "index.sqlite", "rounds/00001/global.safetensors", "rounds/00001/anna.safetensors")
+Same = Callable[[dict[str, Tensor], dict[str, Tensor]], bool]
+Copy = Callable[[], Path]
+Check = Callable[[Path], None]
+
+
+@pytest.fixture
+def copy(recorded: Path) -> Copy:
+    """A fresh copy of the recording, the one before it gone."""
+    numbers = itertools.count()
+
+    def fresh() -> Path:
+        number = next(numbers)
+        shutil.rmtree(recorded.parent / f"copy{number - 1}", ignore_errors=True)
+        return Path(shutil.copytree(recorded, recorded.parent / f"copy{number}"))
+
+    return fresh
+
+
+def tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Payload and weights of each observation that can be read. Asks for everything else as well."""
+    try:
+        recording = Recording(folder)
+    except ValueError as error:
+        errors.append(DamagedFile(folder / "manifest.json", str(error)))
+        return {}
+    for ask in (recording.counts, recording.clients, recording.rounds, recording.fingerprint):
+        try:
+            ask()
+        except DamagedFile as error:
+            errors.append(error)
+    try:
+        read = list(recording.observations(on_damage=errors.append))
+    except DamagedFile as error:
+        errors.append(error)
+        return {}
+    assert all(str(folder) in str(error) and len(str(error)) < 1000 for error in errors)
+    return {o.key: (dict(o.payload.tensors), dict(o.weights)) for o in read}
+
+
+@pytest.fixture
+def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
+    """Whether all that can be read of a harmed copy is what was written."""
+    written = tensors(recorded, [])
+    assert len(written) == 4
+
+    def compare(folder: Path) -> None:
+        for key, (payload, weights) in tensors(folder, []).items():
+            assert same_bits(payload, written[key][0])
+            assert same_bits(weights, written[key][1])
+
+    return compare
+
+
+@st.composite
+def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """Flips a bit, overwrites, cuts out, inserts or truncates, up to three times."""
+    steps = draw(
+        st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
+    )
+
+    def applied(content: bytes) -> bytes:
+        for kind, where, drawn in steps:
+            at = int(where * max(0, len(content) - 1))
+            match kind:
+                case 0 if content:
+                    content = content[:at] + bytes([content[at] ^ 1 << drawn[0] % 8]) + content[at + 1 :]
+                case 1:
+                    content = content[:at] + drawn + content[at + len(drawn) :]
+                case 2:
+                    content = content[:at] + content[at + len(drawn) :]
+                case 3:
+                    content = content[:at] + drawn + content[at:]
+                case _:
+                    content = content[:at]
+        return content
+
+    return applied
+
+
+@FUZZ
+@given(named=st.sampled_from(FILES), harmed=harm())
+def test_bytes_that_change_never_change_a_tensor(copy: Copy, check: Check, named: str, harmed: Callable[[bytes], bytes]) -> None:
+    folder = copy()
+    path = folder / named
+    path.write_bytes(harmed(path.read_bytes()))
+    check(folder)
+
+
+@FUZZ
+@given(harmed=harm(), at=st.floats(0, 1))
+def test_bytes_that_change_in_a_header_never_change_a_tensor(
+    copy: Copy, check: Check, harmed: Callable[[bytes], bytes], at: float
+) -> None:
+    """In the pages of the index that say how it is to be read, and with a checksum that agrees with the harm."""
+    import hashlib
+
+    folder = copy()
+    path = folder / "rounds/00001/anna.safetensors"
+    before = path.read_bytes()
+    length = int.from_bytes(before[:8], "little")
+    path.write_bytes(harmed(before[: 8 + length]) + before[8 + length :])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with closing(sqlite3.connect(folder / "index.sqlite")) as index, index:
+        index.execute("PRAGMA synchronous = OFF")
+        index.execute("UPDATE observations SET sha256 = ? WHERE file = 'rounds/00001/anna.safetensors'", (digest,))
+    errors: list[DamagedFile] = []
+    read = tensors(folder, errors)
+    assert ("00001-anna" in read) is not errors
+    shapes = {
+        name: tuple(t.shape) for name, t in read.get("00001-anna", ({"w": Tensor([0] * 3), "b": Tensor([0])[0]}, {}))[0].items()
+    }
+    assert shapes == {"w": (3,), "b": ()}
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.sampled_from(["anna", "bert", "global", "../anna", "complete", "late", "weights", "[]", "{}", '["anna"]', "[" * 10_000]),
+    st.sampled_from(["rounds/00002/anna.safetensors", "/dev/zero", "0" * 64, '{"loss": NaN}', '{"loss": 1e999}', "null"]),
+)
+COLUMNS = {
+    "observations": [
+        *("round", "client", "node", "attempt", "status", "reason", "num_examples"),
+        *("file", "sha256", "codec", "bytes", "metrics", "received_at"),
+    ],
+    "rounds": ["round", "attempt", "file", "sha256", "cohort", "sent_at"],
+}
+
+
+@FUZZ
+@given(
+    where=st.sampled_from([(table, column) for table, columns in COLUMNS.items() for column in columns]),
+    value=VALUES,
+    number=st.integers(1, 3),
+)
+def test_values_that_change_in_the_index_never_change_a_tensor(
+    copy: Copy, check: Check, where: tuple[str, str], value: Any, number: int
+) -> None:
+    folder = copy()
+    table, column = where
+    with closing(sqlite3.connect(folder / "index.sqlite")) as index:
+        index.execute("PRAGMA synchronous = OFF")
+        index.execute("PRAGMA ignore_check_constraints = ON")
+        try:
+            index.execute(f"UPDATE OR REPLACE {table} SET {column} = ? WHERE round = ?", (value, number))
+            index.commit()
+        except (sqlite3.Error, UnicodeEncodeError):
+            assume(False)
+    check(folder)
+
+
+CUT_OFF = """
+import os, sqlite3, sys
+index = sqlite3.connect(sys.argv[1])
+index.execute("PRAGMA cache_size = 1")
+row = "INSERT INTO observations SELECT round + ?, client, node, 1, 'late', ?, 1, NULL, NULL, NULL, 0, '{}', 0.0 FROM observations"
+for number in range(5):
+    index.execute(row + " WHERE round = 1", (1000 * (number + 1), "x" * 3000))
+os._exit(9)
+"""
+
+
+@settings(FUZZ, max_examples=30)
+@given(harmed=harm(), named=st.sampled_from(["index.sqlite", "index.sqlite-journal"]))
+def test_bytes_that_change_in_a_journal_never_change_a_tensor(
+    recorded: Path, copy: Copy, check: Check, harmed: Callable[[bytes], bytes], named: str
+) -> None:
+    if not (recorded / "index.sqlite-journal").exists():
+        subprocess.run([sys.executable, "-c", CUT_OFF, recorded / "index.sqlite"], check=False)
+    folder = copy()
+    path = folder / named
+    path.write_bytes(harmed(path.read_bytes()))
+    before = sorted(path.name for path in folder.iterdir())
+    check(folder)
+    assert sorted(path.name for path in folder.iterdir()) == before

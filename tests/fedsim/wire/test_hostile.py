@@ -1,0 +1,267 @@
+"""A recording may come from anywhere: one that means harm is refused by name, and nothing of it is run, followed or believed."""
+
+import hashlib
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim import models
+from fedsim.wire import DamagedFile, Manifest, ModelSpec, Recording, files
+from fedsim.wire import tensors as tensors_module
+
+Change = Callable[..., None]
+Forge = Callable[..., Path]
+Refused = Callable[..., DamagedFile]
+ANNA = "rounds/00001/anna.safetensors"
+WEIGHTS = "rounds/00001/global.safetensors"
+
+
+def forbid_memory(monkeypatch: pytest.MonkeyPatch, most: int = 0) -> None:
+    """Let no more than `most` bytes be taken for tensors."""
+    room = tensors_module._room
+    monkeypatch.setattr(tensors_module, "_room", lambda size: room(size) if size <= most else pytest.fail(f"takes {size} bytes"))
+
+
+# --- where files lie ---
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("../secret.safetensors", "rounds/../../secret.safetensors", "/etc/passwd", "link.safetensors", "", "rounds", "a\0b"),
+        *("rounds/00001/bert.safetensors", "rounds/00002/anna.safetensors", "rounds/1/anna.safetensors", "./" + ANNA, WEIGHTS),
+    ],
+)
+def test_an_index_cannot_choose_what_is_read(recorded: Path, change_index: Change, file: str, refused: Refused) -> None:
+    secret = recorded.parent / "secret.safetensors"
+    secret.write_bytes((recorded / ANNA).read_bytes())
+    (recorded / "link.safetensors").symlink_to(secret)
+    digest = hashlib.sha256(secret.read_bytes()).hexdigest()
+    change_index(recorded, "UPDATE observations SET file = ?, sha256 = ? WHERE client = 'anna' AND round < 3", file, digest)
+    refused(recorded, "index.sqlite", "row 1, 'anna': .* is not to be in file")
+    told: list[DamagedFile] = []
+    assert [o.client for o in Recording(recorded).observations(on_damage=told.append)] == ["bert", "bert"]
+    assert len(told) == 2
+
+
+def test_global_weights_cannot_be_chosen_either(recorded: Path, change_index: Change, refused: Refused) -> None:
+    change_index(recorded, "UPDATE rounds SET file = 'rounds/00002/global.safetensors' WHERE round = 1")
+    refused(recorded, "index.sqlite", "row 1, 1: .* is not to be in file")
+
+
+@pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", ANNA, WEIGHTS, "rounds", "rounds/00001"])
+def test_no_link_is_followed_inside(recorded: Path, named: str) -> None:
+    path, outside = recorded / named, recorded.parent / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+    with pytest.raises(ValueError, match=r"symbolic link.* not followed") as error:
+        list(Recording(recorded).observations())
+    assert str(recorded) in str(error.value)
+
+
+def test_a_recording_may_be_reached_through_a_link(recorded: Path) -> None:
+    (recorded.parent / "link").symlink_to(recorded)
+    assert len(list(Recording(recorded.parent / "link").observations())) == 4
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
+@pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", "index.sqlite-journal", ANNA, WEIGHTS])
+def test_what_is_no_file_is_not_waited_for(recorded: Path, named: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recorded / named
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        import socket
+
+        monkeypatch.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    with pytest.raises(ValueError, match=str(path)):
+        list(Recording(recorded).observations())
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", ANNA, WEIGHTS])
+def test_a_terabyte_of_holes_is_not_read(recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid_memory(monkeypatch, 16)
+    os.truncate(recorded / named, 2**40)
+    with pytest.raises(ValueError, match=r"1099511627776 bytes, and at most") as error:
+        list(Recording(recorded).observations())
+    assert str(recorded / named) in str(error.value)
+
+
+def tensor_file(described: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    header = described if isinstance(described, bytes) else json.dumps(described).encode()
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + data
+
+
+def entry(shape: Any, start: Any, end: Any, dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize("named", [WEIGHTS, ANNA])
+def test_a_file_of_holes_with_a_header_that_fits_is_not_read(
+    recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    forbid_memory(monkeypatch, 16)
+    content = tensor_file({"w": entry([10**9], 0, 4 * 10**9)})
+    (recorded / named).write_bytes(content)
+    os.truncate(recorded / named, len(content) + 4 * 10**9)
+    refused(recorded, named, r"is hollow: 40000000\d\d bytes, of which \d+ are on disk")
+
+
+HEADERS = {
+    "no header": b"",
+    "half a length": b"\1\0\0",
+    "a header longer than the file": tensor_file(b"{}", length=100),
+    "a header of an exabyte": tensor_file(b"{}", length=2**60),
+    "a header of all ones": b"\xff" * 16,
+    "not JSON": tensor_file(b"{]"),
+    "not UTF-8": tensor_file(b'{"\xff": 1}'),
+    "a list": tensor_file([]),
+    "deep": tensor_file(b"[" * 200_000),
+    "one name twice": tensor_file(b'{"w": %s, "w": %s}' % ((json.dumps(entry([1], 0, 4)).encode(),) * 2), bytes(4)),
+    "metadata that are none": tensor_file({"__metadata__": []}),
+    "an entry that is none": tensor_file({"w": 1}),
+    "an entry without a type": tensor_file({"w": {"shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+    "an unknown type": tensor_file({"w": entry([1], 0, 4, "PICKLE")}, bytes(4)),
+    "a type that is no text": tensor_file({"w": entry([1], 0, 4, ["F32"])}, bytes(4)),
+    "an unnamed tensor": tensor_file({"": entry([1], 0, 4)}, bytes(4)),
+    "a name that steers the terminal": tensor_file({"\x1b[2J": entry([1], 0, 4)}, bytes(4)),
+    "a name that is no text": tensor_file(b'{"\\ud800": %s}' % json.dumps(entry([1], 0, 4)).encode(), bytes(4)),
+    "a petabyte": tensor_file({"w": entry([2**48], 0, 2**50)}),
+    "more than there is": tensor_file({"w": entry([100], 0, 400)}, bytes(4)),
+    "less than there is": tensor_file({"w": entry([1], 0, 4)}, bytes(400)),
+    "a negative size": tensor_file({"w": entry([-1], 0, -4)}),
+    "two negative sizes": tensor_file({"w": entry([-1, -1], 0, 4)}, bytes(4)),
+    "sizes that overflow": tensor_file({"w": entry([2**32, 2**32], 0, 0)}),
+    "sizes that overflow beside a zero": tensor_file({"w": entry([0, 2**34, 2**34], 0, 0)}),
+    "a size that is no whole number": tensor_file({"w": entry([1.0], 0, 4)}, bytes(4)),
+    "a size that is a truth value": tensor_file({"w": entry([True], 0, 4)}, bytes(4)),
+    "a million dimensions": tensor_file({"w": entry([1] * 10**6, 0, 4)}, bytes(4)),
+    "a shape that is none": tensor_file({"w": entry(4, 0, 4)}, bytes(4)),
+    "offsets that are turned": tensor_file({"w": entry([1], 4, 0)}, bytes(4)),
+    "a third offset": tensor_file({"w": {**entry([1], 0, 4), "data_offsets": [0, 4, 8]}}, bytes(8)),
+    "two tensors that share bytes": tensor_file({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)),
+    "two tensors in one place": tensor_file({"a": entry([1], 0, 4), "b": entry([1], 0, 4)}, bytes(4)),
+    "a gap": tensor_file({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("named", [ANNA, WEIGHTS])
+def test_a_header_that_lies_is_refused_before_memory_is_taken(
+    recorded: Path, named: str, name: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge(recorded, named, HEADERS[name])
+    recording = Recording(recorded)
+    if named == ANNA:
+        recording.sent(1)
+    forbid_memory(monkeypatch)
+    with pytest.raises(DamagedFile, match=str(recorded / named)) as error:
+        recording.observation(recording.rows()[0])
+    assert len(str(error.value)) < 1000
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"w": torch.ones(3)}, "its names differ .* the first: 'b'"),
+        ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "its names differ .* the first: 'x'"),
+        ({"w": torch.ones(4), "b": torch.tensor(0.0)}, r"'w' has shape \(4,\), and the one that was sent \(3,\)"),
+        ({"w": torch.ones(3, 1), "b": torch.tensor(0.0)}, r"'w' has shape \(3, 1\)"),
+        ({"w": torch.ones(10**6), "b": torch.tensor(0.0)}, r"'w' has shape \(1000000,\)"),
+        ({"w": torch.ones(3), "b": torch.tensor(0.0), "buffer:m": torch.ones(9)}, "its names differ .* the first: 'm'"),
+    ],
+)
+def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
+    recorded: Path, tensors: dict[str, torch.Tensor], words: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write_tensors(recorded / "made", tensors)
+    forge(recorded, ANNA, (recorded / "made").read_bytes())
+    recording = Recording(recorded)
+    recording.sent(1)
+    forbid_memory(monkeypatch)
+    with pytest.raises(DamagedFile, match=words):
+        recording.observation(recording.rows()[0])
+
+
+def test_whole_weights_that_are_no_weights_are_refused(
+    recorded: Path, forge: Forge, change_index: Change, refused: Refused
+) -> None:
+    files.write_tensors(recorded / "made", {"w": torch.ones(3, dtype=torch.bool), "b": torch.tensor(0.0)})
+    forge(recorded, ANNA, (recorded / "made").read_bytes())
+    change_index(recorded, "UPDATE observations SET codec = 'weights' WHERE round < 3")
+    refused(recorded, ANNA, r"'w' is of type torch\.bool, and the one that was sent of torch\.float32")
+
+
+def test_truth_values_that_are_neither_are_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
+    described = {"w": entry([3], 0, 3, "BOOL"), "b": entry([], 3, 7)}
+    forge(recorded, ANNA, tensor_file(described, bytes([0, 1, 2, 0, 0, 0, 0])))
+    refused(recorded, ANNA, "'w' holds other truth values")
+    forge(recorded, ANNA, tensor_file(described, bytes([0, 1, 1, 0, 0, 0, 0])))
+    first = next(iter(Recording(recorded).observations()))
+    assert first.payload.tensors["w"].tolist() == [False, True, True]
+    assert first.payload.tensors["b"].item() == 0  # though it begins at an odd byte
+
+
+def test_numbers_that_are_none_are_data(recorded: Path, forge: Forge) -> None:
+    """An update may hold NaN: that is what the client sent."""
+    files.write_tensors(recorded / "made", {"w": torch.tensor([float("nan"), float("inf"), 0]), "b": torch.tensor(0.0)})
+    forge(recorded, ANNA, (recorded / "made").read_bytes())
+    assert next(iter(Recording(recorded).observations())).update["w"].isnan().tolist() == [True, False, False]
+
+
+# --- what would be run ---
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["BOMB"],)
+
+
+@pytest.mark.parametrize("named", [ANNA, WEIGHTS, "manifest.json", "index.sqlite"])
+def test_a_pickle_under_another_name_is_not_opened(
+    recorded: Path, named: str, forge: Forge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused
+) -> None:
+    monkeypatch.setenv("BOMB", str(tmp_path / "went off"))
+    content = pickle.dumps(Bomb())
+    if named.startswith("rounds"):
+        forge(recorded, named, content)
+    else:
+        (recorded / named).write_bytes(content)
+    with pytest.raises(ValueError, match=str(recorded / named)):
+        list(Recording(recorded).observations())
+    torch.save({"w": Bomb()}, tmp_path / "saved")
+    if named.startswith("rounds"):
+        forge(recorded, named, (tmp_path / "saved").read_bytes())
+        refused(recorded, named)
+    assert not (tmp_path / "went off").exists()
+
+
+@pytest.mark.parametrize("name", ["os:system", "evil", "evil:model", "__import__('evil')", "../evil.py"])
+def test_an_unknown_model_is_refused_and_nothing_imported(
+    recorded: Path, manifest: Manifest, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    raw = json.loads((recorded / "manifest.json").read_text()) | {"model": {"name": name, "arguments": {}}}
+    (recorded / "manifest.json").write_text(json.dumps(raw))
+    read = Recording(recorded).manifest
+    assert read.model == ModelSpec(name=name)
+    with pytest.raises(ValueError, match=r"unknown name|not part of this project"):
+        models.build(read.model, manifest.data)
+    assert "evil" not in sys.modules

@@ -1,0 +1,117 @@
+"""A round is part of a recording as a whole or not at all, whenever its writer dies."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.wire import Manifest, Recorder, Recording, Reply
+from fedsim.wire.codec import encode
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+def test_a_round_is_there_as_a_whole_or_not_at_all(
+    recorded: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Cut off before each flush and each renaming of its files in turn; three files take at least six of them."""
+    recorder = Recorder(recorded, manifest)
+    before = [row.key for row in Recording(recorded).rows()]
+    done = 0
+
+    def round_four() -> None:
+        recorder.sent(4, {"w": torch.zeros(3)})
+        for client in ("anna", "bert"):
+            recorder.received(4, Reply(client=client, node="1", payload=encode({"w": torch.ones(3)})))
+        recorder.commit(4, ("anna", "bert"))
+
+    def cut(function: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: object) -> None:
+            nonlocal done
+            done += 1
+            if done == at:
+                raise PowerCut
+            function(*args)
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", cut(os.fsync))
+        patched.setattr(os, "replace", cut(os.replace))
+        try:
+            round_four()
+            assert 6 <= done < at
+        except PowerCut:
+            assert [row.key for row in Recording(recorded).rows()] == before
+            assert len(list(Recording(recorded).observations())) == 4
+            recorder.roll_back(3)
+            monkeypatch.undo()
+            round_four()
+    assert [o.key for o in Recording(recorded).observations(rounds={4})] == ["00004-anna", "00004-bert"]
+    assert not list(recorded.rglob("*.partial"))
+
+
+def test_no_row_is_there_before_its_round_is_committed(tmp_path: Path, manifest: Manifest) -> None:
+    recorder = Recorder(tmp_path / "r", manifest)
+    recorder.sent(1, {"w": torch.ones(1)})
+    for number in range(3):
+        recorder.received(1, Reply(client=f"c{number}", node="1", payload=encode({"w": torch.ones(1)})))
+        assert Recording(tmp_path / "r").rows() == []
+        assert Recording(tmp_path / "r").rounds() == []
+    recorder.commit(1, ["c0", "c1", "c2"])
+    assert len(Recording(tmp_path / "r").rows()) == 3
+
+
+def test_rolling_back_forgets_rounds_and_their_files(recorded: Path, manifest: Manifest) -> None:
+    Recorder(recorded, manifest).roll_back(1)
+    assert [row.key for row in Recording(recorded).rows()] == ["00001-anna", "00001-bert"]
+    assert Recording(recorded).rounds() == [1]
+    assert [path.name for path in (recorded / "rounds").iterdir()] == ["00001"]
+
+
+KILLED = """
+import os, sqlite3, sys
+index = sqlite3.connect(sys.argv[1])
+index.execute("PRAGMA cache_size = 1")  # pages go to the file before the commit, what they held to the journal
+index.execute("UPDATE observations SET num_examples = 99")
+row = "INSERT INTO observations SELECT round + ?, client, node, 1, 'late', ?, 1, NULL, NULL, NULL, 0, '{}', 0.0 FROM observations"
+for number in range(5):
+    index.execute(row + " WHERE round = 1", (1000 * (number + 1), "x" * 3000))
+index.execute("UPDATE rounds SET sha256 = 'spoilt'")
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_before(recorded: Path, sealed: bool) -> None:
+    before = Recording(recorded).rows()
+    told = contents(recorded)[recorded / "index.sqlite"]
+    assert subprocess.run([sys.executable, "-c", KILLED, recorded / "index.sqlite"], check=False).returncode == 9
+    spoilt = contents(recorded)
+    assert spoilt[recorded / "index.sqlite"] != told
+    assert recorded / "index.sqlite-journal" in spoilt
+    if sealed:
+        recorded.chmod(0o500)
+    try:
+        recording = Recording(recorded)
+        assert recording.rows() == before
+        assert [o.num_examples for o in recording.observations()] == [7] * 4
+        assert contents(recorded) == spoilt  # what the writer must undo is left to the writer
+    finally:
+        recorded.chmod(0o700)
+    with sqlite3.connect(recorded / "index.sqlite") as index:  # which does
+        assert index.execute("SELECT count(*) FROM observations").fetchone() == (6,)
+    index.close()
+    assert Recording(recorded).rows() == before

@@ -1,0 +1,117 @@
+"""Somebody else's Flower app, run as it is and recorded. The app in quickstart/ imports nothing of this project."""
+
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from torch import Tensor
+
+from fedsim import engine
+from fedsim.server import record
+from fedsim.wire import DataSpec, Observation, Recording, Training
+
+DATA = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+RATE = 0.05
+MODULES = ("task", "client_app", "server_app")
+
+
+@pytest.fixture(autouse=True)
+def _global_state_is_put_back() -> Iterator[None]:
+    threads, state, level = torch.get_num_threads(), random.getstate(), logging.getLogger("flwr").level
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
+    random.setstate(state)
+    logging.getLogger("flwr").setLevel(level)
+
+
+@dataclass
+class App:
+    """The quickstart's modules, and what its server found in the end."""
+
+    task: ModuleType
+    client_app: ModuleType
+    server_app: ModuleType
+    folder: Path
+
+    def run(self, strategy: Strategy, *, clients: int = 3, rounds: int = 2, net: str = "Net", **client: Any) -> Result:
+        """A federation with the seeds of all that Flower draws; returns Flower's own result."""
+        random.seed(7)
+        np.random.seed(7)
+        results: list[Result] = []
+        network = getattr(self.task, net)
+        server = self.server_app.make_app(strategy, net=network, rounds=rounds, lr=RATE, done=results.append)
+        engine.run_local(server, self.client_app.make_app(network, **client), clients)
+        return results[0]
+
+    def record(self, strategy: Strategy | None = None, *, net: str = "Net", defense: str = "", **options: Any) -> Strategy:
+        """`strategy` with the one line of change: recorded in `folder`."""
+        chosen = strategy or FedAvg(fraction_evaluate=0.0)
+        facts = {"training": Training(learning_rate=RATE, batch_size=1, steps=1), "data": DATA, **options}
+        return record(chosen, self.folder, model=f"task:{net}", defense=defense, **facts)
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.folder / "recording")
+
+    def example(self, client: int, clients: int = 3, limit: int = 1) -> tuple[Tensor, Tensor]:
+        """What a client trains on: x in [0, 1], and y."""
+        images, labels = self.task.load_data(client, clients, limit, limit)[0].dataset.tensors
+        return images / 2 + 0.5, labels
+
+    def trained(self, observation: Observation, client: int, *, net: str = "Net", clients: int = 3, mode: bool = True) -> Any:
+        """The app's own training, done again by itself from what the observation says was sent: the state dict after it."""
+        model = getattr(self.task, net)()
+        model.load_state_dict({**observation.weights, **observation.buffers})
+        loader, _ = self.task.load_data(client, clients, 1, 1)
+        self.task.train(model, loader, 1, RATE, mode=mode)
+        return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    def matched(self, observation: Observation, **options: Any) -> tuple[int, dict[str, Tensor]]:
+        """Which client's training gives what was observed, found by its direction; and the state dict after it."""
+        candidates = [(client, self.trained(observation, client, **options)) for client in range(options.get("clients", 3))]
+        seen = torch.cat([u.flatten() for u in observation.update.values()])
+
+        def likeness(candidate: tuple[int, dict[str, Tensor]]) -> float:
+            true = torch.cat([(candidate[1][name] - observation.weights[name]).flatten() for name in observation.update])
+            return float(torch.cosine_similarity(seen, true, dim=0))
+
+        return max(candidates, key=likeness)
+
+    def true_update(self, observation: Observation) -> dict[str, Tensor]:
+        """What that client's training changed, before any defense."""
+        _, after = self.matched(observation)
+        return {name: after[name] - observation.weights[name] for name in observation.update}
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("quickstart")))
+    from importlib import import_module
+
+    loaded = [import_module(name) for name in MODULES]
+    yield App(*loaded, folder=tmp_path / "theirs")
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def same() -> Callable[[Result, Result], bool]:
+    """Whether two federations ended with the same arrays, bit for bit."""
+
+    def compare(one: Result, two: Result) -> bool:
+        arrays = [{name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in result.arrays.items()} for result in (one, two)]
+        return bool(arrays[0]) and arrays[0] == arrays[1]
+
+    return compare

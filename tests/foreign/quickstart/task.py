@@ -1,0 +1,100 @@
+"""A small network, its training and its data, as in Flower's PyTorch quickstart. Knows nothing of fedleak."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from skimage import data
+from sklearn.datasets import load_sample_images
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+CLASSES = 10
+SIZE = 32
+
+
+class Net(nn.Module):
+    """Two convolutions and three linear layers, for images (3, 32, 32) of ten classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.pool = nn.MaxPool2d(2)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, CLASSES)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+class NormedNet(Net):
+    """The same with batch norm behind each convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(6)
+        self.bn2 = nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))
+        x = self.pool(F.relu(self.bn2(self.conv2(x))))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+@cache
+def load_images():
+    """All examples: 32x32 windows of photographs at half their size, and the number of the photograph."""
+    photographs = [data.astronaut(), data.cat(), data.coffee(), data.rocket(), *load_sample_images().images]
+    images, labels = [], []
+    for label, photograph in enumerate(photographs):
+        x = torch.tensor(photograph[..., :3]).permute(2, 0, 1).float().div(255)
+        x = F.avg_pool2d(x, 2)
+        windows = x.unfold(1, SIZE, SIZE).unfold(2, SIZE, SIZE).permute(1, 2, 0, 3, 4).reshape(-1, 3, SIZE, SIZE)
+        windows = windows[windows.flatten(1).std(dim=1) > 0.15]
+        images.append(windows)
+        labels.append(torch.full((len(windows),), label))
+    order = torch.randperm(sum(map(len, labels)), generator=torch.Generator().manual_seed(1))
+    return torch.cat(images)[order], torch.cat(labels)[order]
+
+
+def load_data(partition_id, num_partitions, batch_size, limit=None):
+    """Loaders of training and test examples of one partition: every `num_partitions`-th, of these four fifths for training."""
+    x, y = load_images()
+    x, y = x[partition_id::num_partitions] * 2 - 1, y[partition_id::num_partitions]
+    split = len(x) * 4 // 5
+    trainset = TensorDataset(x[:split][:limit], y[:split][:limit])
+    return DataLoader(trainset, batch_size=batch_size), DataLoader(TensorDataset(x[split:], y[split:]), batch_size=32)
+
+
+def train(net, loader, epochs, lr, *, momentum=0.0, mode=True):
+    """Train in place; returns the mean loss."""
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    net.train(mode)
+    total = 0.0
+    for _ in range(epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = criterion(net(images), labels)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+    return total / (epochs * len(loader))
+
+
+def test(net, loader):
+    """Mean loss of batches, and accuracy."""
+    net.eval()
+    correct, total = 0, 0.0
+    with torch.no_grad():
+        for images, labels in loader:
+            logits = net(images)
+            total += F.cross_entropy(logits, labels).item()
+            correct += (logits.argmax(dim=1) == labels).sum().item()
+    return total / len(loader), correct / len(loader.dataset)

@@ -1,0 +1,114 @@
+"""What was recorded of an app of others can be attacked: the attacker simulates its network and gets nearer to its pictures."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
+from typer.testing import CliRunner
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of
+from attacker.cli import app as attacker_app
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay
+from fedsim.client import update_mod
+from fedsim.models import building
+from fedsim.wire import Observation, Training
+
+QUICKSTART = Path(__file__).with_name("quickstart")
+MODS: dict[str, tuple[Any, ...]] = {"weights": (), "mod": (update_mod(),)}
+ATTACK = {"signed": False, "tv": 0.03, "steps": 12}
+
+
+def simulated(o: Observation, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient at an example, as attacks compute it, and the one that was observed; each as one vector."""
+    network = network_of(o)
+    buffers, _ = buffers_of(network, [o])
+    names = [name for name, _ in network.named_parameters()]
+    weights = {name: o.weights[name] for name in names}
+    guessed = gradient_of(network, o.data)(weights, x, y, buffers)
+    observed = as_gradient({name: o.update[name] for name in names}, weights, o.training, 1)
+    return torch.cat([guessed[n].flatten() for n in names]), torch.cat([observed[n].flatten() for n in names])
+
+
+@pytest.mark.parametrize("wire", MODS)
+def test_at_the_true_example_the_simulated_gradient_is_the_observed_one(app: Any, wire: str) -> None:
+    """To what float32 weights of that size hold of a step; at a wrong example, or with a wrong sign, it is far off."""
+    app.run(app.record(), rounds=1, mods=MODS[wire])
+    for o in app.recording.observations():
+        x, y = app.example(app.matched(o)[0])
+        guessed, observed = simulated(o, x, y)
+        assert (guessed - observed).norm() < 1e-4 * observed.norm()
+        wrong, _ = simulated(o, 1 - x, y)
+        assert (wrong - observed).norm() > 0.1 * observed.norm()
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_network_with_batch_norm_is_simulated_in_either_mode(app: Any, mode: str) -> None:
+    """By the statistics that were sent, or by those of the batch: the training that was recorded says which."""
+    training = Training(learning_rate=0.05, batch_size=1, steps=1, mode=mode, buffers="shared")
+    app.run(app.record(net="NormedNet", training=training), net="NormedNet", mode=mode == "train")
+    for o in app.recording.observations(rounds=[2] if mode == "train" else [1]):
+        client, _ = app.matched(o, net="NormedNet", mode=mode == "train")
+        guessed, observed = simulated(o, *app.example(client))
+        assert (guessed - observed).norm() < 1e-3 * observed.norm()
+
+
+@pytest.mark.parametrize("wire", MODS)
+@pytest.mark.parametrize(
+    "attack", [AttackSpec(name="inverting_gradients", arguments=ATTACK), AttackSpec(name="cpl", arguments={"steps": 3})]
+)
+def test_a_few_steps_lower_the_loss_and_read_the_label(app: Any, wire: str, attack: AttackSpec) -> None:
+    app.run(app.record(), rounds=1, mods=MODS[wire])
+    cases = [Case((o,)) for o in app.recording.observations()]
+    found = attack.build()(cases, rng=torch.Generator().manual_seed(0))
+    for case, one in zip(cases, found, strict=True):
+        _, y = app.example(app.matched(case.observations[0])[0])
+        assert one.y.tolist() == y.tolist()
+        assert float(one.loss[-1]) < 0.9 * float(one.loss[0])
+
+
+def test_the_replay_of_a_recording_of_others_goes_on_where_it_stopped(app: Any) -> None:
+    app.run(app.record(FedAvg(fraction_evaluate=0.0)), rounds=2)
+    spec = AttackSpec(name="inverting_gradients", arguments={**ATTACK, "steps": 2})
+    replay = Replay(recording=app.recording, spec=spec, out=app.folder / "reconstructions", rounds=frozenset({2}))
+    assert (replay.run().done, replay.run().skipped) == (3, 3)
+    for path in replay.folder.glob("*.safetensors"):
+        assert Reconstruction.read(path).x.shape == (1, 3, 32, 32)
+
+
+def test_on_the_command_line_the_network_is_imported_only_where_it_is_named(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the app's folder, as its author would, with nothing imported before."""
+    app.run(app.record(), rounds=1, mods=MODS["mod"])
+    monkeypatch.setattr(building, "_ADMITTED", {})
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(QUICKSTART)])
+    monkeypatch.delitem(sys.modules, "task")
+    monkeypatch.chdir(QUICKSTART)
+    call = ["replay", str(app.folder), "--attack", "cpl", "--set", "steps=1", "--no-null", "--device", "cpu", "--json"]
+    refused = CliRunner().invoke(attacker_app, call)
+    assert refused.exit_code == 2
+    assert "only imported where asked for by name: --model task:Net" in " ".join(refused.stderr.split())
+    assert "task" not in sys.modules
+    done = CliRunner().invoke(attacker_app, [*call, "--model", "task:Net"])
+    assert done.exit_code == 0, done.stderr
+    assert [part["done"] for part in json.loads(done.stdout)] == [3]
+
+
+def test_without_truth_there_is_no_score_but_a_page_with_the_pictures(app: Any) -> None:
+    app.run(app.record(), rounds=1)
+    Replay(
+        recording=app.recording,
+        spec=AttackSpec(name="inverting_gradients", arguments={**ATTACK, "steps": 2}),
+        out=app.folder / "reconstructions",
+    ).run()
+    told = CliRunner().invoke(attacker_app, ["score", str(app.folder)])
+    assert told.exit_code == 2
+    assert "has no truth of its own" in " ".join(told.stderr.split())
+    shown = CliRunner().invoke(attacker_app, ["report", str(app.folder)])
+    assert shown.exit_code == 0, shown.stderr
+    assert (app.folder / "report.html").read_text().count("data:image/png") >= 3

@@ -1,0 +1,189 @@
+"""The client's one line: what the mod sends, keeps and never sends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg
+
+from defenses import Defense
+from defenses.channel import transparent
+from defenses.spec import DEFENSES, Kind
+from fedsim.client import update_mod
+from fedsim.wire import Observation
+
+
+def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[..., Message]:
+    """The outermost mod: sees what goes on the wire, and the client's own state."""
+
+    def mod(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        contents.append((message.metadata.message_type, RecordDict(dict(reply.content))))  # the server changes it
+        states.append(context.state)
+        return reply
+
+    return mod
+
+
+def by_round(app: Any) -> dict[str, list[Observation]]:
+    """Each client's observations in order of rounds."""
+    found: dict[str, list[Observation]] = {}
+    for o in app.recording.observations():
+        found.setdefault(o.client, []).append(o)
+    return found
+
+
+def norm(update: Any) -> float:
+    return float(torch.cat([u.flatten() for u in update.values()]).norm())
+
+
+def test_a_client_keeps_its_pseudonym_and_its_secret_stays_with_it(app: Any) -> None:
+    contents: list[tuple[str, RecordDict]] = []
+    states: list[Any] = []
+    app.run(app.record(), mods=[spy(contents, states), update_mod("gaussian(0.1)")], rounds=3)
+    assert {len(own) for own in by_round(app).values()} == {3}
+    secrets = {str(state["identity"]["secret"]) for state in states}
+    pseudonyms = {str(state["identity"]["pseudonym"]) for state in states}
+    assert (len(secrets), pseudonyms) == (3, set(by_round(app)))
+    wire = [(type(value), value) for _, content in contents for record in content.values() for value in record.values()]
+    told = " ".join(str(value) for kind, value in wire if kind in (str, int, float, bytes))
+    assert all(name in told for name in pseudonyms)
+    assert not any(secret in told for secret in secrets)
+    assert {key for _, content in contents for key in content} == {"payload", "codec", "client", "metrics"}
+
+
+def test_noise_is_fresh_in_each_round_and_each_client(app: Any) -> None:
+    app.run(app.record(), mods=[update_mod("gaussian(0.01)")], rounds=2)
+    noise = []
+    for own in by_round(app).values():
+        for o in own:
+            true = app.true_update(o)
+            noise.append(torch.cat([(o.update[name] - true[name]).flatten() for name in true]))
+    assert all(n.std().item() == pytest.approx(0.01, rel=0.02) for n in noise)
+    likeness = torch.corrcoef(torch.stack(noise)) - torch.eye(6)
+    assert likeness.abs().max() < 0.02
+
+
+def test_noise_does_not_go_by_the_servers_number_of_the_round(app: Any) -> None:
+    """A number that is sent twice would bring the same noise twice, and a difference without any."""
+
+    class Stuck(FedAvg):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            return super().configure_train(1, arrays, config, grid)
+
+    app.run(app.record(Stuck(fraction_evaluate=0.0)), mods=[update_mod("gaussian(0.1)")])
+    for first, second in by_round(app).values():
+        assert norm({name: first.update[name] - second.update[name] for name in first.update}) > 0.1
+
+
+def test_the_defense_acts_on_the_update_and_the_server_averages_what_it_got(app: Any) -> None:
+    result = app.run(app.record(defense="clip(0.01)"), mods=[update_mod("clip(0.01)")], rounds=1)
+    seen = list(app.recording.observations())
+    for o in seen:
+        true = app.true_update(o)
+        assert norm(true) > 0.02
+        for name, u in o.update.items():
+            torch.testing.assert_close(u, true[name] * (0.01 / norm(true)), rtol=1e-4, atol=1e-9)
+    for name, array in result.arrays.items():
+        mean = torch.stack([o.weights[name] + o.update[name] for o in seen]).mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(array.numpy()), mean, rtol=1e-5, atol=1e-7)
+
+
+def test_a_defense_remembers_between_rounds(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends each update a round late."""
+    late = Defense(
+        init=lambda update: {name: torch.zeros_like(u) for name, u in update.items()},
+        apply=lambda update, state, rng: (dict(state), dict(update)),
+    )
+    monkeypatch.setitem(DEFENSES._builtin, "late", Kind(lambda: late, lambda: transparent))
+    app.run(app.record(), mods=[update_mod("late()")], rounds=2)
+    for first, second in by_round(app).values():
+        assert norm(first.update) == 0
+        true = app.true_update(second)  # the weights moved by no more than the rounding of a mean
+        for name, u in second.update.items():
+            torch.testing.assert_close(u, true[name], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedMedian"])
+def test_evaluation_passes_untouched(app: Any, strategy: str) -> None:
+    plain: list[tuple[str, RecordDict]] = []
+    modded: list[tuple[str, RecordDict]] = []
+    alone = app.run(getattr(flower, strategy)(), mods=[spy(plain, [])])
+    recorded = app.run(app.record(getattr(flower, strategy)()), mods=[spy(modded, []), update_mod()])
+    kinds = [kind for kind, _ in modded]
+    assert sorted(kinds) == ["evaluate"] * 6 + ["train"] * 6
+    for (kind, content), (_, before) in zip(modded, plain, strict=True):
+        if kind == "evaluate":
+            assert set(content) == {"metrics"}
+            assert dict(content["metrics"]) == pytest.approx(dict(before["metrics"]), rel=1e-5)
+    for round in (1, 2):
+        assert set(recorded.evaluate_metrics_clientapp[round]) == {"eval_loss", "eval_acc"}
+        assert recorded.evaluate_metrics_clientapp[round]["eval_loss"] == pytest.approx(
+            alone.evaluate_metrics_clientapp[round]["eval_loss"], rel=1e-5
+        )
+
+
+def test_flowers_own_mods_behind_it_are_part_of_the_update(app: Any) -> None:
+    strategy = flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.01, 3)
+    app.run(app.record(strategy), mods=[update_mod(), fixedclipping_mod], rounds=1)
+    assert [norm(o.update) for o in app.recording.observations()] == [pytest.approx(0.01, rel=1e-3)] * 3
+
+
+def test_flowers_local_privacy_behind_it_is_recorded_with_its_noise(app: Any) -> None:
+    app.run(app.record(), mods=[update_mod(), LocalDpMod(0.01, 1.0, 100.0, 1e-5)], rounds=1)
+    for o in app.recording.observations():
+        assert norm(o.update) > 0.015  # of 62006 coordinates, far above the clipping norm
+
+
+def test_an_app_that_empties_the_message_as_it_reads_it_is_no_problem(app: Any) -> None:
+    def greedy(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            message.content["arrays"].to_torch_state_dict(keep_input=False)
+        return reply
+
+    app.run(app.record(), mods=[update_mod(), greedy], rounds=1)
+    assert all(norm(o.update) > 0.02 for o in app.recording.observations())
+
+
+def rename(message: Message, context: Any, call_next: Any) -> Message:
+    """An app that calls its record of weights otherwise."""
+    reply: Message = call_next(message, context)
+    if message.metadata.message_type == "train":
+        reply.content["net"] = reply.content["arrays"]
+        del reply.content["arrays"]
+    return reply
+
+
+def half(message: Message, context: Any, call_next: Any) -> Message:
+    """An app that keeps its head to itself."""
+    reply: Message = call_next(message, context)
+    if message.metadata.message_type == "train":
+        del reply.content["arrays"]["fc3.bias"]
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [(rename, "has no record of weights 'arrays'; it has net. Name it in update_mod(key=...)"), (half, "'fc3.bias' is only in")],
+)
+def test_weights_never_leave_a_client_undefended_because_they_were_not_found(app: Any, inner: Any, words: str) -> None:
+    contents: list[tuple[str, RecordDict]] = []
+    app.run(app.record(), mods=[spy(contents, []), update_mod("clip(1)"), inner], rounds=1)
+    assert not contents
+    assert all(row.status == "failed" and words in row.reason for row in app.recording.rows())
+
+
+def test_a_buffer_that_came_as_an_update_is_a_failed_row_with_the_mend(app: Any) -> None:
+    app.run(app.record(net="NormedNet"), net="NormedNet", mods=[update_mod(buffers=("num_batches_tracked",))], rounds=1)
+    rows = app.recording.rows()
+    assert all(row.status == "failed" and "is a buffer, and came as an update" in row.reason for row in rows)
+
+
+def test_a_defense_that_cannot_be_read_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="clip"):
+        update_mod("clipp(1)")

@@ -1,0 +1,271 @@
+"""What is written down of an app of others: what each client did, as far as the wire shows it, and nothing made up."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, Strategy
+from torch import Tensor
+
+from fedsim import engine
+from fedsim.client import update_mod
+from fedsim.engine import EngineError
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+
+TRAINING = Training(learning_rate=0.05, batch_size=1, steps=1)
+CLIPPED: dict[str, Callable[[], Strategy]] = {
+    "fixed": lambda: flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e-3, 3),
+    "adaptive": lambda: flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(fraction_evaluate=0.0), 0.0, 3, initial_clipping_norm=1e-3
+    ),
+}
+
+
+def observations(app: Any) -> list[Observation]:
+    return list(app.recording.observations())
+
+
+def norm(update: Any) -> float:
+    return float(torch.cat([u.flatten() for u in update.values()]).norm())
+
+
+def gradient(app: Any, observation: Observation, client: int) -> dict[str, Tensor]:
+    """By hand: of cross-entropy at the client's example and the weights that it was sent."""
+    model = app.task.Net()
+    model.load_state_dict(dict(observation.weights))
+    x, y = app.example(client)
+    torch.nn.functional.cross_entropy(model(x * 2 - 1), y).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_weights_that_come_back_are_recorded_bit_for_bit(app: Any) -> None:
+    app.run(app.record())
+    seen = observations(app)
+    assert [o.round for o in seen] == [1, 1, 1, 2, 2, 2]
+    for o in seen:
+        assert (o.payload.codec, o.num_examples, len(o.cohort), o.buffers, o.buffers_after) == ("weights", 1, 3, {}, {})
+        _, after = app.matched(o)
+        for name, tensor in after.items():
+            torch.testing.assert_close(o.payload.tensors[name], tensor, rtol=0, atol=0)
+    assert {app.matched(o)[0] for o in seen if o.round == 1} == {0, 1, 2}
+    assert len({o.client for o in seen}) == 3
+
+
+def test_an_update_derived_from_weights_is_the_clients_step_within_its_rounding(app: Any) -> None:
+    """One step of SGD is -lr * gradient; the client rounds the sum with its weight, and `rounding` is what that can cost."""
+    app.run(app.record(), rounds=1)
+    lost = []
+    for o in observations(app):
+        step = {name: -0.05 * g.double() for name, g in gradient(app, o, app.matched(o)[0]).items()}
+        assert set(o.rounding) == set(o.update) == set(step)
+        for name, change in step.items():
+            error = (o.update[name].double() - change).abs()
+            product = 2e-7 * change.abs()  # of rate and gradient, in float32
+            assert (error <= o.rounding[name].double() + product).all(), name
+            lost.append((error / o.rounding[name].double())[change.abs() > 1e-12])
+    assert torch.cat(lost).max() > 0.5  # it is no bound that anything would keep
+
+
+def test_with_the_mod_the_update_is_recorded_as_the_client_subtracted_it(app: Any) -> None:
+    app.run(app.record(), mods=[update_mod()])
+    seen = observations(app)
+    assert len(seen) == 6
+    for o in seen:
+        assert (o.payload.codec, o.rounding) == ("dense", {})
+        _, after = app.matched(o)
+        for name, tensor in after.items():
+            torch.testing.assert_close(o.update[name], tensor - o.weights[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mods", [(), (update_mod(),)], ids=["weights", "mod"])
+@pytest.mark.parametrize("name", CLIPPED)
+def test_what_the_server_clips_is_recorded_before_that(app: Any, name: str, mods: Any) -> None:
+    strategy = CLIPPED[name]()
+    result = app.run(app.record(strategy), rounds=1, mods=mods)
+    seen = observations(app)
+    for o in seen:
+        _, after = app.matched(o)
+        true = {key: tensor - o.weights[key] for key, tensor in after.items()}
+        assert norm(true) > 0.02
+        assert norm(o.update) == pytest.approx(norm(true), rel=1e-5)
+    start = seen[0].weights
+    moved = norm({key: torch.from_numpy(array.numpy()) - start[key] for key, array in result.arrays.items()})
+    assert 0 < moved < 1.01e-3  # and the server did clip
+
+
+def test_a_strategy_that_sends_float64_is_recorded_as_clients_load_it(app: Any) -> None:
+    """FedAdam of Flower answers in float64; a network of float32 starts from what float32 holds of that."""
+    for mods in ((), (update_mod(),)):
+        result = app.run(app.record(flower.FedAdam(eta=0.01, fraction_evaluate=0.0)), mods=mods)
+        assert {array.dtype for array in result.arrays.values()} == {"float64"}
+        for o in app.recording.observations(rounds=[2]):
+            assert {w.dtype for w in o.weights.values()} == {torch.float32}
+            _, after = app.matched(o)
+            for name, tensor in after.items():
+                torch.testing.assert_close(o.update[name], tensor - o.weights[name], rtol=0, atol=0)
+        app.folder = app.folder.with_name("again")
+
+
+@pytest.mark.parametrize("mods", [(), (update_mod("clip(1)"),)], ids=["weights", "mod"])
+def test_batch_norm_statistics_are_kept_apart_and_counters_stay_whole_numbers(app: Any, mods: Any) -> None:
+    app.run(app.record(net="NormedNet"), net="NormedNet", mods=mods, rounds=1)
+    for o in observations(app):
+        assert set(o.buffers) == {
+            f"bn{i}.{part}" for i in (1, 2) for part in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        assert set(o.weights) == set(o.update) == set(dict(app.task.NormedNet().named_parameters()))
+        _, after = app.matched(o, net="NormedNet")
+        assert int(o.buffers["bn1.num_batches_tracked"]) == 0
+        for name, tensor in o.buffers_after.items():
+            torch.testing.assert_close(tensor, after[name], rtol=0, atol=0)
+        assert (o.buffers_after["bn1.num_batches_tracked"].dtype, int(o.buffers_after["bn1.num_batches_tracked"])) == (
+            torch.int64,
+            1,
+        )
+
+
+def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(app: Any) -> None:
+    """Flower's clipping goes by position: buffers at the end would be clipped as if they were weights."""
+    orders = []
+
+    class Looking(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            orders.extend(list(message.content["arrays"]) for message in replies)
+            return super().aggregate_train(server_round, replies)
+
+    app.run(app.record(Looking(fraction_evaluate=0.0), net="NormedNet"), net="NormedNet", mods=[update_mod()], rounds=1)
+    assert orders == [list(app.task.NormedNet().state_dict())] * 3
+
+
+def failing(number: int) -> Callable[..., Message]:
+    """A mod: the client of one partition cannot train."""
+
+    def mod(message: Message, context: Any, call_next: Any) -> Message:
+        if context.node_config["partition-id"] == number and message.metadata.message_type == "train":
+            raise RuntimeError("out of memory")
+        answer: Message = call_next(message, context)
+        return answer
+
+    return mod
+
+
+def test_a_client_that_fails_is_a_failed_row_and_the_others_are_averaged(app: Any) -> None:
+    alone = app.run(FedAvg(), mods=[failing(1)])
+    recorded = app.run(app.record(FedAvg()), mods=[failing(1)])
+    assert {k: a.numpy().tobytes() for k, a in recorded.arrays.items()} == {
+        k: a.numpy().tobytes() for k, a in alone.arrays.items()
+    }
+    rows = app.recording.rows()
+    assert sorted(row.status for row in rows) == ["complete"] * 4 + ["failed"] * 2
+    assert all("out of memory" in row.reason for row in rows if row.status == "failed")
+
+
+def test_a_client_that_does_not_answer_in_time_is_a_late_row(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing(engine.LocalGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            return list(super().send_and_receive(messages, timeout=timeout))[1:]
+
+    monkeypatch.setattr(engine, "LocalGrid", Losing)
+    app.run(app.record(), rounds=1)
+    rows = app.recording.rows()
+    assert sorted(row.status for row in rows) == ["complete", "complete", "late"]
+    assert len({row.client for row in rows}) == 3
+
+
+def test_only_the_rounds_and_clients_that_are_wanted_are_written(app: Any) -> None:
+    app.run(app.record(rounds="2-3", clients="1"), rounds=3)
+    rows = app.recording.rows()
+    assert [row.round for row in rows] == [2, 3]
+    assert len({row.client for row in rows}) == 1
+    assert app.recording.rounds() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"net": "NormedNet"},
+            "the server sends no 'bn1.bias', and the model task:NormedNet has 'bn1.bias' of shape (6,); give record()",
+        ),
+        ({"model": "lenet_cpl"}, "give record() the network that is trained"),
+    ],
+)
+def test_another_network_is_refused_before_anything_is_sent_or_written(app: Any, given: Any, words: str) -> None:
+    from fedsim.server import record
+
+    trained: list[int] = []
+
+    def watch(message: Message, context: Any, call_next: Any) -> Message:
+        trained.append(1)
+        answer: Message = call_next(message, context)
+        return answer
+
+    if "model" in given:
+        strategy = record(
+            FedAvg(), app.folder, model="lenet_cpl", training=TRAINING, data=DataSpec(shape=(3, 32, 32), num_classes=10)
+        )
+    else:
+        strategy = app.record(FedAvg(), **given)
+    with pytest.raises(EngineError) as error:
+        app.run(strategy, mods=[watch])
+    assert words in str(error.value)
+    assert not trained
+    assert not app.folder.exists()
+    app.run(app.record(), rounds=1)  # the mend works in the same folder
+
+
+def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
+    app.run(app.record(), rounds=1)
+    before = {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds a recording already; choose another folder, or fedsim delete it"):
+        app.record()
+    assert {path: path.read_bytes() for path in app.folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "task:Nett"}, "cannot import task:Nett"),
+        ({"model": "nosuch"}, "nosuch"),
+        ({"model": "task:load_images"}, "gives no torch.nn.Module"),
+        ({"data": DataSpec(shape=(3, 32, 32), num_classes=7)}, "7 classes"),
+        ({"data": DataSpec(shape=(1, 32, 32), num_classes=10)}, "does not fit inputs of shape"),
+        ({"defense": "clipp(1)"}, "clip"),
+        ({"rounds": "none"}, "cannot read rounds"),
+    ],
+)
+def test_a_wrong_word_is_refused_at_once(app: Any, options: Any, words: str) -> None:
+    from fedsim.server import record
+
+    facts = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10), **options}
+    with pytest.raises(ValueError, match=words):
+        record(FedAvg(), app.folder, **facts)
+    assert not app.folder.exists()
+
+
+def test_the_manifest_says_what_the_attacker_needs(app: Any) -> None:
+    app.run(app.record(defense="clip(1)"), mods=[update_mod("clip(1)")], rounds=1)
+    manifest = app.recording.manifest
+    assert (manifest.name, manifest.model, str(manifest.defense)) == ("theirs", ModelSpec(name="task:Net"), "clip(1)")
+    assert manifest.data.mean == (0.5, 0.5, 0.5)
+    assert manifest.software["flwr"].startswith("1.")
+
+
+def test_records_may_have_any_name_as_flowers_own_strategies_take_them(app: Any, tmp_path: Path) -> None:
+    def rename(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            reply.content["net"], reply.content["figures"] = reply.content["arrays"], reply.content["metrics"]
+            del reply.content["arrays"], reply.content["metrics"]
+            reply.content["figures"]["num-examples"] = 0.5  # a share, as some weigh: it counts nothing
+        return reply
+
+    app.run(app.record(), mods=[rename], rounds=1)
+    for o in observations(app):
+        assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
+        assert o.payload.codec == "weights"

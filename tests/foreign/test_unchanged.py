@@ -1,0 +1,94 @@
+"""A recorded federation of others is the federation that it was: nothing that it computes changes."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fedsim.client import update_mod
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": FedAvg,
+    "FedMedian": flower.FedMedian,
+    "Krum": lambda: flower.Krum(num_malicious_nodes=0),
+    "FedAdam": lambda: flower.FedAdam(eta=0.01),
+    "server-side clipping": lambda: flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 0.05, 3),
+    "adaptive clipping": lambda: flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(), 0.1, 3, initial_clipping_norm=0.05, clipped_count_stddev=0.1
+    ),
+    "client-side clipping": lambda: flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.1, 0.05, 3),
+}
+
+
+def clients_of(name: str) -> dict[str, Any]:
+    """Flower has this mod on training alone: it wants its clipping norm in every message."""
+    return {"train_mods": [fixedclipping_mod]} if name == "client-side clipping" else {}
+
+
+def test_the_app_knows_nothing_of_this_project() -> None:
+    for path in Path(__file__).with_name("quickstart").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+        names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not {name.partition(".")[0] for name in names} & {"fedsim", "attacker", "defenses"}, path.name
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_recorded_and_unrecorded_federations_end_alike(app: Any, same: Callable[[Result, Result], bool], name: str) -> None:
+    """Weights bit for bit, and what clients report of training and evaluation: Flower's own figures."""
+    alone = app.run(STRATEGIES[name](), **clients_of(name))
+    recorded = app.run(app.record(STRATEGIES[name]()), **clients_of(name))
+    assert same(recorded, alone)
+    assert len(app.recording.rows()) == 6
+    for figures in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        assert getattr(recorded, figures) == getattr(alone, figures)
+        assert sorted(getattr(recorded, figures)) == [1, 2]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_with_the_mod_they_end_alike_but_for_the_rounding_of_a_sum(app: Any, name: str) -> None:
+    """The server adds the update to what it sent: at most one unit in the last place beside the weights of the client."""
+    alone = app.run(STRATEGIES[name](), rounds=1, **clients_of(name))
+    recorded = app.run(app.record(STRATEGIES[name]()), rounds=1, mods=[update_mod()], **clients_of(name))
+    assert list(recorded.arrays) == list(alone.arrays)
+    for key, array in alone.arrays.items():
+        torch.testing.assert_close(
+            torch.from_numpy(recorded.arrays[key].numpy()).double(),
+            torch.from_numpy(array.numpy()).double(),
+            rtol=1e-4,
+            atol=3e-8,
+        )
+    assert recorded.evaluate_metrics_clientapp[1]["eval_loss"] == pytest.approx(alone.evaluate_metrics_clientapp[1]["eval_loss"])
+
+
+def test_batch_norm_and_its_counters_end_alike(app: Any, same: Callable[[Result, Result], bool]) -> None:
+    alone = app.run(FedAvg(), net="NormedNet")
+    recorded = app.run(app.record(FedAvg(), net="NormedNet"), net="NormedNet")
+    assert same(recorded, alone)
+
+
+def test_a_strategy_stays_what_it_is(app: Any) -> None:
+    """Apps look at attributes, ask for the class, and some have a `start` of their own, which calls the hooks on itself."""
+
+    class Saving(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            self.started = True
+            return super().start(*args, **kwargs)
+
+        def configure_train(self, server_round: int, arrays: Any, config: ConfigRecord, grid: Any) -> Any:
+            config["lr"] = 0.05 / server_round
+            return super().configure_train(server_round, arrays, config, grid)
+
+    strategy = Saving(fraction_evaluate=0.0)
+    assert app.record(strategy) is strategy
+    app.run(strategy)
+    assert strategy.started
+    assert (strategy.fraction_train, isinstance(strategy, FedAvg)) == (1.0, True)
+    assert {row.round: row.status for row in app.recording.rows()} == {1: "complete", 2: "complete"}

@@ -1,0 +1,55 @@
+"""The measures on the page: LPIPS and both SSIMs of images, columns and categories of tables."""
+
+import json
+from typing import Any
+
+from fedsim.wire import Column
+
+Row = dict[str, Any]
+
+
+def test_lpips_and_both_ssims_stand_in_the_scores_or_the_reason_does(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    text = report(run).text
+    assert "No LPIPS (no weights)." in text
+    assert "global 0.500" in text
+    run.rewrite(lambda row: {**row, "ssim": 0.25, "ssim_global": 0.75, "lpips": 0.125, "lpips_net": "vgg", "lpips_reason": None})
+    text = report(run).text
+    assert "0.2500.250 to 0.250global 0.7500.750 to 0.750" in text
+    assert "0.1250.125 to 0.125net vgg" in text
+    assert "No LPIPS" not in text
+
+
+def test_rows_of_an_earlier_version_without_the_newer_measures_are_shown(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: {key: value for key, value in row.items() if key not in ("ssim_global", "lpips_net")})
+    text = report(run).text
+    assert "CPL recovered 4 of 4" in text
+    assert "global 0" not in text
+
+
+def test_categories_are_shown_as_one_variable_and_their_success_is_explained(make_run: Any, report: Any) -> None:
+    colour = [Column(name="colour", kind="categorical", category=category) for category in ("red", "blue", "green")]
+    run = make_run(columns=[Column(name="age", low=20, high=60), *colour])
+    run.attack()
+
+    def scored(row: Row) -> Row:
+        found = {0: [0.52, 0.2, 3.0, 0.1], 1: [0.6, 0.2, 0.1, 0.3], 2: [0.5, 0.0, 0.0, 0.0], 3: [0.5, 0.9, 0, 0]}[row["index"]]
+        original = [0.5, 0, 0, 0] if row["index"] == 3 else [0.5, 0, 1, 0]
+        pair = {"columns": ["age", *["colour"] * 3], "original": original, "reconstruction": found}
+        (run.path / row["pair"]).write_text(json.dumps(pair))
+        return {**row, "continuous_error": 0.1, "categorical_right": 0.5}
+
+    run.rewrite(scored)
+    text = report(run).text
+    assert "age4040.8 ✓colourblueblue ✓" in text
+    assert "age4044 ✗colourbluegreen ✗" in text
+    assert "age4040 ✓colourbluered or blue or green ✗" in text
+    assert "age4040 ✓colourone that training never sawred" in text
+    assert "0.1000.100 to 0.100" in text
+    assert "0.5000.500 to 0.500" in text
+    assert "the share of its categorical variables" in text
+    assert "every categorical value is right and every continuous one within 5 % of its range" in text.replace("\xa0", " ")
+    assert "No LPIPS" not in text

@@ -1,0 +1,117 @@
+"""Reconstructions that nothing was compared with: a recording without truth, or not scored yet."""
+
+import io
+import json
+import shutil
+from base64 import b64decode
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from attacker.reconstruction import Reconstruction
+from attacker.report import build
+from fedsim.wire import Column
+
+
+def pixels(source: str | None) -> int:
+    """The first value of an embedded picture."""
+    image = Image.open(io.BytesIO(b64decode(str(source).partition(",")[2])))
+    return int(image.getpixel((0, 0))[0])
+
+
+def test_without_truth_what_was_found_is_shown_beside_its_null_and_not_judged(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    page = report(run)
+    assert "4 examples were reconstructed, and nothing could be scored, because no truth was given" in page.text
+    assert "Nothing here could be scored, because no truth was given" in page.text
+    assert f"attacker score {run.path} --truth FOLDER" in page.text
+    assert "label 0, confidence 1.00round 1" not in page.text
+    assert page.text.count("label 0, confidence 1.00") == 4
+    assert "round 2, bob" in page.text
+    for never in ("recovered", "private original", "Scores", "not scored yet"):
+        assert never not in page.text.split("How to read this")[0]
+    (source,) = (path.name for path in run.path.glob("reconstructions/cpl-0*"))
+    keys = [f"{number:05d}-{client}" for number in (1, 2) for client in ("ada", "bob")]
+    assert {one for one in page.ids() if one.endswith("-1")} - {"run-1"} == {f"run-1-found-{source}-{key}-1" for key in keys}
+    grey = [pixels(attributes["src"]) for tag, attributes in page.tags if tag == "img"]
+    assert grey == 4 * [64] + 4 * [191] + 4 * [64, 191]
+
+
+def test_the_own_loss_is_shown_where_it_is_a_number(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    assert "own loss 0" not in report(run).text
+    path = next(run.path.glob("reconstructions/cpl-0*/00001-ada.safetensors"))
+    replace(Reconstruction.read(path), loss=torch.tensor([1.0, 0.0125])).write(path)
+    assert "label 0, confidence 1.00, own loss 0.013" in report(run).text
+
+
+def test_without_truth_failures_and_damaged_files_are_named(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    first, second, third, _ = sorted(next(run.path.glob("reconstructions/cpl-0*")).glob("*.safetensors"))
+    first.unlink()
+    first.with_suffix(".failed.json").write_text('{"reason": "its checksum <differs>"}')
+    second.write_bytes(b"no tensors")
+    replace(Reconstruction.read(third), x=torch.zeros(1, 3, 5000, 5)).write(third)
+    page = report(run)
+    assert "1 case without a reconstruction: its checksum <differs>" in page.text
+    assert f"{second}: not a reconstruction" in page.text
+    assert f"{third}: not examples of shape (3, 12, 12)" in page.text
+    assert page.text.count("label 0, confidence 1.00") == 1
+    monkeypatch.setattr("attacker.report.gather.SHOWN", 2)
+    other = make_run("second")
+    other.attack()
+    other.forget_truth()
+    assert "2 more of 4 are reconstructed and left out here" in report(other).text
+
+
+def test_what_is_not_scored_yet_is_shown_until_it_is(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: row if row["index"] < 3 else None)
+    text = report(run).text
+    assert "CPL recovered 3 of 3 private images" in text
+    assert "1 of 4 cases are not scored yet" in text
+    assert "These are not scored yet, and what they are worth is not known" in text
+    assert text.count("label 0, confidence 1.00") == 1
+    assert "no truth was given" not in text
+
+
+def test_without_truth_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> None:
+    colour = [Column(name="colour", kind="categorical", category=category) for category in ("red", "blue")]
+    run = make_run(columns=[Column(name="age", low=20, high=60), *colour])
+    run.attack()
+    run.forget_truth()
+    assert "age3050colourred or bluered or blue" in report(run).text
+
+
+def test_a_recording_alone_is_reported_with_what_lies_beside_it(make_run: Any, read_page: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    (run.path / "recording").rename(run.path / "theirs")
+    out = build([run.path / "theirs"])
+    assert out == run.path / "report.html"
+    text = read_page(out).text
+    assert "4 examples were reconstructed" in text
+    shutil.rmtree(run.path / "reconstructions")
+    build([run.path / "theirs"])
+    assert f"attacker replay {run.path / 'theirs'} --attack cpl" in read_page(out).text
+
+
+def test_attacks_on_another_recording_in_the_same_folder_are_left_out(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.forget_truth()
+    for path in run.path.glob("reconstructions/*/attack.json"):
+        told = json.loads(path.read_text())
+        path.write_text(json.dumps({**told, "run": {"name": "first", "created": "2020-01-01T00:00:00Z"}}))
+    assert "No attack was replayed on this recording yet" in report(run).text
