@@ -19,7 +19,7 @@ from fedsim.server import checkpoint
 from fedsim.server.averaging import Averaging
 from fedsim.server.checkpoint import Checkpoint
 from fedsim.server.strategy import Recording
-from fedsim.wire.files import append_json_lines, make_private, read_json_lines, replace_json_lines
+from fedsim.wire.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.recorder import Recorder
 from fedsim.wire.room import check_room, explain_full_disk
@@ -59,7 +59,7 @@ def make_server_app(settings_of: Callable[[Context], Settings]) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = settings_of(context)
-        with explain_full_disk(settings.folder):
+        with explain_full_disk(settings.folder), alone(make_private(settings.folder / "state") / "lock"):
             Server(grid, settings).run()
 
     return app

@@ -40,8 +40,8 @@ def record(
     rounds, clients: what is written down, as in an experiment.
 
     Around a strategy that clips or adds noise on the server, what clients sent is recorded, before that: give the outermost one.
-    Raises ValueError where `out` holds a recording already, or a name is unknown; the strategy does so in its first round, before
-    anything is sent or written, where `model` is not the network that it sends.
+    Raises ValueError where `out` holds a recording already, or a name is unknown. The strategy does so before it sends anything,
+    where `model` is not the network that it sends, or it sends each client other weights.
     """
     folder = Path(out)
     _check_new(folder)
@@ -60,9 +60,7 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    own = _Own(strategy)
-
-    state = network.state_dict()
+    own, state = _Own(strategy), network.state_dict()
 
     def start() -> Recording:
         _check_new(folder)
@@ -99,12 +97,24 @@ class _Watched(Wrapper):
         self._optional = frozenset(models.buffer_names(network))
         self._name, self._start = name, start
         self._recording: Recording | None = None
+        self._round = 0
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         self._check(arrays)
+        if server_round <= self._round:
+            raise ValueError(f"round {server_round} is recorded already; record() a new strategy in another folder for a new run")
         if self._recording is None:
             self._recording = self._start()
-        return self._recording.configure_train(server_round, arrays, config, grid)
+        self._round = server_round
+        messages = list(self._recording.configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            for sent in message.content.array_records.values():
+                if sent is not arrays and dict(sent) != dict(arrays):
+                    raise ValueError(
+                        f"node {message.metadata.dst_node_id} is sent other weights than the global ones; "
+                        "a recording holds one set of weights a round"
+                    )
+        return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         return (self._recording or self.inner).aggregate_train(server_round, replies)

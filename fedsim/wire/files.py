@@ -31,6 +31,23 @@ LARGE = 1_000_000
 """Files of so many bytes are let go from memory once they are on disk: fresh pages for each update cost more than writing it."""
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`. Raises ValueError where another process does; on systems without such locks, none is held."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with path.open("a") as file:
+        path.chmod(0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{path.parent.parent}: another process is at work there; wait for it, or stop it") from None
+        yield
+
+
 def make_private(folder: Path) -> Path:
     """Create `folder`, closed to everyone but its owner; one that is there already stays as its owner wants it."""
     if not folder.exists():

@@ -33,6 +33,8 @@ CREATE INDEX IF NOT EXISTS observations_by_client ON observations (client, round
 """
 BUFFER = "buffer:"
 """Sets the names of buffers apart from those of weights in a file that holds both."""
+LONGEST = 2000
+"""Characters of a reason that are kept: a client sends it, and it may be anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ class Recorder:
         """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
         if not is_plain(reply.client):
             raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global'")
+        if reply.num_examples is not None and not 0 <= reply.num_examples < 2**53:
+            raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._round_folder(round) / f"{reply.client}.safetensors"
@@ -95,7 +99,7 @@ class Recorder:
             file, codec = self._relative(path), reply.payload.codec
         self._pending["observations"].append(
             (
-                *(reply.client, reply.node, reply.status, reply.reason, reply.num_examples),
+                *(reply.client, reply.node, reply.status, reply.reason[:LONGEST], reply.num_examples),
                 *(file, sha256, codec, reply.bytes, json.dumps(dict(reply.metrics)), time.time()),
             )
         )

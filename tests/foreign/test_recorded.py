@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
@@ -217,6 +217,28 @@ def test_another_network_is_refused_before_anything_is_sent_or_written(app: Any,
     assert not trained
     assert not app.folder.exists()
     app.run(app.record(), rounds=1)  # the mend works in the same folder
+
+
+def test_a_strategy_that_sends_each_client_other_weights_is_refused(app: Any) -> None:
+    """Else all updates but one would be derived from weights that the client never had."""
+
+    class Personal(FedAvg):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            other = ArrayRecord({name: Array(array.numpy() * 0.5) for name, array in arrays.items()})
+            messages[1].content = RecordDict({"arrays": other, "config": config})
+            return messages
+
+    with pytest.raises(EngineError, match="is sent other weights than the global ones"):
+        app.run(app.record(Personal(fraction_evaluate=0.0)))
+
+
+def test_a_strategy_that_is_started_again_is_refused(app: Any) -> None:
+    strategy = app.record()
+    app.run(strategy)
+    with pytest.raises(EngineError, match="round 1 is recorded already; record"):
+        app.run(strategy)
+    assert len(app.recording.rows()) == 6
 
 
 def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:

@@ -1,0 +1,73 @@
+"""What a client keeps between rounds: asked for a round again, it starts where it started before."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsim import records
+from fedsim.client.memory import keep, recall
+
+
+def state(number: int) -> RecordDict:
+    tensor = torch.full((2, 2), float(number))
+    configs = ConfigRecord({"epoch": number, "secret": "x", "share": 0.1 * number})
+    return RecordDict({"defense": records.to_arrays({"0/w": tensor, "1/b": tensor[0, 0]}), "cursor": configs})
+
+
+def number_of(found: RecordDict) -> Any:
+    return found["cursor"]["epoch"] if "cursor" in found else None  # type: ignore[index]
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    keep(tmp_path, 4, state(4))
+    found = recall(tmp_path, before=5)
+    assert dict(found["cursor"]) == {"epoch": 4, "secret": "x", "share": 0.4}  # type: ignore[arg-type]
+    tensors = records.to_tensors(found["defense"])  # type: ignore[arg-type]
+    assert list(tensors) == ["0/w", "1/b"]
+    assert torch.equal(tensors["0/w"], torch.full((2, 2), 4.0))
+    assert tensors["1/b"].shape == ()
+
+
+def test_a_round_starts_from_the_rounds_before_it(tmp_path: Path) -> None:
+    assert len(recall(tmp_path, before=1)) == 0
+    assert len(recall(tmp_path / "nowhere", before=1)) == 0
+    for number in (1, 3, 4):
+        keep(tmp_path, number, state(number))
+    assert number_of(recall(tmp_path, before=5)) == 4
+    assert number_of(recall(tmp_path, before=4)) == 3  # asked for round 4 once more
+
+
+def test_a_round_done_again_replaces_itself_and_leaves_what_it_starts_from(tmp_path: Path) -> None:
+    for number in (1, 2, 2, 2):
+        keep(tmp_path, number, state(number))
+        assert number_of(recall(tmp_path, before=2)) == 1
+    assert number_of(recall(tmp_path, before=3)) == 2
+
+
+def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 30):
+        keep(tmp_path, number, state(number))
+    assert sorted(os.listdir(tmp_path)) == ["state-00028.safetensors", "state-00029.safetensors"]
+
+
+def test_what_a_later_round_left_before_the_server_went_back_is_forgotten(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        keep(tmp_path, number, state(number))
+    keep(tmp_path, 2, state(20))
+    assert number_of(recall(tmp_path, before=9)) == 20
+
+
+def test_a_half_written_file_is_never_read(tmp_path: Path) -> None:
+    keep(tmp_path, 1, state(1))
+    (tmp_path / ".state-00002.safetensors.77.partial").write_bytes(b"half")
+    assert number_of(recall(tmp_path, before=3)) == 1
+
+
+@pytest.mark.parametrize("empty", [RecordDict(), RecordDict({"defense": records.to_arrays({})})])
+def test_nothing_is_kept_as_nothing(empty: RecordDict, tmp_path: Path) -> None:
+    keep(tmp_path, 1, empty)
+    assert list(recall(tmp_path, before=2)) == list(empty)

@@ -1,0 +1,60 @@
+"""The adapter between tensors and Flower's records: the same bytes as Flower's own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array
+from hypothesis import given
+from hypothesis.extra import numpy as arrays
+
+from fedsim import records
+
+KINDS = arrays.integer_dtypes() | arrays.floating_dtypes(endianness="<") | arrays.boolean_dtypes()
+
+
+@given(arrays.arrays(KINDS, arrays.array_shapes(min_dims=0, min_side=0, max_dims=4, max_side=4)))
+def test_packing_gives_flowers_bytes_and_viewing_gives_the_values_back(values: Any) -> None:
+    ours, flowers = records.pack(values), Array(values)
+    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (flowers.dtype, flowers.shape, flowers.stype, flowers.data)
+    for array in (ours, flowers):
+        seen = records.view(array)
+        assert seen.dtype == values.dtype
+        assert seen.shape == values.shape
+        assert seen.tobytes() == values.tobytes()
+
+
+def test_arrays_in_fortran_order_are_read_as_flower_reads_them() -> None:
+    values = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    assert np.array_equal(records.view(Array(values)), values)
+    assert np.array_equal(records.view(records.pack(values)), values)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"shape": (3,)},
+        {"dtype": "float64"},
+        {"data": b""},
+        {"data": b"\x93NUMPY\x01\x00"},
+        {"dtype": "object"},
+        {"dtype": "nonsense"},
+        {"shape": (2**40, 2**40)},
+    ],
+)
+def test_what_does_not_fit_together_never_gives_other_values(broken: dict[str, Any]) -> None:
+    whole = Array(np.float32([1, 2]))
+    array = Array(**{**{k: getattr(whole, k) for k in ("dtype", "shape", "stype", "data")}, **broken})
+    try:
+        seen = records.view(array)
+    except (ValueError, EOFError, TypeError):
+        return
+    assert np.array_equal(seen, [1, 2])
+
+
+def test_tensors_are_copies_that_may_be_written_to() -> None:
+    array = Array(np.float32([1, 2]))
+    tensor = records.to_tensor(array)
+    tensor.add_(1)
+    assert torch.equal(records.to_tensor(array), torch.tensor([1.0, 2.0]))

@@ -1,0 +1,104 @@
+"""What is recorded, and that there is room for it."""
+
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.engine import EngineError
+from fedsim.wire import Recording
+from fedsim.wire.room import SPARE, DiskFull, check_room, explain_full_disk
+from fedsim.wire.selection import Wanted, parse_clients
+
+Federate = Callable[..., Run]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("all", None),
+        ("5", 5),
+        ("123456", 123456),
+        ("1234567", frozenset({"1234567"})),  # a node id
+        ("3f2a,77b0", frozenset({"3f2a", "77b0"})),
+        ("3f2a, 77b0", frozenset({"3f2a", "77b0"})),
+    ],
+)
+def test_clients_are_a_number_or_names(text: str, expected: Any) -> None:
+    assert parse_clients(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "", "../x", "a,,b", "global", "a b"])
+def test_what_names_no_client_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="clients"):
+        parse_clients(text)
+
+
+def test_the_first_so_many_clients_are_recorded_and_stay_the_same(federate: Federate) -> None:
+    run = federate(rounds=6, clients={"count": 5, "fraction": 0.6}, record={"clients": 2})
+    recording = Recording(run.out / "recording")
+    assert len(recording.clients()) == 2
+    assert len({row.round for row in recording.rows()}) > 2
+    assert all(len(o.cohort) == 3 for o in recording.observations())  # the others are known to have been there
+
+
+def test_named_clients_are_recorded(federate: Federate) -> None:
+    everyone = Recording(federate("all").out / "recording").clients()
+    run = federate("some", record={"clients": f"{everyone[0]},{everyone[2]}"})
+    assert Recording(run.out / "recording").clients() == [everyone[0], everyone[2]]
+    assert Wanted.parse("1-2", "3") == Wanted(rounds=frozenset({1, 2}), at_most=3)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SPARE + 1_500_000))
+    check_room(tmp_path / "not" / "there", 1_500_000, "it takes", "do less")
+    with pytest.raises(DiskFull, match=r"it takes about 1\.6 MB, and 21\.5 MB are free; make room, or do less"):
+        check_room(tmp_path, 1_600_000, "it takes", "do less")
+
+
+def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it goes on, to the end of one that never stopped."""
+    plain = Recording(federate("plain", rounds=4).out / "recording")
+    real, writes = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        writes.append(descriptor)
+        if len(writes) > 45:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(EngineError, match="the disk is full; whole rounds are kept: make room, and go on with --resume"):
+            federate("run", rounds=4)
+    out = plain.folder.parent.parent / "run"
+    so_far = len(list(Recording(out / "recording").observations()))
+    assert 0 < so_far < 12
+    assert so_far % 3 == 0
+    assert not list(out.rglob("*.partial"))
+    run = Run(experiment=_experiment(out), out=out, device="cpu", resume=True)
+    engine.run(run, engine="local")
+    seen = {o.key: o.update["1.weight"].numpy().tobytes() for o in Recording(out / "recording").observations()}
+    assert seen == {o.key: o.update["1.weight"].numpy().tobytes() for o in plain.observations()}
+
+
+def _experiment(out: Path) -> Any:
+    from fedsim.experiment import read
+
+    return read(out / "experiment.toml")
+
+
+def test_a_full_disk_is_told_in_our_words_and_nothing_else_is(tmp_path: Path) -> None:
+    for error in (OSError(errno.ENOSPC, "x"), OSError(errno.EDQUOT, "x"), sqlite3.OperationalError("database or disk is full")):
+        with pytest.raises(DiskFull), explain_full_disk(tmp_path):
+            raise error
+    with pytest.raises(PermissionError), explain_full_disk(tmp_path):
+        raise PermissionError(errno.EACCES, "x")
