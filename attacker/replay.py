@@ -175,6 +175,7 @@ class Replay:
                 "client": row.client,
                 "attempt": row.attempt,
                 "num_examples": row.num_examples,
+                "codec": row.codec,
                 "status": row.status,
                 "reason": row.reason,
             }

@@ -1,7 +1,7 @@
 """What recording costs a federation, and whether it stays so over many clients and rounds.
 
-python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
-python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
+    python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
+    python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
     python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
 """
 

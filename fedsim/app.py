@@ -57,7 +57,10 @@ class Run:
     resume: bool = False
 
     def model(self) -> ModelSpec:
-        return ModelSpec(name=self.experiment.model.name, arguments=self.experiment.model.arguments)
+        named = self.experiment.model
+        if ":" in named.name:  # the experimenter's own file names it: that is asking for it
+            models.admit(named.name)
+        return ModelSpec(name=named.name, arguments=named.arguments)
 
     def data(self) -> datasets.Dataset:
         return datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
@@ -81,8 +84,9 @@ class Run:
     def _try_out(self) -> None:
         data = self.data()
         model = models.build(self.model(), data.spec)
+        x, y = data.train[:1]
         with torch.no_grad():
-            model(data.spec.normalise(data.train[:1][0]))
+            models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
         self.strategy()
         sizes = [len(part) for part in _split(self.experiment.to_toml())]
         training = self.experiment.training
@@ -113,8 +117,7 @@ class Run:
     def round_bytes(self) -> int:
         """About what the recording of one round takes on disk."""
         e = self.experiment
-        with torch.device("meta"):
-            model = models.build(self.model(), self.data().spec)
+        model = models.layout(self.model(), self.data().spec)
         values = sum(p.numel() for p in model.parameters())
         if e.training.buffers == "shared":
             values += sum(b.numel() for b in model.buffers())
@@ -197,7 +200,7 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
             defense=DefenseSpec.parse(run.experiment.defense),
             private=run.out / "clients",
             truth=run.out / "truth",
-            described=lambda: datasets.described(data, run.experiment.data.arguments),
+            described=lambda: datasets.described(data, run.experiment.data.name, run.experiment.data.arguments),
             holdings=lambda number: (data.train, parts[number]),
             seed=run.client_seed,
             device=run.resolved_device(),

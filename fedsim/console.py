@@ -46,6 +46,8 @@ def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> 
     """
     try:
         yield
+    except (typer.Exit, typer.Abort):  # said already
+        raise
     except KeyboardInterrupt:
         err.print(f"interrupted; {kept}")
         raise typer.Exit(130) from None

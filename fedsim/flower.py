@@ -13,15 +13,16 @@ from fedsim.experiment import read
 
 
 @lru_cache(maxsize=2)
-def _run(experiment: str, out: str) -> Run:
+def _run(experiment: str, out: str, resume: bool) -> Run:
     path = Path(experiment)
     if not path.exists():
         path = Path(__file__).parent.parent / experiment
-    return Run(experiment=read(path), out=Path(out).absolute())
+    return Run(experiment=read(path), out=Path(out).absolute(), resume=resume).settled()
 
 
 def _run_of(context: Context) -> Run:
-    return _run(str(context.run_config["experiment"]), str(context.run_config["out"]))
+    config = context.run_config
+    return _run(str(config["experiment"]), str(config["out"]), bool(config["resume"]))
 
 
 client = client_app(_run_of)

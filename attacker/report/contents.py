@@ -104,5 +104,9 @@ class Run:
     def clients(self) -> tuple[str, ...]:
         return tuple(sorted({row.client for row in self.observations}))
 
+    @cached_property
+    def codecs(self) -> tuple[str, ...]:
+        return tuple(sorted({row.codec for row in self.observations if row.codec is not None}))
+
     def observed(self, status: str) -> int:
         return sum(row.status == status for row in self.observations)

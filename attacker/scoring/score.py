@@ -24,8 +24,6 @@ from fedsim.truth import TruthReader, Used
 from fedsim.wire.files import make_private, read_json_lines, replace_json_lines
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
-IF_TOLD = ("rounding", "codec")
-"""Facts of a run that go into its rows where a replay wrote them down."""
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 Row = dict[str, Any]
@@ -112,6 +110,7 @@ class Scorer:
         found, reason = _read(folder, case["key"], truth)
         common = {**_common(folder, facts), "data": self.data.name, "case": case["key"]}
         common |= {"rounds": [case["round"]], "client": case["client"], "environment": environment()}
+        common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
@@ -205,13 +204,11 @@ def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None,
 
 def _common(folder: Path, facts: Row) -> Row:
     """What all rows of an attack share."""
-    told = {**facts["run"], **facts}
     return {
         "run": facts["run"]["name"],
         "source": folder.name,
         **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "oracles", "seed")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
-        **{key: told[key] for key in IF_TOLD if key in told},
     }
 
 

@@ -71,10 +71,10 @@ def _load(name: str, arguments: str) -> Dataset:
     return factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
 
 
-def described(dataset: Dataset, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What truth says of the data set that its indices refer to."""
+def described(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What truth says of the data set that its indices refer to; `load(name, **arguments)` loads it again."""
     return {
-        "name": dataset.name,
+        "name": name,
         "arguments": dict(arguments),
         "content_hash": dataset.content_hash(),
         "size": len(dataset.train),

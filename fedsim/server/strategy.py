@@ -67,31 +67,21 @@ class Recording(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        answered = list(replies)
-        for message in answered:
+        by_node = {message.metadata.src_node_id: message for message in replies}
+        for message in by_node.values():
             self._learn_name(message)
-        late = sorted(set(self._asked) - {message.metadata.src_node_id for message in answered})
-        named = _distinct(
-            sorted((self._name(message.metadata.src_node_id), message.metadata.src_node_id) for message in answered)
-        )
-        by_node = {message.metadata.src_node_id: message for message in answered}
-        packed = {node: message.has_content() and records.PAYLOAD in message.content for node, message in by_node.items()}
-        cohort = sorted([*named.values(), *map(self._name, late)])
-        accepted, received = [], []
-        for node, client in named.items():
-            reply = replace(self._receive(by_node[node]), client=client)
-            if self._writes(server_round) and self._keeps(client):
-                self._recorder.received(server_round, reply)
-            received.append(replace(reply, payload=None, buffers={}))  # one update in memory at a time
-            if reply.status == "complete" or by_node[node].has_error() or (self._foreign and not packed[node]):
-                accepted.append(by_node[node])
-        for node in late:
-            reply = Reply(client=self._name(node), node=str(node), status="late", reason="no answer in time")
-            if self._writes(server_round) and self._keeps(reply.client):
-                self._recorder.received(server_round, reply)
-            received.append(reply)
+        named = _distinct(sorted((self._name(node), node) for node in by_node))
+        late = {node: self._name(node) for node in sorted(set(self._asked) - by_node.keys())}
+        packed = {node for node, message in by_node.items() if message.has_content() and records.PAYLOAD in message.content}
+        received = [self._write(server_round, client, self._receive(by_node[node])) for node, client in named.items()]
+        received += [self._write(server_round, client, _late(node)) for node, client in late.items()]
         if self._writes(server_round):
-            self._recorder.commit(server_round, cohort, attempt=self._attempt)
+            self._recorder.commit(server_round, sorted([*named.values(), *late.values()]), attempt=self._attempt)
+        accepted = [
+            by_node[node]
+            for node, reply in zip(named, received, strict=False)
+            if reply.status == "complete" or by_node[node].has_error() or (self._foreign and node not in packed)
+        ]
         if self._foreign:
             accepted.sort(key=list(by_node.values()).index)
         complete = sum(reply.status == "complete" for reply in received)
@@ -101,6 +91,13 @@ class Recording(Wrapper):
             "missing": len(received) - complete,
         }
         return self.inner.aggregate_train(server_round, accepted)
+
+    def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
+        """Write a reply down, and let go of what is large: one update in memory at a time."""
+        reply = replace(reply, client=client)
+        if self._writes(server_round) and self._keeps(client):
+            self._recorder.received(server_round, reply)
+        return replace(reply, payload=None, buffers={})
 
     def _writes(self, server_round: int) -> bool:
         return self._wanted.rounds is None or server_round in self._wanted.rounds
@@ -187,6 +184,10 @@ class Recording(Wrapper):
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
             raise ValueError(f"names or shapes differ from the weights sent, the first: {wrong[0]}")
+
+
+def _late(node: int) -> Reply:
+    return Reply(client=str(node), node=str(node), status="late", reason="no answer in time")
 
 
 def _plus(start: Array, update: Tensor) -> Array:

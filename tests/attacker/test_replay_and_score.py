@@ -81,6 +81,7 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
     assert sum(row["success"] for row in rows) > 4
     assert {row["ssim"] for row in rows} == {None}
     assert all(row["ssim_global"] > 0.5 for row in rows if row["success"])
+    assert {(row["codec"], row["rounded"]) for row in rows} == {("dense", False)}
     assert {row["environment"]["torch"] for row in rows} == {version("torch")}
     assert all("commit" in row["environment"] and row["lpips"] is None for row in rows)
     assert {row["lpips_reason"] for row in rows} == {"AlexNet needs images of 31x31 pixels at least, got 8x8"}

@@ -123,7 +123,7 @@ def test_unknown_names_and_arguments_say_what_exists(name: str, arguments: dict[
 
 def test_what_truth_says_of_a_data_set() -> None:
     data = datasets.load("digits")
-    assert datasets.described(data, {"a": 1}) == {
+    assert datasets.described(data, data.name, {"a": 1}) == {
         "name": "digits",
         "arguments": {"a": 1},
         "content_hash": data.content_hash(),

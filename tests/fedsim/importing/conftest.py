@@ -1,0 +1,36 @@
+"""One step of one client, and the command that imports it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from state_dicts import RATE, SETTINGS, Arrays, network
+from torch import Tensor, nn
+from typer.testing import CliRunner, Result
+
+from fedsim.cli import app
+
+
+@pytest.fixture
+def step() -> tuple[Arrays, Arrays, dict[str, Tensor]]:
+    """Weights before and after one step on one image, and the gradient of that step."""
+    torch.manual_seed(0)
+    model = network()
+    before = {name: t.detach().clone().numpy() for name, t in model.state_dict().items()}
+    nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([2])).backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return before, {name: t.detach().numpy() for name, t in model.state_dict().items()}, gradient
+
+
+@pytest.fixture
+def bring(tmp_path: Path) -> Callable[..., Result]:
+    """`fedsim import` of two files; settings are what is appended to `SETTINGS`, and --out is `out`."""
+
+    def go(before: Path, after: Path, more: str = "", *options: str, settings: str = SETTINGS) -> Result:
+        (tmp_path / "settings.toml").write_text(settings + more)
+        call = ["import", before, after, "--settings", tmp_path / "settings.toml", "--out", tmp_path / "out", *options]
+        return CliRunner().invoke(app, [str(part) for part in call])
+
+    return go

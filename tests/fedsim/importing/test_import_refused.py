@@ -1,0 +1,128 @@
+"""What cannot be imported is refused in one line, and what is hostile is not executed."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from state_dicts import Arrays, network, words, write
+
+
+def broken(change: Callable[[Arrays], None]) -> Callable[[Path, Any], tuple[Path, Path]]:
+    def files(folder: Path, step: Any) -> tuple[Path, Path]:
+        after = dict(step[1])
+        change(after)
+        return write(folder / "a.npz", step[0]), write(folder / "b.npz", after)
+
+    return files
+
+
+def other(name: str, content: bytes) -> Callable[[Path, Any], tuple[Path, Path]]:
+    def files(folder: Path, step: Any) -> tuple[Path, Path]:
+        (folder / name).write_bytes(content)
+        return write(folder / "a.npz", step[0]), folder / name
+
+    return files
+
+
+def objects(folder: Path, step: Any) -> tuple[Path, Path]:
+    np.savez(folder / "b.npz", **{"0.weight": np.array([{}], dtype=object)})
+    return write(folder / "a.npz", step[0]), folder / "b.npz"
+
+
+def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
+    torch.save(network(), folder / "b.pt")
+    return write(folder / "a.npz", step[0]), folder / "b.pt"
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "told"),
+    [
+        (
+            broken(lambda a: a.update({"7.bias": np.float32([1, 2, 3])})),
+            "",
+            "b.npz: '7.bias' has shape (3,), and the model's has (4,)",
+        ),
+        (broken(lambda a: a.pop("7.bias")), "", "b.npz: no tensor '7.bias'; there is nothing else. Name them in [names]"),
+        (broken(lambda a: a.update({"b": a.pop("7.bias")})), "", "no tensor '7.bias'; there is b. Name them in [names]"),
+        (broken(lambda a: a["0.bias"].__setitem__(3, np.nan)), "", "b.npz: '0.bias' holds NaN or an infinity"),
+        (broken(lambda a: a["0.bias"].__setitem__(3, np.inf)), "", "b.npz: '0.bias' holds NaN or an infinity"),
+        (broken(lambda a: a.update({"0.bias": a["0.bias"].astype(np.float16)})), "", "is of torch.float16, and the model's of"),
+        (
+            broken(lambda a: a.update({"0.bias": a["0.bias"].astype(int)})),
+            "",
+            "is of torch.int64, and the model's of torch.float32",
+        ),
+        (lambda folder, step: (write(folder / "a.npz", step[0]),) * 2, "", "hold the same weights: there is no update"),
+        (broken(lambda a: None), 'names = { "x" = "7.bias" }', "a.npz: no tensor 'x', which the settings name; there is 0.bias"),
+        (broken(lambda a: None), 'names = { "7.bias" = "x" }', "names: the model has no tensor 'x'; it has 0.weight"),
+        (broken(lambda a: None), 'names = { "7.bias" = "0.bias" }', "two of its tensors get one name"),
+        (broken(lambda a: None), 'flatten = { "7.weight" = [12, 2, 2] }', "it goes with layout"),
+        (broken(lambda a: None), 'layout = "keras"', "has shape (5, 5, 12, 1), and the model's has"),
+        (
+            broken(lambda a: None),
+            'layout = "keras"\nflatten = { "8.weight" = [1, 2, 2] }',
+            "flatten: the model has no tensor '8.weight'",
+        ),
+        (broken(lambda a: None), 'layout = "tensorflow"', "settings.toml: layout"),
+        (broken(lambda a: None), 'defense = "clipp(1)"', "Did you mean 'clip'?"),
+        (broken(lambda a: None), "data.mena = [0.5]", "settings.toml: data: unknown key 'mena'. Known: shape"),
+        (broken(lambda a: None), "training.lr = 0.5", "settings.toml: training.lr: unknown key"),
+        (broken(lambda a: None), "num_example = 1", "settings.toml: num_example: unknown key"),
+        (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),
+        (other("b.h5", b"x"), "", "b.h5: unknown kind of file; give .safetensors, .npz or .pt"),
+        (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: cannot be read"),
+        (other("b.safetensors", b"\xff" * 100), "", "b.safetensors: cannot be read"),
+        (other("b.pt", b"junk"), "", "b.pt: "),
+        (other("b.pt", b""), "", "b.pt: "),
+        (objects, "", "b.npz: cannot be read"),
+        (whole_model, "", "b.pt: holds more than tensors by name, and is not executed; save model.state_dict()"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path, step: Any, bring: Any, files: Any, more: str, told: str
+) -> None:
+    result = bring(*files(tmp_path, step), more)
+    assert result.exit_code == 2
+    assert told in words(result)
+    assert "Traceback" not in result.stderr
+    assert "weights_only" not in result.stderr  # the advice to run what is in there
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+class Hostile:
+    """Makes a folder as soon as it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch.save"])
+def test_code_in_a_file_is_never_executed(tmp_path: Path, step: Any, bring: Any, kind: str) -> None:
+    hostile = {"0.weight": Hostile(tmp_path / "executed")}
+    if kind == "pickle":
+        (tmp_path / "b.pt").write_bytes(pickle.dumps(hostile, protocol=2))
+    else:
+        torch.save(hostile, tmp_path / "b.pt")
+    result = bring(write(tmp_path / "a.npz", step[0]), tmp_path / "b.pt")
+    assert result.exit_code == 2
+    assert "is not executed" in words(result)
+    assert not (tmp_path / "executed").exists()
+    assert not (tmp_path / "out").exists()
+    torch.load(tmp_path / "b.pt", weights_only=False) if kind == "torch.save" else pickle.loads((tmp_path / "b.pt").read_bytes())
+    assert (tmp_path / "executed").exists()  # it would have been
+
+
+def test_a_checkpoint_with_the_state_dict_inside_is_told_from_one(tmp_path: Path, step: Any, bring: Any) -> None:
+    torch.save({"epoch": 3, "model": {name: torch.from_numpy(a) for name, a in step[1].items()}}, tmp_path / "b.pt")
+    result = bring(write(tmp_path / "a.npz", step[0]), tmp_path / "b.pt")
+    assert result.exit_code == 2
+    assert "b.pt: no tensor '0.weight'" in words(result)

@@ -1,0 +1,175 @@
+"""Two state dicts of any framework become a recording that can be attacked."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from state_dicts import RATE, SETTINGS, words, write
+from typer.testing import CliRunner, Result
+
+from attacker.cli import app as attacker_app
+from fedsim import models
+from fedsim.wire import ModelSpec, Observation, Recording
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "import.toml"
+
+
+def observed(tmp_path: Path) -> Observation:
+    (one,) = Recording(tmp_path / "out" / "recording").observations()
+    return one
+
+
+@pytest.mark.parametrize("kind", [".npz", ".safetensors", ".pt", ".pth"])
+def test_a_step_comes_back_as_the_clients_update(tmp_path: Path, step: Any, bring: Any, kind: str) -> None:
+    before, after, gradient = step
+    told = bring(write(tmp_path / f"sent{kind}", before), write(tmp_path / f"back{kind}", after))
+    assert told.exit_code == 0, told.stderr
+    assert f"attacker replay {tmp_path / 'out'} --attack cpl" in " ".join(told.stdout.split())
+    o = observed(tmp_path)
+    assert (o.round, o.num_examples, o.payload.codec, o.model.name) == (1, 1, "weights", "lenet_dlg")
+    for name, g in gradient.items():
+        assert torch.equal(o.weights[name], torch.from_numpy(before[name]))
+        assert torch.equal(o.payload.tensors[name], torch.from_numpy(after[name]))
+        error = (o.update[name].double() + RATE * g.double()).abs()
+        assert (error <= o.rounding[name] + 1e-7 * g.abs()).all()
+
+
+def test_out_of_float64_the_update_has_no_rounding_to_speak_of(tmp_path: Path, step: Any, bring: Any) -> None:
+    before, _, gradient = step
+    wide = {name: a.astype(np.float64) for name, a in before.items()}
+    tiny = {name: a - 1e-9 * gradient[name].double().numpy() for name, a in wide.items()}  # lost in float32
+    assert bring(write(tmp_path / "a.npz", wide), write(tmp_path / "b.npz", tiny)).exit_code == 0
+    o = observed(tmp_path)
+    assert (o.payload.codec, o.rounding) == ("dense", {})
+    for name, g in gradient.items():
+        assert o.weights[name].dtype is o.update[name].dtype is torch.float32
+        torch.testing.assert_close(o.update[name], -1e-9 * g, rtol=1e-4, atol=1e-15)
+
+
+def to_keras(name: str, a: np.ndarray, chw: tuple[int, int, int]) -> np.ndarray:
+    """By hand, one weight after the other: kernels (height, width, in, out), and pixels flattened channels last."""
+    if a.ndim == 4:
+        kernel = np.zeros((*a.shape[2:], a.shape[1], a.shape[0]), a.dtype)
+        for o, i, y, x in np.ndindex(a.shape):
+            kernel[y, x, i, o] = a[o, i, y, x]
+        return kernel
+    if a.ndim == 2:
+        c, h, w = chw
+        kernel = np.zeros(a.shape[::-1], a.dtype)
+        for k, y, x in np.ndindex(c, h, w):
+            kernel[(y * w + x) * c + k] = a[:, (k * h + y) * w + x]
+        return kernel
+    return a
+
+
+KERAS = {"0": "conv2d", "2": "conv2d_1", "4": "conv2d_2", "7": "dense"}
+KEYS = {"weight": "kernel", "bias": "bias"}
+
+
+def keras_name(name: str) -> str:
+    layer, key = name.split(".")
+    return f"{KERAS[layer]}/{KEYS[key]}"
+
+
+def keras_settings(names: Any, flatten: str) -> str:
+    table = ", ".join(f'"{keras_name(name)}" = "{name}"' for name in names)
+    return f'layout = "keras"\nnames = {{ {table} }}\n{flatten}\n'
+
+
+def test_the_layout_of_keras_and_jax_comes_back_as_that_of_the_model(tmp_path: Path, step: Any, bring: Any) -> None:
+    files = [
+        write(tmp_path / file, {keras_name(name): to_keras(name, a, (12, 2, 2)) for name, a in arrays.items()})
+        for file, arrays in zip(("sent.npz", "back.npz"), step[:2], strict=True)
+    ]
+    told = bring(*files, keras_settings(step[0], 'flatten = { "7.weight" = [12, 2, 2] }'))
+    assert told.exit_code == 0, told.stderr
+    o = observed(tmp_path)
+    for name, a in step[0].items():
+        assert torch.equal(o.weights[name], torch.from_numpy(a)), name
+        assert torch.equal(o.payload.tensors[name], torch.from_numpy(step[1][name]))
+
+
+def test_no_shape_tells_in_which_order_pixels_were_flattened(tmp_path: Path, step: Any, bring: Any) -> None:
+    """Without `flatten` the import goes through, and the linear layer is another one: the settings' example says so."""
+    arrays = [{keras_name(name): to_keras(name, a, (12, 2, 2)) for name, a in part.items()} for part in step[:2]]
+    told = bring(write(tmp_path / "a.npz", arrays[0]), write(tmp_path / "b.npz", arrays[1]), keras_settings(step[0], ""))
+    assert told.exit_code == 0
+    o = observed(tmp_path)
+    assert torch.equal(o.weights["0.weight"], torch.from_numpy(step[0]["0.weight"]))
+    assert not torch.allclose(o.weights["7.weight"], torch.from_numpy(step[0]["7.weight"]))
+    assert "flatten" in EXAMPLE.read_text()
+
+
+NORMED = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4))
+"""
+
+
+def test_batch_norm_comes_without_pytorchs_counter_and_the_model_is_code_that_is_named(
+    tmp_path: Path, bring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_net.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rng = np.random.default_rng(0)
+    shapes = {"0.weight": (2, 1, 3, 3), "0.bias": (2,), "1.weight": (2,), "1.bias": (2,), "3.weight": (4, 72), "3.bias": (4,)}
+    statistics = {"1.running_mean": np.float32([1, 2]), "1.running_var": np.float32([3, 4])}
+    sent = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()} | statistics
+    back = {name: a + np.float32(0.5) for name, a in sent.items()}
+    files = write(tmp_path / "a.npz", sent), write(tmp_path / "b.npz", back)
+    settings = SETTINGS.replace("lenet_dlg", "their_net:net")
+    refused = bring(*files, settings=settings)
+    assert refused.exit_code == 2
+    assert "only imported where asked for by name: --model their_net:net" in words(refused)
+    told = bring(*files, "", "--model", "their_net:net", settings=settings)
+    assert told.exit_code == 0, told.stderr
+    assert "--attack cpl --model their_net:net" in " ".join(told.stdout.split())
+    o = observed(tmp_path)
+    assert set(o.weights) == set(shapes)
+    assert [o.buffers["1.running_var"].tolist(), o.buffers_after["1.running_var"].tolist()] == [[3, 4], [3.5, 4.5]]
+    assert (o.buffers["1.num_batches_tracked"].dtype, int(o.buffers["1.num_batches_tracked"])) == (torch.int64, 0)
+    replayed = replay(tmp_path, "--model", "their_net:net")
+    assert replayed.exit_code == 0, replayed.stderr
+
+
+def replay(tmp_path: Path, *options: str) -> Result:
+    call = ["replay", str(tmp_path / "out"), "--attack", "cpl", "--set", "steps=3", "--no-null", "--device", "cpu", *options]
+    return CliRunner().invoke(attacker_app, call)
+
+
+def test_what_was_imported_can_be_attacked(tmp_path: Path, step: Any, bring: Any) -> None:
+    assert bring(write(tmp_path / "a.npz", step[0]), write(tmp_path / "b.npz", step[1])).exit_code == 0
+    told = replay(tmp_path)
+    assert told.exit_code == 0, told.stderr
+    from attacker.reconstruction import Reconstruction
+
+    (file,) = (tmp_path / "out" / "reconstructions").rglob("00001-imported.safetensors")
+    found = Reconstruction.read(file)
+    assert (tuple(found.x.shape), found.y.tolist()) == ((1, 1, 8, 8), [2])
+    assert found.loss[-1] < found.loss[0]
+
+
+def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, bring: Any) -> None:
+    files = write(tmp_path / "a.npz", step[0]), write(tmp_path / "b.npz", step[1])
+    assert bring(*files).exit_code == 0
+    again = bring(*files)
+    assert again.exit_code == 2
+    assert "holds a recording already; choose another folder, or fedsim delete it" in words(again)
+
+
+def test_the_example_of_the_settings_is_read_also_with_what_it_only_mentions(tmp_path: Path) -> None:
+    from fedsim.importing import Settings
+
+    text = EXAMPLE.read_text()
+    assert (Settings.read(EXAMPLE).model.name, Settings.read(EXAMPLE).layout) == ("lenet_cpl", "torch")
+    (tmp_path / "all.toml").write_text(re.sub(r"^# (names|layout|flatten)", r"\1", text, flags=re.MULTILINE))
+    settings = Settings.read(tmp_path / "all.toml")
+    assert (settings.layout, settings.flatten) == ("keras", {"9.weight": (12, 8, 8)})
+    state = models.build(ModelSpec(name="lenet_cpl"), settings.data).state_dict()
+    assert state["9.weight"].shape[1] == 12 * 8 * 8
+    assert set(settings.names.values()) <= set(state)

@@ -1,0 +1,88 @@
+"""`fedsim verify`, `fedsim delete` and `fedsim run --resume`, as users type them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedsim.cli import app
+
+EXPERIMENT = """
+rounds = 3
+model = { name = "mlp", hidden = [4] }
+data = "digits"
+clients = { count = 3 }
+training = { learning_rate = 0.5, batch_size = 4, steps = 1 }
+"""
+
+
+def run(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=answer)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(EXPERIMENT)
+    assert run("run", "e.toml", "--out", "done", "--engine", "local", "--client-seed", "1").exit_code == 0
+    return tmp_path / "done"
+
+
+def test_a_whole_recording_is_verified(finished: Path) -> None:
+    told = run("verify", "done")
+    assert told.exit_code == 0
+    assert "9 of 9 observations of 3 rounds are intact" in told.stdout
+    assert json.loads(run("verify", "done", "--json").stdout)["damaged"] == []
+
+
+def test_damage_is_named_and_is_status_1(finished: Path) -> None:
+    victim = sorted((finished / "recording" / "rounds" / "00002").glob("[0-9a-f]*.safetensors"))[0]
+    victim.write_bytes(victim.read_bytes()[:-5])
+    told = run("verify", "done")
+    assert told.exit_code == 1
+    assert victim.name in told.stdout
+    assert "8 of 9 observations of 3 rounds are intact" in told.stdout
+    assert "error" not in told.stderr
+
+
+def test_deleting_asks_and_takes_no_for_an_answer(finished: Path) -> None:
+    refused = run("delete", "done", answer="n\n")
+    assert refused.exit_code == 1
+    assert "Delete the run done" in refused.stderr
+    assert "error" not in refused.stderr
+    assert finished.exists()
+    assert run("delete", "done", answer="y\n").exit_code == 0
+    assert not finished.exists()
+
+
+def test_what_is_no_run_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    told = run("delete", str(tmp_path), "--yes")
+    assert told.exit_code == 2
+    assert "neither a run nor a recording" in told.stderr.replace("\n", " ")
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
+    """Its last checkpoint says round 3: an experiment cut off after round 2 looks like this one without it."""
+    assert "done already" in run("run", "e.toml", "--out", "done", "--engine", "local", "--resume").stderr
+    (finished / "state" / "server.safetensors").unlink()
+    refused = run("run", "e.toml", "--out", "done", "--engine", "local")
+    assert refused.exit_code == 2
+    assert "0 of 3 rounds; go on with --resume, or fedsim delete it first" in refused.stderr.replace("\n", " ")
+    before = {p.name: p.read_bytes() for p in (finished / "recording" / "rounds").rglob("*.safetensors")}
+    again = run("run", "e.toml", "--out", "done", "--engine", "local", "--resume")
+    assert again.exit_code == 0
+    assert {p.name: p.read_bytes() for p in (finished / "recording" / "rounds").rglob("*.safetensors")} == before
+
+
+def test_only_some_rounds_and_clients_are_recorded(finished: Path) -> None:
+    told = run("run", "e.toml", "--out", "some", "--engine", "local", "--record-rounds", "2-3", "--record-clients", "1", "--json")
+    assert told.exit_code == 0
+    result = json.loads(told.stdout)
+    assert [row["round"] for row in result["per_round"]] == [2, 3]
+    assert len(result["clients"]) == 1
+    wrong = run("run", "e.toml", "--out", "none", "--record-clients", "../x")
+    assert wrong.exit_code == 2
+    assert "no client's name" in wrong.stderr.replace("\n", " ")
