@@ -13,7 +13,7 @@ from rich.table import Table
 from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
-    from attacker.scoring import Summary
+    from attacker.scoring import Scorer, Summary
     from fedsim.wire import Recording
 
 app = command_line("Attack a recording, score what came out, and show it.")
@@ -146,19 +146,35 @@ def score(
         run, sources = _sources(folder)
         described = (data, dict[str, Any]()) if data else None
         scorer = Scorer(run, _truth(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
-        rows = []
-        with progress_bar() as bar:
-            task = bar.add_task("scoring", total=len(sources), words="")
-            for source in sources:
-                rows += scorer.score(source)
-                bar.advance(task)
-        summaries = summarise(rows)
+        summaries = summarise(_scores(scorer, sources))
         if as_json:
-            print_json([one.as_json() for one in summaries])
+            print_json([{**one.as_json(), "untold": scorer.untold[one.source]} for one in summaries])
             return
         _print_summaries(summaries)
         if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
             err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+
+
+def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
+    """The rows of all sources; says on stderr how many cases have no truth. Raises NoTruth where none of any source has."""
+    from attacker.scoring.score import NoTruth
+
+    rows, nothing = [], None
+    with progress_bar() as bar:
+        task = bar.add_task("scoring", total=len(sources), words="")
+        for source in sources:
+            try:
+                rows += scorer.score(source)
+            except NoTruth as error:  # of this attack; another may have been on clients with truth
+                nothing = error
+            bar.advance(task)
+    if nothing and not rows:
+        raise nothing
+    if untold := sorted({key for keys in scorer.untold.values() for key in keys}):
+        many = "1 case has no truth and is" if len(untold) == 1 else f"{len(untold)} cases have no truth and are"
+        hint = "was --truth given for every client?"
+        err.print(f"[bold yellow]{many} not scored[/], the first: {escape(untold[0])}; {hint}")
+    return rows
 
 
 def _truth(run: Path, given: list[Path] | None) -> list[Path]:
@@ -194,8 +210,23 @@ def _sources(folder: Path) -> tuple[Path, list[Path]]:
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
     sources = sorted(path.parent for path in inner.glob("*/attack.json"))
     if not sources:
-        raise ValueError(f"{folder} holds no reconstructions; make some with: attacker replay {folder} --attack cpl")
+        raise ValueError(f"{folder} holds no reconstructions; make some with: {_first_replay(_run_of(inner))}")
     return _run_of(inner), sources
+
+
+def _first_replay(run: Path) -> str:
+    """A command that attacks `run`, ready to be pasted; it names the code of the network where that is somebody else's."""
+    from shlex import join
+
+    from fedsim.wire import Manifest
+
+    words = ["attacker", "replay", str(run), "--attack", "cpl"]
+    at = run / "recording" if (run / "recording").is_dir() else run
+    try:
+        name = Manifest.read(at / "manifest.json").model.name
+    except (ValueError, OSError):  # which a replay will say
+        name = ""
+    return join([*words, "--model", name] if ":" in name else words)
 
 
 def _run_of(reconstructions: Path) -> Path:

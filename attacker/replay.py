@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec, Case, Progress, unmet
+from attacker.attacks.base import MAX_EXAMPLES
 from attacker.reconstruction import Reconstruction
-from fedsim.wire import Manifest, Observation, Recording, Row
+from fedsim.wire import DamagedFile, Manifest, Observation, Recording, Row
 from fedsim.wire.files import make_private, write_json
 
 CHUNK_BYTES = 2_000_000_000
@@ -28,7 +29,10 @@ OracleLabels = Callable[[Row], Tensor]
 
 @dataclass
 class Replayed:
-    """folder: of the reconstructions. done, skipped: numbers of cases. failed: reasons by case."""
+    """folder: of the reconstructions. done, skipped: numbers of cases.
+
+    failed: reasons by case, and by round and client as the index has them for rows that cannot be read.
+    """
 
     folder: Path
     done: int = 0
@@ -61,12 +65,18 @@ class Replay:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
 
-    def _rows(self) -> list[Row]:
-        return self.recording.rows(rounds=set(self.rounds or ()), clients=set(self.clients or ()))
+    def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
+        """The rows asked for, and what is wrong with those of them that cannot be read."""
+        damage: list[DamagedFile] = []
+        return self.recording.rows(rounds=self.rounds, clients=self.clients, on_damage=damage.append), damage
 
     def extent(self) -> tuple[int, float]:
-        """How many observations are still to be attacked, and about how many megabytes that writes."""
-        pending = [row for row in self._rows() if row.status == "complete" and not self._is_done(row)]
+        """How many observations are still to be attacked, and about how many megabytes that writes.
+
+        Those of more examples than any attack makes are not among them, nor rows that cannot be read.
+        """
+        rows = [row for row in self._rows()[0] if row.status == "complete" and (row.num_examples or 0) <= MAX_EXAMPLES]
+        pending = [row for row in rows if not self._is_done(row)]
         values = self.recording.manifest.data.size
         return len(pending), sum(4 * values * (row.num_examples or 0) + 4000 for row in pending) / 1e6
 
@@ -74,17 +84,20 @@ class Replay:
         """Attack every complete observation that is not done yet.
 
         progress: from a few words about the chunk, a callback for its attack.
-        Raises ValueError where nothing can be attacked, and KeyboardInterrupt after the best so far is written.
+        Raises ValueError where nothing can be attacked, DamagedFile where that is because no row can be read, and
+        KeyboardInterrupt after the best so far is written.
         """
         attack = self.spec.build(device=self.device)
-        rows = self._rows()
+        rows, damage = self._rows()
         complete = [row for row in rows if row.status == "complete"]
         if not complete:
+            if damage:
+                raise damage[0]
             raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
         make_private(self.out)
         make_private(self.folder)
         self._write_facts(rows)
-        replayed = Replayed(self.folder)
+        replayed = Replayed(self.folder, failed=_by_row(damage))
         pending = [row for row in complete if not self._is_done(row)]
         replayed.skipped = len(complete) - len(pending)
         for chunk in self._chunks(pending, attack, replayed):
@@ -137,9 +150,9 @@ class Replay:
         rng = torch.Generator().manual_seed(self.seed)
         try:
             reconstructions = attack(cases, rng=rng, progress=progress)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, MemoryError) as error:
             if len(cases) == 1:
-                self._fail(cases[0].key, f"{type(error).__name__}: {error}", replayed)
+                self._fail(cases[0].key, f"{type(error).__name__}: {error}".removesuffix(": "), replayed)
                 return
             for case in cases:  # one bad case must not take its neighbours along
                 self._attack(attack, [case], replayed, progress)
@@ -210,6 +223,15 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "created": manifest.created,
         "software": dict(manifest.software),
     }
+
+
+def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
+    """What is wrong with each row, by round and client as its reason names them; cut short, two may have the same name."""
+    failed: dict[str, str] = {}
+    for error in damage:
+        row = error.reason.partition(": ")[0]
+        failed[row if row not in failed else f"{row} ({len(failed) + 1})"] = str(error)
+    return failed
 
 
 def _oracles(replay: Replay) -> tuple[str, ...]:

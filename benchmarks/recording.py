@@ -1,8 +1,8 @@
 """What recording costs a federation, and whether it stays so over many clients and rounds.
 
-    python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
-    python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
-    python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
+python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
+python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
+python benchmarks/recording.py --accuracy 20 clients, Dirichlet(0.5): accuracy of ResNet-18 with and without recording
 """
 
 import multiprocessing
@@ -249,13 +249,14 @@ TRAINED, HELD_OUT = 2000, 500
 
 
 def learning(data: str, rounds: int, seed: int) -> Experiment:
-    training = {"learning_rate": 0.05, "batch_size": 32, "epochs": 1, "mode": "train", "buffers": "shared"}
+    training = {"learning_rate": 0.05, "batch_size": 10, "epochs": 1, "mode": "train", "buffers": "shared"}
     named = {"partition": {"name": "dirichlet", "alpha": 0.5}, "clients": {"count": 20}, "model": "resnet18", "data": data}
     return validate({"seed": seed, "rounds": rounds, "training": training, **named}, source="benchmark")
 
 
 def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
     found: list[float] = []
+    torch.set_num_threads(1)
     engine.set_verbosity(False)
     run = Run(experiment=e, out=out / "run", device="cpu", client_seed=seed)
     engine.run(run, engine="local", on_round=lambda row: found.append(row["accuracy"]))
@@ -264,6 +265,7 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
 
 def _learn_plain(e: Experiment, out: Path, seed: int) -> list[float]:
     """Plain Flower: clients see the same batches in the same order, train with torch.optim.SGD and send their state dict."""
+    torch.set_num_threads(1)
     loaded = datasets.load(e.data.name)
     count = e.clients.count
     parts = split(loaded.train, count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
@@ -307,7 +309,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int) -> list[float]:
 
 def accuracy(asked: Options) -> None:
     torch.set_num_threads(1)
-    rounds, share = (2, 10) if asked.quick else (10, 1)
+    rounds, share = (2, 10) if asked.quick else (12, 1)
     with tempfile.TemporaryDirectory() as scratch:
         data = images(asked, Path(scratch), TRAINED // share, HELD_OUT // share)
         e = learning(data, rounds, asked.seed)

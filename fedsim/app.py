@@ -27,12 +27,15 @@ from fedsim.server import app as server_side
 from fedsim.server import strategies
 from fedsim.server.checkpoint import rounds_done
 from fedsim.training import evaluate
-from fedsim.wire.files import make_private, write_bytes, write_json
+from fedsim.wire.files import make_private, read_json_lines, write_bytes, write_json
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.observation import DataSpec, ModelSpec
 from fedsim.wire.selection import Wanted
 
 OnRound = Callable[[dict[str, Any]], None]
+
+KEEPING = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
+"""Strategies that keep up to three tensors for each of the model's."""
 
 
 class Unfinished(ValueError):
@@ -106,6 +109,8 @@ class Run:
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
         done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
+        if done is None and (rows := read_json_lines(self.out / "metrics.jsonl")):  # its checkpoint is gone
+            done = rows[-1]["round"]
         if done == rounds:
             return True
         if self.resume:
@@ -114,24 +119,33 @@ class Run:
             f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; go on with --resume, or fedsim delete it first"
         )
 
-    def round_bytes(self) -> int:
-        """About what the recording of one round takes on disk."""
-        e = self.experiment
+    def _model_bytes(self) -> int:
         model = models.layout(self.model(), self.data().spec)
-        values = sum(p.numel() for p in model.parameters())
-        if e.training.buffers == "shared":
-            values += sum(b.numel() for b in model.buffers())
-        clients, wanted = max(1, int(e.clients.count * e.clients.fraction)), self.wanted()
-        if wanted.clients is not None:
-            clients = min(clients, len(wanted.clients))
-        if wanted.at_most is not None:
-            clients = min(clients, wanted.at_most)
-        return (4 * values + 2000) * (1 + clients)
+        shared = self.experiment.training.buffers == "shared"
+        values: int = sum(t.numel() for t in (*model.parameters(), *(model.buffers() if shared else ())))
+        return 4 * values
+
+    def _checkpoint_bytes(self) -> int:
+        return self._model_bytes() * (4 if self.experiment.strategy.name in KEEPING else 1)
+
+    def _recorded_bytes(self, number: int) -> int:
+        clients, wanted = self.experiment.clients, self.wanted()
+        if wanted.rounds is not None and number not in wanted.rounds:
+            return 0
+        limits = [max(1, int(clients.count * clients.fraction))]
+        limits += [] if wanted.clients is None else [len(wanted.clients)]
+        limits += [] if wanted.at_most is None else [wanted.at_most]
+        return (self._model_bytes() + 2000) * (1 + min(limits))
+
+    def needs(self, number: int) -> int:
+        """About how many bytes round `number` writes: what is recorded of it, and a checkpoint beside the one before."""
+        return self._checkpoint_bytes() + self._recorded_bytes(number)
 
     def megabytes(self) -> float:
-        """About what the recording of the whole run takes on disk."""
-        rounds, wanted = self.experiment.rounds, self.wanted().rounds
-        return self.round_bytes() * (rounds if wanted is None else sum(number <= rounds for number in wanted)) / 1e6
+        """About what the rounds that are still to run write, checkpoints included."""
+        done = rounds_done(self.out / "state") or 0
+        recorded = sum(self._recorded_bytes(number) for number in range(done + 1, self.experiment.rounds + 1))
+        return (recorded + 2 * self._checkpoint_bytes()) / 1e6
 
     def wanted(self) -> Wanted:
         """What the server writes down."""
@@ -235,7 +249,7 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
             clients=e.clients.count,
             timeout=e.timeout,
             wanted=run.wanted(),
-            round_bytes=run.round_bytes(),
+            needs=run.needs,
             on_round=on_round,
         )
 

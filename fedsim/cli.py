@@ -29,7 +29,11 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run from its last whole round.")] = False,
     record_rounds: Annotated[str | None, typer.Option(metavar="R", help="Record only these rounds: 1-20 or 1-3,7.")] = None,
     record_clients: Annotated[
-        str | None, typer.Option(metavar="C", help="Record only the first so many clients, or those named: 5 or 3f2a,77b0.")
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="Record only the first so many clients that answer, or those named (see fedsim show): 5 or 3f2a,77b0.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
     client_cpus: Annotated[float, typer.Option(help="CPUs that one client occupies on Ray.")] = 1,
@@ -95,13 +99,18 @@ def federate(
     if federation.is_done():
         err.print(f"{escape(str(folder))} is done already")
         return
+    if resume and not folder.exists():
+        err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
     engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
     megabytes = federation.megabytes()
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
     check_room(
-        folder, int(1e6 * megabytes), "the recording of the run takes", "record less with --record-rounds, --record-clients"
+        folder,
+        int(1e6 * megabytes),
+        "what is left of the run writes" if resume else "the run writes",
+        "go on later" if resume else "record less with --record-rounds, --record-clients",
     )
     with progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
@@ -124,16 +133,19 @@ def _tell_missing(folder: Path) -> None:
     """Say which clients did not answer. Raises EngineError where none ever did."""
     from fedsim.engine import EngineError
     from fedsim.wire import Recording
+    from fedsim.wire.files import read_json_lines
 
+    rounds = [row for row in read_json_lines(folder / "metrics.jsonl") if row["round"]]
+    answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
-    counts = recording.counts()
-    answers, replies = sum(own.complete for own in counts), sum(own.complete + own.failed + own.late for own in counts)
-    if answers == replies:
-        return
-    first = next(row for row in recording.rows() if row.status != "complete")
-    err.print(f"[yellow]{replies - answers} of {replies} replies are missing[/], the first: {escape(first.reason)}")
-    if not answers:
-        raise EngineError(f"no client ever answered; the first said: {first.reason}")
+    failed = next((row for row in recording.rows() if row.status != "complete"), None) if missing else None
+    reason = f", the first: {escape(failed.reason)}" if failed else ""
+    if missing:
+        err.print(f"[yellow]{missing} of {answers + missing} replies are missing[/]{reason}")
+    if rounds and not answers:
+        raise EngineError(f"no client ever answered{reason}")
+    if rounds and not recording.clients():
+        raise EngineError("nothing was recorded: no client of record.clients, or no round of record.rounds, took part")
 
 
 @app.command(epilog="Example:  fedsim show runs/first")

@@ -72,7 +72,7 @@ class Record(_Frozen):
 class Experiment(_Frozen):
     """A federation, complete. Seeds the public randomness: data split, sampling, initial weights."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     rounds: int = Field(gt=0)
     model: Named
     data: Named

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,18 @@ def view(array: Array) -> NDArray[Any]:
     with suppress(TypeError):  # a type that NumPy does not know
         if array.stype == "numpy.ndarray" and array.data.startswith(head := _header(array.dtype, array.shape)):
             return np.frombuffer(array.data, np.dtype(array.dtype), offset=len(head)).reshape(array.shape)
+    _check_length(array)
     return array.numpy()
+
+
+def _check_length(array: Array) -> None:
+    """Raises ValueError where the header in `array` claims more values than follow: NumPy would make room for them first."""
+    buffer = BytesIO(array.data)
+    version = np.lib.format.read_magic(buffer)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(buffer)
+    if dtype.hasobject or prod(shape) * dtype.itemsize != len(array.data) - buffer.tell():
+        raise ValueError(f"an array of shape {shape} and type {dtype} in {len(array.data)} bytes")
 
 
 @lru_cache(maxsize=4096)

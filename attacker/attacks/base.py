@@ -13,6 +13,9 @@ from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.wire.observation import Observation
 
+MAX_EXAMPLES = 100_000
+"""Behind one update. A client reports any number it likes, and an attack makes as many examples."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -35,6 +38,7 @@ class Need(Enum):
 
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
+    FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "its label rule holds for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
     IMAGES = "its prior is one of images, and these data are rows"
@@ -46,6 +50,8 @@ class Need(Enum):
             return len(case.observations) == 1
         if self is Need.NUM_EXAMPLES:
             return bool(first.num_examples)
+        if self is Need.FEW_EXAMPLES:
+            return (first.num_examples or 0) <= MAX_EXAMPLES
         if self is Need.SINGLE_EXAMPLE:
             return first.num_examples == 1
         if self is Need.IMAGES:
@@ -71,8 +77,9 @@ class Attack(Protocol):
 
 
 def unmet(attack: Attack, case: Case) -> list[str]:
-    """Why `attack` cannot work on `case`, in words; empty where it can."""
-    return [need.value for need in sorted(attack.needs, key=lambda need: need.name) if not need.met_by(case)]
+    """Why `attack` cannot work on `case`, in words; empty where it can. What needs NUM_EXAMPLES needs FEW_EXAMPLES, too."""
+    implied = {Need.FEW_EXAMPLES} if Need.NUM_EXAMPLES in attack.needs else set()
+    return [need.value for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.met_by(case)]
 
 
 def generator_for(rng: Generator, case: Case, purpose: str) -> Generator:

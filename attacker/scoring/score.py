@@ -29,6 +29,10 @@ EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrup
 Row = dict[str, Any]
 
 
+class NoTruth(ValueError):
+    """No folder of truth says what a client used in a round."""
+
+
 class Scorer:
     """Scores the reconstructions of one run.
 
@@ -38,6 +42,7 @@ class Scorer:
            do not say stays as truth has it.
     lpips_net, lpips_weights: what LPIPS is computed with, see `perceptual.load`. Without a file given or found in torch's
            hub cache there is none, and rows say why.
+    untold: keys of the cases without truth, which get no rows, by the name of the attack's folder that was scored.
     Raises ValueError where the data set is not the one that truth refers to, or the file given is not of those weights.
     """
 
@@ -51,6 +56,7 @@ class Scorer:
         lpips_weights: Path | None = None,
     ) -> None:
         self.run = run
+        self.untold: dict[str, list[str]] = {}
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
             load_lpips(*self._lpips)
@@ -73,7 +79,8 @@ class Scorer:
     def score(self, folder: Path) -> list[Row]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
 
-        Raises ValueError, naming the file, where what replay wrote down of the attack cannot be read.
+        Cases without truth are left out and kept in `untold`. Raises NoTruth, and changes no scores, where that is all of them,
+        and ValueError, naming the file, where what replay wrote down of the attack cannot be read.
         """
         try:
             facts = json.loads((folder / "attack.json").read_text())
@@ -82,7 +89,17 @@ class Scorer:
         if wrong := [case["key"] for case in facts["cases"] if Path(case["key"]).name != case["key"]]:
             raise ValueError(f"{folder / 'attack.json'}: case {wrong[0]!r} cannot name a file; replay the attack again")
         pairs = make_private(make_private(self.run / "pairs") / folder.name)
-        rows = [row for case in facts["cases"] if case["status"] == "complete" for row in self._case(folder, facts, case, pairs)]
+        rows: list[Row] = []
+        untold: dict[str, NoTruth] = {}
+        for case in facts["cases"]:
+            if case["status"] == "complete":
+                try:
+                    rows += list(self._case(folder, facts, case, pairs))
+                except NoTruth as error:
+                    untold[case["key"]] = error
+        self.untold[folder.name] = list(untold)
+        if untold and not rows:
+            raise next(iter(untold.values()))
         path = self.run / "scores.jsonl"
         others = [row for row in read_json_lines(path) if row["source"] != folder.name]
         replace_json_lines(path, *others, *rows)
@@ -97,13 +114,13 @@ class Scorer:
         return examples, *self.data.train[[index for _, _, index in examples]]
 
     def used(self, round: int, attempt: int, client: str) -> Used:
-        """What a client used in a round. Raises ValueError where no folder of truth says."""
+        """What a client used in a round. Raises NoTruth where no folder of truth says."""
         for reader in self.readers:
             try:
                 return reader.used(round, attempt, client)
             except KeyError:
                 continue
-        raise ValueError(f"no truth of client {client} in round {round}: was --truth given for every client?")
+        raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
         examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"])

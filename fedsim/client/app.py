@@ -102,14 +102,16 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
 
     device, model = torch.device(settings.device), _model(settings.model, settings.data, settings.device)
     weights, buffers = _apart(message, context, models.buffer_names(model))
-    trained = train(
-        model,
-        {name: tensor.to(device) for name, tensor in weights.items()},
-        [(x.to(device), y.to(device)) for x, y in (examples[step] for step in used)],
-        settings.training,
-        settings.data,
-        buffers={name: tensor.to(device) for name, tensor in buffers.items()},
-    )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(identity.training_seed(round))
+        trained = train(
+            model,
+            {name: tensor.to(device) for name, tensor in weights.items()},
+            [(x.to(device), y.to(device)) for x, y in (examples[step] for step in used)],
+            settings.training,
+            settings.data,
+            buffers={name: tensor.to(device) for name, tensor in buffers.items()},
+        )
     epochs = settings.training.epochs or 1
     content = RecordDict(
         {

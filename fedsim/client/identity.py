@@ -28,6 +28,10 @@ class Identity:
         seed = int.from_bytes(self._seed("defense", round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
+    def training_seed(self, round: int) -> int:
+        """What the randomness within the model, dropout for one, is seeded from in one round."""
+        return int.from_bytes(self._seed("training", round)[:8], "big") >> 1
+
     def order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
         """The order of `size` examples in one epoch."""
         if not shuffle:

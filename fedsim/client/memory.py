@@ -54,7 +54,7 @@ def keep(folder: Path, round: int, state: RecordDict) -> None:
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
     tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}
     facts = {"arrays": {key: list(named) for key, named in arrays.items()}, "configs": configs}
-    write_tensors(_path(folder, round), tensors, {"facts": json.dumps(facts)}, settle=False)
+    write_tensors(_path(folder, round), tensors, {"facts": json.dumps(facts)})
     kept = _kept(folder)
     last = max((number for number in kept if number < round), default=0)
     for number in kept:

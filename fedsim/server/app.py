@@ -1,8 +1,10 @@
 """The Flower ServerApp: an honest training run, recorded, that goes on after a crash from its last whole round."""
 
+import errno
+import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
@@ -22,7 +24,7 @@ from fedsim.server.strategy import Recording
 from fedsim.wire.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
 from fedsim.wire.manifest import Manifest
 from fedsim.wire.recorder import Recorder
-from fedsim.wire.room import check_room, explain_full_disk
+from fedsim.wire.room import check_room, explain_full_disk, is_full_disk
 from fedsim.wire.selection import Wanted
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
@@ -36,7 +38,7 @@ class Settings:
 
     folder:   of the run. manifest: the public facts. strategy: makes the strategy that is wrapped.
     evaluate: from weights and buffers by name, metrics on held-out data, which the server itself never sees.
-    wanted:   what is recorded. round_bytes: about what one round writes. on_round: gets each round's row of metrics.
+    wanted:   what is recorded. needs: about how many bytes a round writes. on_round: gets each round's row of metrics.
     """
 
     folder: Path
@@ -48,7 +50,7 @@ class Settings:
     clients: int
     timeout: float
     wanted: Wanted
-    round_bytes: int = 0
+    needs: Callable[[int], int] = lambda number: 0
     on_round: Callable[[dict[str, Any]], None] | None = None
 
 
@@ -77,33 +79,54 @@ class Server:
         buffers = dict(model.named_buffers()) if spec.training.buffers == "shared" else {}
         self.initial = records.to_arrays({**weights, **buffers})
         self.inner = settings.strategy()
-        self.recorder = Recorder(settings.folder / "recording", spec)
         self.state = settings.folder / "state"
         self.metrics = settings.folder / "metrics.jsonl"
-        self.names = frozenset(buffers)
+        self.found = Checkpoint.read(self.state)
+        self.recorder = self._open(settings.folder / "recording")
+        names = frozenset(buffers)
+        self.strategy = Recording(Averaging(self.inner, names), self.recorder, wanted=settings.wanted, buffers=names)
+
+    def _open(self, folder: Path) -> Recorder:
+        """The recording to go on with, or a new one. Raises ValueError where what is there cannot be gone on with."""
+        if not (folder / "manifest.json").exists():
+            return Recorder(folder, self.settings.manifest)
+        there, ours = Manifest.read(folder / "manifest.json"), self.settings.manifest
+        if replace(there, created="", software={}) != replace(ours, created="", software={}):
+            raise ValueError(f"{folder} is the recording of something else; choose another --out, or delete it")
+        recorder = Recorder(folder, there)
+        if self.found is None and (rounds := recorder.rounds()):
+            raise ValueError(
+                f"{self.state / checkpoint.FILE} is missing, and {folder} holds {rounds} rounds: they can be attacked, and not "
+                "gone on with; choose another --out for a new run"
+            )
+        return recorder
 
     def run(self) -> None:
         """From the first round that is not committed to the last."""
         _wait_for_clients(self.grid, self.settings.clients)
-        found = Checkpoint.read(self.state)
-        arrays, done, attempt = self._restore(found)
-        strategy = Recording(Averaging(self.inner, self.names), self.recorder, wanted=self.settings.wanted, buffers=self.names)
-        if found is None:
-            self._commit(0, attempt, arrays, monotonic(), {})
+        arrays, done, attempt = self._restore()
+        if self.found is None:
+            self._commit(0, attempt, arrays, monotonic())
         for number in range(done + 1, self.settings.rounds + 1):
             started = monotonic()
-            check_room(self.settings.folder, self.settings.round_bytes, "the next round writes", GO_ON)
+            check_room(self.settings.folder, self.settings.needs(number), "the next round writes", GO_ON)
             config = ConfigRecord({"attempt": attempt})
-            messages = strategy.configure_train(number, arrays, config, self.grid)
-            replies = self.grid.send_and_receive(messages, timeout=self.settings.timeout)
-            aggregated, _ = strategy.aggregate_train(number, replies)
+            messages = self.strategy.configure_train(number, arrays, config, self.grid)
+            replies = list(self.grid.send_and_receive(messages, timeout=self.settings.timeout))
+            for reply in replies:
+                if reply.has_error() and is_full_disk(reply.error.reason or ""):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a client's: it could not write what it used
+            aggregated, _ = self.strategy.aggregate_train(number, replies)
             arrays = arrays if aggregated is None else aggregated
-            self._commit(number, attempt, arrays, started, strategy.traffic)
+            self._commit(number, attempt, arrays, started)
 
-    def _restore(self, found: Checkpoint | None) -> tuple[ArrayRecord, int, int]:
+    def _restore(self) -> tuple[ArrayRecord, int, int]:
         """Where to start: global arrays, committed rounds, and the number of this attempt. Undoes what is not committed."""
+        found = self.found
         done = found.round if found else 0
         self.recorder.roll_back(done)
+        for path in self.settings.folder.rglob(".*.partial"):
+            path.unlink(missing_ok=True)
         if self.metrics.exists():
             rows = read_json_lines(self.metrics)
             replace_json_lines(self.metrics, *(row for row in rows if found and row["round"] <= done))
@@ -113,13 +136,14 @@ class Server:
             return self.initial, 0, 1
         checkpoint.remind(self.inner, found.memory)
         checkpoint.restore_generators(found.generators)
+        self.strategy.pseudonyms |= {int(node): name for node, name in found.pseudonyms.items()}
         arrays = records.to_arrays(found.arrays)
         self._write(done, found.attempt + 1, arrays)
         return arrays, done, found.attempt + 1
 
-    def _commit(self, number: int, attempt: int, arrays: ArrayRecord, started: float, traffic: dict[str, int]) -> None:
+    def _commit(self, number: int, attempt: int, arrays: ArrayRecord, started: float) -> None:
         evaluated = self.settings.evaluate(records.to_tensors(arrays))
-        row = {"round": number, **evaluated, **traffic, "seconds": monotonic() - started}
+        row = {"round": number, **evaluated, **self.strategy.traffic, "seconds": monotonic() - started}
         append_json_lines(self.metrics, {key: value if isfinite(value) else None for key, value in row.items()})
         self._write(number, attempt, arrays)
         if self.settings.on_round is not None:
@@ -132,6 +156,7 @@ class Server:
             arrays=records.to_tensors(arrays),
             memory=checkpoint.remember(self.inner),
             generators=checkpoint.generators(),
+            pseudonyms={str(node): name for node, name in self.strategy.pseudonyms.items()},
         ).write(self.state)
 
 

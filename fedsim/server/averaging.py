@@ -51,7 +51,9 @@ class Averaging(Wrapper):
         if aggregated is None:
             return None, metrics_
         weights = {name: t.to(self._torch_type(name)) for name, t in records.to_tensors(aggregated).items()}
-        averaged = {name: average([(share, own[name]) for share, own in shares]) for name in sorted(self._buffers)}
+        averaged = {
+            name: average([(share, own[name]) for share, own in shares], self._torch_type(name)) for name in sorted(self._buffers)
+        }
         return records.to_arrays({**weights, **averaged}), metrics_
 
     def _torch_type(self, name: str) -> torch.dtype:
@@ -62,12 +64,11 @@ class Averaging(Wrapper):
         return weights, ArrayRecord({name: array for name, array in arrays.items() if name in self._buffers})
 
 
-def average(shares: Iterable[tuple[float, Tensor]]) -> Tensor:
-    """The mean of tensors by their shares, in the type of the first; integers are rounded."""
+def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
+    """The mean of tensors by their shares, in type `kind`; integers are rounded."""
     pairs = list(shares)
     total = sum(share for share, _ in pairs)
     mean = torch.stack([tensor.double() * (share / total) for share, tensor in pairs]).sum(dim=0)
-    kind = pairs[0][1].dtype
     return (mean if kind.is_floating_point else mean.round()).to(kind)
 
 

@@ -39,7 +39,7 @@ class Checkpoint:
 
     attempt: how often the run was started. arrays: global weights and buffers, by name, in order.
     memory: of the strategy. generators: states of the global ones, from which Flower draws clients,
-    and its central privacy the noise.
+    and its central privacy the noise. pseudonyms: by node id, as far as they are known.
     """
 
     round: int
@@ -47,6 +47,7 @@ class Checkpoint:
     arrays: Mapping[str, Tensor]
     memory: Memory = Memory()
     generators: Mapping[str, Any] = field(default_factory=dict)
+    pseudonyms: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Replace the checkpoint in `folder`, at once: this is what commits a round."""
@@ -60,6 +61,7 @@ class Checkpoint:
             "tensors": list(self.memory.tensors),
             "unsaved": self.memory.unsaved,
             "generators": self.generators,
+            "pseudonyms": self.pseudonyms,
         }
         write_tensors(make_private(folder) / FILE, tensors, {"facts": json.dumps(facts)})
 
@@ -75,7 +77,7 @@ class Checkpoint:
                 arrays = {name: file.get_tensor(f"arrays/{name}") for name in facts["arrays"]}
                 tensors = {name: file.get_tensor(f"memory/{name}") for name in facts["tensors"]}
             memory = Memory(values=facts["values"], tensors=tensors, unsaved=tuple(facts["unsaved"]))
-            given = {key: facts[key] for key in ("round", "attempt", "generators")}
+            given = {key: facts[key] for key in ("round", "attempt", "generators", "pseudonyms")}
             return cls(arrays=arrays, memory=memory, **given)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a checkpoint: {error}") from None

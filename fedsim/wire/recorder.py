@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from fedsim.wire.files import flush, make_private, write_tensors
 from fedsim.wire.manifest import Manifest
 
 SCHEMA = """
+BEGIN;
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL,
     cohort TEXT NOT NULL, sent_at REAL NOT NULL
@@ -30,11 +32,15 @@ CREATE TABLE IF NOT EXISTS observations (
     PRIMARY KEY (round, client)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS observations_by_client ON observations (client, round);
+COMMIT;
 """
 BUFFER = "buffer:"
 """Sets the names of buffers apart from those of weights in a file that holds both."""
 LONGEST = 2000
 """Characters of a reason that are kept: a client sends it, and it may be anything."""
+MOST_METRICS = 100
+MOST_EXAMPLES = 2**53
+"""What a number of examples stays below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,7 @@ class Recorder:
         """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
         if not is_plain(reply.client):
             raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global'")
-        if reply.num_examples is not None and not 0 <= reply.num_examples < 2**53:
+        if reply.num_examples is not None and not 0 <= reply.num_examples < MOST_EXAMPLES:
             raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
         file = sha256 = codec = None
         if reply.payload is not None:
@@ -99,8 +105,8 @@ class Recorder:
             file, codec = self._relative(path), reply.payload.codec
         self._pending["observations"].append(
             (
-                *(reply.client, reply.node, reply.status, reply.reason[:LONGEST], reply.num_examples),
-                *(file, sha256, codec, reply.bytes, json.dumps(dict(reply.metrics)), time.time()),
+                *(reply.client, reply.node, reply.status, _printable(reply.reason), reply.num_examples),
+                *(file, sha256, codec, reply.bytes, json.dumps(_bounded(reply.metrics)), time.time()),
             )
         )
 
@@ -132,6 +138,12 @@ class Recorder:
         for path in self.folder.rglob(".*.partial"):
             path.unlink()
 
+    def rounds(self) -> int:
+        """How many rounds are part of the recording so far."""
+        with closing(self._connect()) as index:
+            (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
+        return int(count)
+
     def clients(self) -> set[str]:
         """All clients that are part of the recording so far."""
         with closing(self._connect()) as index:
@@ -145,6 +157,16 @@ class Recorder:
 
     def _round_folder(self, round: int) -> Path:
         return make_private(make_private(self.folder / "rounds") / f"{round:05d}")
+
+
+def _printable(text: str) -> str:
+    return text[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The finite ones, and not more than anyone reads."""
+    finite = [(_printable(name), value) for name, value in sorted(metrics.items()) if isfinite(value)]
+    return dict(finite[:MOST_METRICS])
 
 
 def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

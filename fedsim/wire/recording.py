@@ -114,7 +114,8 @@ class Recording:
         m, sent = self.manifest, self.sent(row.round)
         tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, row)))
         weights = sent.weights
-        if row.codec == "weights":  # some strategies send float64; a client starts from what its own types hold of it
+        if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
+            # some strategies send float64; a client starts from what its own types hold of it
             weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
         return Observation(
             round=row.round,

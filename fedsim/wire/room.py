@@ -20,7 +20,15 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < needed + SPARE:
-        raise DiskFull(f"{folder}: {what} about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free; make room, or {mend}")
+        raise DiskFull(
+            f"{folder}: {what} about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free, of which "
+            f"{SPARE / 1e6:,.0f} MB are left to others; make room, or {mend}"
+        )
+
+
+def is_full_disk(words: str) -> bool:
+    """Whether an error's words, as they also come back from a client, are those of a full disk or a used-up quota."""
+    return any(f"[Errno {code}]" in words for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in words
 
 
 @contextmanager
@@ -29,6 +37,6 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "disk is full" not in str(error):
+        if not is_full_disk(str(error)):
             raise
         raise DiskFull(f"{folder}: the disk is full; whole rounds are kept: make room, and go on with --resume") from error

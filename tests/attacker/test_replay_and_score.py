@@ -229,7 +229,12 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
     assert len(pair["columns"]) == len(pair["original"]) == len(pair["reconstruction"]) == 30
 
 
-def test_one_bad_case_does_not_take_its_neighbours_along(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("this one is bad"), "RuntimeError: this one is bad"), (MemoryError(), "MemoryError")]
+)
+def test_one_bad_case_does_not_take_its_neighbours_along(
+    run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
     from attacker.attacks import matching
 
     rows = Recording(run / "recording").rows()
@@ -237,13 +242,13 @@ def test_one_bad_case_does_not_take_its_neighbours_along(run: Path, monkeypatch:
 
     def fails_for_one(self, i, rng):
         if self.cases[i].key == rows[1].key:
-            raise RuntimeError("this one is bad")
+            raise error
         return labels(self, i, rng)
 
     monkeypatch.setattr(matching._Batch, "_labels", fails_for_one)
     done = replay(run).run()
     assert done.done == 5
-    assert done.failed == {rows[1].key: "RuntimeError: this one is bad"}
+    assert done.failed == {rows[1].key: reason}
 
 
 def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(run: Path) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from defenses import DefenseSpec
-from fedsim.wire import DataSpec, Manifest, ModelSpec, Recorder, Reply, Training
-from fedsim.wire.codec import encode
+from fedsim.wire import DataSpec, Manifest, ModelSpec, Training
 
 TINY: dict[str, Any] = {
     "seed": 3,
@@ -99,22 +98,3 @@ def awkward() -> dict[str, Tensor]:
 @pytest.fixture
 def same_bits() -> Callable[..., bool]:
     return identical
-
-
-@pytest.fixture
-def recorded(tmp_path: Path, manifest: Manifest) -> Path:
-    """A recording of two rounds of two clients, with a failure and an absence."""
-    recorder = Recorder(tmp_path / "recording", manifest)
-    cohort = ("anna", "bert")
-    for round in (1, 2):
-        recorder.sent(round, {"w": torch.full((3,), float(round))})
-        for number, client in enumerate(cohort):
-            update = {"w": torch.full((3,), round + number / 10), "b": torch.tensor(float(number))}
-            recorder.received(
-                round, Reply(client=client, node=str(2**63 + number), payload=encode(update), num_examples=7), cohort
-            )
-    recorder.sent(3, {"w": torch.zeros(3)})
-    recorder.received(3, Reply(client="anna", node="1", status="failed", reason="out of memory"), cohort)
-    recorder.received(3, Reply(client="bert", node="2", status="late", reason="no answer in time"), cohort)
-    recorder.close()
-    return tmp_path / "recording"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from defenses import DEFENSES, Defense
 from defenses.channel import transparent
@@ -13,6 +14,7 @@ from defenses.spec import Kind
 from fedsim import engine
 from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.truth import TruthWriter
 
 EXPERIMENT: dict[str, Any] = {
     "seed": 3,
@@ -35,6 +37,13 @@ def total() -> Defense:
     return Defense(init=lambda template: {name: torch.zeros_like(t) for name, t in template.items()}, apply=apply)
 
 
+class WithChance(nn.Sequential):
+    """A network with batch norm and dropout: what it keeps, and what it draws, must come back as well."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10))
+
+
 TOTAL = Kind(total, lambda: transparent)
 
 
@@ -49,10 +58,22 @@ def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None,
     run = Run(experiment=validate({**EXPERIMENT, **changes}, source="test"), out=out, device="cpu", client_seed=5, resume=True)
     if crash_at is not None:
         _crash(crash_at)
+    TruthWriter.write = _failing_in_round_3(TruthWriter.write)  # type: ignore[method-assign]
     if started is not None:
         started.send(os.getpid())
     if not run.is_done():
         engine.run(run, engine="local")
+
+
+def _failing_in_round_3(write: Any) -> Any:
+    """One client of those whose name comes early fails there: it is known by its pseudonym from the rounds before."""
+
+    def wrapped(self: TruthWriter, round: int, *rest: Any) -> None:
+        if round == 3 and self._path.stem < "8":
+            raise RuntimeError("sensor unplugged")
+        write(self, round, *rest)
+
+    return wrapped
 
 
 def _crash(at: int) -> None:

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from fedsim import engine
+from fedsim.app import Run
 from fedsim.cli import app
+from fedsim.experiment import read
 
 EXPERIMENT = """
 rounds = 3
@@ -65,16 +69,29 @@ def test_what_is_no_run_is_not_deleted(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
-    """Its last checkpoint says round 3: an experiment cut off after round 2 looks like this one without it."""
     assert "done already" in run("run", "e.toml", "--out", "done", "--engine", "local", "--resume").stderr
-    (finished / "state" / "server.safetensors").unlink()
-    refused = run("run", "e.toml", "--out", "done", "--engine", "local")
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise RuntimeError("power cut")
+
+    cut = Run(experiment=read(Path("e.toml")), out=finished.with_name("cut"), device="cpu", client_seed=1)
+    with pytest.raises(engine.EngineError, match="power cut"):
+        engine.run(cut, engine="local", on_round=stop)
+    refused = run("run", "e.toml", "--out", "cut", "--engine", "local")
     assert refused.exit_code == 2
-    assert "0 of 3 rounds; go on with --resume, or fedsim delete it first" in refused.stderr.replace("\n", " ")
-    before = {p.name: p.read_bytes() for p in (finished / "recording" / "rounds").rglob("*.safetensors")}
-    again = run("run", "e.toml", "--out", "done", "--engine", "local", "--resume")
+    assert "2 of 3 rounds; go on with --resume, or fedsim delete it first" in refused.stderr.replace("\n", " ")
+    other = run("run", "e.toml", "--out", "cut", "--engine", "local", "--resume", "--client-seed", "2")
+    assert other.exit_code == 2
+    assert "began with 1; leave it out to resume" in other.stderr.replace("\n", " ")
+    again = run("run", "e.toml", "--out", "cut", "--engine", "local", "--resume")
     assert again.exit_code == 0
-    assert {p.name: p.read_bytes() for p in (finished / "recording" / "rounds").rglob("*.safetensors")} == before
+    whole, resumed = (
+        {p.name: p.read_bytes() for p in (finished.with_name(name) / "recording" / "rounds").rglob("*.safetensors")}
+        for name in ("done", "cut")
+    )
+    assert whole == resumed
+    assert "holds nothing to go on with" in run("run", "e.toml", "--out", "new", "--engine", "local", "--resume").stderr
 
 
 def test_only_some_rounds_and_clients_are_recorded(finished: Path) -> None:

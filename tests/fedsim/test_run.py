@@ -12,6 +12,7 @@ import torch
 from fedsim import engine
 from fedsim.app import Run, Unfinished
 from fedsim.engine import EngineError
+from fedsim.wire import Recording
 
 Federate = Callable[..., Run]
 
@@ -92,10 +93,15 @@ def test_clients_use_their_threads_and_give_them_back(
     assert torch.get_num_threads() == 3
 
 
-def test_the_size_on_disk_is_foretold(federate: Federate) -> None:
-    run = federate(rounds=3, model={"name": "mlp", "hidden": [300]}, clients={"count": 4, "fraction": 0.5})
-    written = sum(path.stat().st_size for path in (run.out / "recording").rglob("*") if path.is_file()) / 1e6
-    assert run.megabytes() == pytest.approx(written, rel=0.15)
+def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[..., Run]) -> None:
+    changes = {"rounds": 6, "model": {"name": "mlp", "hidden": [300]}, "clients": {"count": 4, "fraction": 0.5}}
+    foretold = planned(**changes).megabytes()
+    fewer = planned(**changes, record={"rounds": "2", "clients": 1}).megabytes()
+    run = federate("run", **changes)
+    written = sum(path.stat().st_size for path in run.out.rglob("*") if path.is_file()) / 1e6
+    assert written < foretold < 1.3 * written
+    assert run.megabytes() < 0.2 * foretold  # nothing but a checkpoint is left to write
+    assert foretold / 6 < fewer < foretold / 3
 
 
 def test_a_run_is_done_when_this_very_experiment_came_to_its_end(federate: Federate, planned: Callable[..., Run]) -> None:
@@ -125,8 +131,11 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     assert {p: p.read_bytes() for p in planned().out.rglob("*") if p.is_file()} == before
     assert not replace(planned(), resume=True).is_done()
     (planned().out / "state" / "server.safetensors").unlink()
-    with pytest.raises(Unfinished, match="unfinished run, 0 of 2 rounds"):
-        planned().is_done()
+    with pytest.raises(
+        EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, and not"
+    ):
+        engine.run(replace(planned(), resume=True), engine="local")
+    assert len(list(Recording(planned().out / "recording").observations())) == 3
 
 
 def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., Run]) -> None:

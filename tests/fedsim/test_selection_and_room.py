@@ -60,7 +60,9 @@ def test_named_clients_are_recorded(federate: Federate) -> None:
 def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SPARE + 1_500_000))
     check_room(tmp_path / "not" / "there", 1_500_000, "it takes", "do less")
-    with pytest.raises(DiskFull, match=r"it takes about 1\.6 MB, and 21\.5 MB are free; make room, or do less"):
+    with pytest.raises(
+        DiskFull, match=r"it takes about 1\.6 MB, and 21\.5 MB are free, of which 20 MB are left to others; make room, or do less"
+    ):
         check_room(tmp_path, 1_600_000, "it takes", "do less")
 
 

@@ -1,0 +1,236 @@
+"""What one client reports, what one row of the index holds, and whose truth is absent is no trouble of the others."""
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from attacker.attacks import AttackSpec, Case, Need, cpl, unmet
+from attacker.attacks.base import MAX_EXAMPLES
+from attacker.cli import app
+from attacker.replay import Replay
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.score import NoTruth
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import DamagedFile, Recording
+from fedsim.wire.files import read_json_lines
+
+EXPERIMENT = {
+    "rounds": 2,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": 3},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def bad(run: Path) -> str:
+    """The client that the others must not suffer from."""
+    return Recording(run / "recording").clients()[1]
+
+
+def replay(run: Path, *, null: bool = False, **settings) -> Replay:
+    spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def alter(run: Path, column: str, value: object, where: str = "1") -> None:
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index:
+        index.execute(f"UPDATE observations SET {column} = ? WHERE {where}", (value,))
+        index.commit()
+
+
+def describe(run: Path, part: str, **changes: object) -> None:
+    path = run / "recording" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest[part] |= changes
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**36, 2**52])
+def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad: str, reported: int) -> None:
+    describe(run, "training", steps=None, epochs=1)  # an epoch of one batch: the same step
+    cases, megabytes = replay(run).extent()
+    assert cases == 6
+    alter(run, "num_examples", reported, f"client = '{bad}'")
+    assert replay(run).extent() == (4, pytest.approx(megabytes * 4 / 6))
+    done = replay(run).run()
+    assert (done.done, sorted(done.failed)) == (4, [f"0000{round}-{bad}" for round in (1, 2)])
+    assert all("the client reported more than 100,000" in reason for reason in done.failed.values())
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    assert len(rows) == 12
+    assert {row["client"] for row in rows if row["failure"]} == {bad}
+
+
+def test_the_command_line_announces_what_it_will_write_and_ends_well(run: Path, bad: str) -> None:
+    describe(run, "training", steps=None, epochs=1)
+    alter(run, "num_examples", 2**52, f"client = '{bad}'")
+    told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
+    assert told.exit_code == 0, told.stderr
+    assert "4 observations to attack" in told.stderr
+    assert float(re.findall(r"writes up\s+to\s+([\d.]+)\s+MB", told.stderr)[0]) < 0.1
+    (part,) = json.loads(told.stdout)
+    assert (part["done"], len(part["failed"])) == (4, 2)
+
+
+def test_the_most_examples_are_still_attacked_and_one_more_is_refused_in_words(image_case) -> None:
+    case, _, _ = image_case(0)
+    most, more = (Case((replace(case.observations[0], num_examples=MAX_EXAMPLES + extra),)) for extra in (0, 1))
+    assert unmet(cpl(), most) == []
+    assert unmet(cpl(), more) == [Need.FEW_EXAMPLES.value]
+    unknown = Case((replace(case.observations[0], num_examples=None),))
+    assert unmet(cpl(), unknown) == [Need.NUM_EXAMPLES.value]
+    assert unmet(replace(cpl(), needs=frozenset({Need.ONE_OBSERVATION})), more) == []
+
+
+@pytest.mark.parametrize(("column", "value"), [("attempt", 0), ("metrics", "[]"), ("file", "../elsewhere")])
+def test_an_altered_row_is_named_and_the_others_are_attacked(run: Path, bad: str, column: str, value: object) -> None:
+    alter(run, column, value, f"round = 2 AND client = '{bad}'")
+    assert replay(run).extent()[0] == 5
+    done = replay(run).run()
+    assert done.done == 5
+    assert list(done.failed) == [f"row 2, {bad!r}"]
+    (reason,) = done.failed.values()
+    assert str(run / "recording" / "index.sqlite") in reason
+    assert column in reason
+    listed = [case["key"] for case in json.loads((done.folder / "attack.json").read_text())["cases"]]
+    assert len(listed) == 5
+    assert f"00002-{bad}" not in listed
+    assert sorted(path.stem for path in done.folder.glob("*.safetensors")) == listed
+    assert len(Scorer(run, [run / "truth"]).score(done.folder)) == 10
+    again = replay(run).run()
+    assert (again.done, again.skipped, list(again.failed)) == (0, 5, list(done.failed))
+    elsewhere = replay(run, rounds=frozenset({1})).run()
+    assert (elsewhere.skipped, elsewhere.failed) == (3, {})
+
+
+def test_the_command_line_shows_an_altered_row_as_failed(run: Path, bad: str) -> None:
+    alter(run, "attempt", 0, f"round = 1 AND client = '{bad}'")
+    told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
+    assert told.exit_code == 0, told.stderr
+    assert "5 done, 0 were done before, 1 failed" in told.stderr
+    assert f"row 1, {bad!r}" in " ".join(told.stderr.split())
+
+
+def test_an_index_of_altered_rows_only_is_refused_by_name(run: Path) -> None:
+    alter(run, "attempt", 0)
+    with pytest.raises(DamagedFile, match=r"index\.sqlite: row 1, .*: 0 is not to be in attempt"):
+        replay(run).run()
+    assert not (run / "reconstructions").exists()
+
+
+def test_rows_whose_names_are_alike_when_cut_short_are_all_counted(run: Path, bad: str) -> None:
+    for round in (1, 2):
+        alter(run, "client", f"{'x' * 100}{round}", f"round = {round} AND client = '{bad}'")
+    alter(run, "round", 1, f"client = '{'x' * 100}2'")
+    done = replay(run).run()
+    assert done.done == 4
+    assert len(done.failed) == 2
+    assert all(key.startswith("row 1, 'xxx") for key in done.failed)
+
+
+def test_a_client_without_truth_is_left_out_and_changes_nothing_for_the_others(run: Path, bad: str) -> None:
+    done, null = replay(run).run(), replay(run, null=True).run()
+    whole = Scorer(run, [run / "truth"])
+    before = [row for folder in (done.folder, null.folder) for row in whole.score(folder) if row["client"] != bad]
+    assert whole.untold == {done.folder.name: [], null.folder.name: []}
+    (run / "truth" / f"{bad}.jsonl").unlink()
+    scorer = Scorer(run, [run / "truth"])
+    rows = [row for folder in (done.folder, null.folder) for row in scorer.score(folder)]
+    assert rows == before == read_json_lines(run / "scores.jsonl")
+    keys = [f"0000{round}-{bad}" for round in (1, 2)]
+    assert scorer.untold == {done.folder.name: keys, null.folder.name: keys}
+    (summary,) = summarise(rows)
+    assert summary.null is not None
+    assert summary.examples == summary.null.examples == 8
+
+
+def test_the_command_line_counts_cases_without_truth_on_stderr_and_in_its_json(run: Path, bad: str) -> None:
+    for null in (False, True):
+        replay(run, null=null).run()
+    assert "truth" not in call("score", run).stderr
+    (run / "truth" / f"{bad}.jsonl").unlink()
+    told = call("score", run, "--json")
+    assert told.exit_code == 0, told.stderr
+    words = " ".join(told.stderr.split())
+    assert f"2 cases have no truth and are not scored, the first: 00001-{bad};" in words
+    assert "--truth" in words
+    (summary,) = json.loads(told.stdout)
+    assert (summary["examples"], summary["untold"]) == (8, [f"0000{round}-{bad}" for round in (1, 2)])
+    assert "2 cases have no truth" in " ".join(call("score", run).stderr.split())
+
+
+def test_an_attack_on_clients_without_truth_does_not_keep_another_from_being_scored(run: Path, bad: str) -> None:
+    replay(run).run()
+    spec = AttackSpec(name="cpl", arguments={"steps": 3})  # on this client alone
+    alone = Replay(recording=replay(run).recording, spec=spec, out=run / "reconstructions", clients=frozenset({bad})).run()
+    (run / "truth" / f"{bad}.jsonl").unlink()
+    told = call("score", run, "--json")
+    assert told.exit_code == 0, told.stderr
+    (summary,) = json.loads(told.stdout)
+    assert (summary["spec"], summary["examples"]) == ("cpl(steps=2)", 8)
+    assert "2 cases have no truth" in " ".join(told.stderr.split())
+    told = call("score", alone.folder)
+    assert told.exit_code == 2
+    assert f"no truth of client {bad} in round 1" in " ".join(told.stderr.split())
+
+
+def test_where_no_case_has_truth_it_is_an_error_and_earlier_scores_stay(run: Path) -> None:
+    done = replay(run).run()
+    rows = Scorer(run, [run / "truth"]).score(done.folder)
+    for path in (run / "truth").glob("*.jsonl"):
+        path.unlink()
+    with pytest.raises(NoTruth, match="no truth of client"):
+        Scorer(run, [run / "truth"]).score(done.folder)
+    told = call("score", run)
+    assert told.exit_code == 2
+    assert "no truth of client" in " ".join(told.stderr.split())
+    assert read_json_lines(run / "scores.jsonl") == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", " --model 'a:b; echo $HOME'")],
+)
+def test_what_to_replay_first_names_somebody_elses_code_and_can_be_pasted(run: Path, name: str, more: str) -> None:
+    describe(run, "model", name=name)
+    for asked in (run, run / "reconstructions"):
+        told = call("score", asked)
+        assert told.exit_code == 2
+        assert " ".join(told.stderr.split()).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
+        (run / "reconstructions").mkdir(exist_ok=True)

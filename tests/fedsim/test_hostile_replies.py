@@ -1,0 +1,236 @@
+"""A client may send anything: it is a failed row with a reason, and the federation goes on with the others."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.wire import Recording
+
+Federate = Callable[..., Run]
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., Run]:
+    """Run a federation in which client 1 does something to its reply of round 2."""
+
+    def go(spoil: Callable[[Message], None], **changes: Any) -> Run:
+        real = engine.client_app
+
+        def wrapped(run_of: Any) -> Any:
+            app = real(run_of)
+
+            def answer(message: Message, context: Any) -> Message:
+                round = int(message.content["config"]["server-round"])
+                reply = app(message, context)
+                if round == 2 and context.node_config["partition-id"] == 1:
+                    spoil(reply)
+                return reply
+
+            return answer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "client_app", wrapped)
+            return federate(**{"rounds": 3, **changes})
+
+    return go
+
+
+def count(value: float) -> Callable[[Message], None]:
+    return lambda reply: reply.content["metrics"].__setitem__("num-examples", value)
+
+
+def first(change: Callable[[Array], Array]) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        payload = reply.content["payload"]
+        name = next(iter(payload))
+        payload[name] = change(payload[name])
+
+    return spoil
+
+
+def claiming(values: int) -> Callable[[Array], Array]:
+    """A header that announces so many numbers, and none behind it."""
+
+    def change(array: Array) -> Array:
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({values},), }}\n".encode()
+        return Array(array.dtype, array.shape, array.stype, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+
+    return change
+
+
+def data(content: bytes) -> Callable[[Array], Array]:
+    return lambda array: Array(array.dtype, array.shape, array.stype, content)
+
+
+SPOILED: dict[str, Callable[[Message], None]] = {
+    "minus one example": count(-1),
+    "no example": count(0),
+    "half an example": count(2.5),
+    "2**60 examples": count(2**60),
+    "infinitely many": count(float("inf")),
+    "not a number of them": count(float("nan")),
+    "complex numbers": first(lambda array: Array(array.numpy().astype(np.complex64))),
+    "whole numbers": first(lambda array: Array(array.numpy().astype(np.int64))),
+    "truth values": first(lambda array: Array(array.numpy() > 0)),
+    "no data": first(data(b"")),
+    "an archive": first(data(b"PK\x03\x04 and more")),
+    "a pickle": first(data(b"\x80\x04cposix\nsystem\n")),
+    "a terabyte announced": first(claiming(2**40)),
+    "another kind of array": first(lambda array: Array(array.dtype, array.shape, "torch.tensor", array.data)),
+    "no metrics": lambda reply: reply.content.__delitem__("metrics"),
+    "a config in place of metrics": lambda reply: reply.content.__setitem__("metrics", ConfigRecord({"num-examples": 4})),
+    "a buffer that nobody asked for": lambda reply: reply.content.__setitem__(
+        "buffers", ArrayRecord({"x": Array(np.float32([1]))})
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_one_reply_never_ends_the_federation(spoil: Any, hostile: Any) -> None:
+    recording = Recording(hostile(spoil).out / "recording")
+    (failed,) = [row for row in recording.rows() if row.status != "complete"]
+    assert (failed.round, failed.status, failed.file) == (2, "failed", None)
+    assert failed.reason.startswith("malformed reply: ")
+    seen = list(recording.observations())
+    assert len(seen) == 8
+    second, third = (recording.sent(number).weights for number in (2, 3))
+    answered = [o.update for o in seen if o.round == 2]
+    for name, before in second.items():
+        mean = before + torch.stack([update[name] for update in answered]).mean(dim=0)
+        assert torch.allclose(mean, third[name], rtol=0, atol=1e-6)
+
+
+def test_more_metrics_and_records_than_the_others_end_nothing(hostile: Any) -> None:
+    """Flower's own strategies refuse replies that differ."""
+
+    def spoil(reply: Message) -> None:
+        reply.content["metrics"]["mine"] = 3.5
+        reply.content["metrics"]["odd"] = float("nan")
+        reply.content["more"] = MetricRecord({"x": 1})
+        reply.content["arrays2"] = ArrayRecord({"x": Array(np.float32([1]))})
+
+    recording = Recording(hostile(spoil).out / "recording")
+    assert len(list(recording.observations())) == 9
+    assert [row.metrics for row in recording.rows() if row.metrics] == [{"mine": 3.5}]
+
+
+def test_megabytes_of_metrics_and_of_reasons_leave_the_index_readable(hostile: Any) -> None:
+    def spoil(reply: Message) -> None:
+        for number in range(3000):
+            reply.content["metrics"][f"{number:05d}" + "x" * 3000] = 1.0
+
+    recording = Recording(hostile(spoil).out / "recording")
+    (row,) = [row for row in recording.rows() if row.metrics]
+    assert len(row.metrics) == 100
+    assert len(list(recording.observations())) == 9
+
+
+def test_an_update_in_half_precision_leaves_the_weights_in_theirs(hostile: Any) -> None:
+    def spoil(reply: Message) -> None:
+        payload = reply.content["payload"]
+        for name in payload:
+            payload[name] = Array(payload[name].numpy().astype(np.float16))
+
+    recording = Recording(hostile(spoil, clients={"count": 2}).out / "recording")
+    halves = [o for o in recording.observations(rounds={2}) if next(iter(o.update.values())).dtype == torch.float16]
+    assert len(halves) == 1
+    assert {w.dtype for w in recording.sent(3).weights.values()} == {torch.float32}
+
+
+def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim.client import app as client_side
+
+    plain = Recording(federate("plain", rounds=3).out / "recording")
+    real, calls = client_side.TruthWriter.write, []
+
+    def full(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 5:
+            raise OSError(28, "No space left on device")
+        real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client_side.TruthWriter, "write", full)
+        with pytest.raises(engine.EngineError, match="the disk is full; whole rounds are kept"):
+            federate("run", rounds=3)
+    out = plain.folder.parent.parent / "run"
+    assert {row.status for row in Recording(out / "recording").rows()} == {"complete"}
+    assert len(Recording(out / "recording").rows()) == 3
+    run = Run(experiment=_read(out), out=out, device="cpu", resume=True)
+    engine.run(run.settled(), engine="local")
+    told = [
+        {o.key: o.update["1.weight"].numpy().tobytes() for o in r.observations()} for r in (plain, Recording(out / "recording"))
+    ]
+    assert told[0] == told[1]
+
+
+def _read(out: Any) -> Any:
+    from fedsim.experiment import read
+
+    return read(out / "experiment.toml")
+
+
+# --- names ---
+
+
+def named(
+    monkeypatch: pytest.MonkeyPatch, federate: Federate, name_of: Callable[[int, list[int]], str | None], **late: int
+) -> Any:
+    """A federation whose clients send the names that `name_of` gives them by partition; node `late` loses its second reply."""
+    real = engine.client_app
+
+    class Grid(engine.LocalGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            sent = list(messages)
+            replies = list(super().send_and_receive(sent, timeout=timeout))
+            second = int(sent[0].content["config"]["server-round"]) == 2
+            lost = list(self.get_node_ids())[late["late"]] if late and second else None
+            return [reply for reply in replies if reply.metadata.src_node_id != lost]
+
+    def wrapped(run_of: Any) -> Any:
+        app = real(run_of)
+
+        def answer(message: Message, context: Any) -> Message:
+            reply = app(message, context)
+            nodes = list(engine.LocalGrid(app, 3).get_node_ids())
+            name = name_of(int(context.node_config["partition-id"]), nodes)
+            if name is None:
+                del reply.content["client"]
+            else:
+                reply.content["client"] = ConfigRecord({"pseudonym": name})
+            return reply
+
+        return answer
+
+    monkeypatch.setattr(engine, "client_app", wrapped)
+    monkeypatch.setattr(engine, "LocalGrid", Grid)
+    return Recording(federate(rounds=3).out / "recording")
+
+
+def test_two_clients_of_one_name_of_which_one_is_late(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+    recording = named(monkeypatch, federate, lambda partition, nodes: "same", late=1)
+    assert len(recording.rows()) == 9
+    assert [row.status for row in recording.rows(rounds={2})].count("late") == 1
+
+
+def test_nobody_goes_by_the_node_id_of_another(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+    def name_of(partition: int, nodes: list[int]) -> str | None:
+        return str(nodes[1]) if partition == 0 else None
+
+    recording = named(monkeypatch, federate, name_of)
+    assert len(recording.rows()) == 9
+    assert all(row.client == row.node for row in recording.rows())
+
+
+def test_clients_that_fail_take_nobodys_place_in_the_recording(hostile: Any) -> None:
+    recording = Recording(hostile(count(0), record={"clients": 2}, clients={"count": 3}).out / "recording")
+    complete = [row.client for row in recording.rows() if row.status == "complete"]
+    assert len(set(complete)) == 2
+    assert len(complete) >= 5
