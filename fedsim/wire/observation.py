@@ -168,7 +168,7 @@ class Observation:
     metrics:      what the client reported in clear.
     update:       local minus global weights, by name, decoded from the payload.
     sent:         which coordinates were sent, by name, where the codec tells.
-    rounding:     largest error of each coordinate of `update`, by name, where clients send whole weights; else empty.
+    rounding:     what rounding may have taken from `update`, by name, where clients send whole weights; else empty.
     """
 
     round: int
@@ -200,12 +200,21 @@ class Observation:
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
-        """Half the gap between neighbouring numbers at the weights that were sent back: the update was lost in it below that."""
+        """What rounding may have taken from each coordinate of `update`: a client that keeps whole weights rounds at every step.
+
+        One rounding is half the gap between neighbouring numbers at the larger of the weights sent and sent back. What the
+        client then computes from rounded weights is its own training, and no error.
+        """
         if self.payload.codec != "weights":
             return {}
-        infinity = torch.tensor(float("inf"))
+        an_epoch = max(1, -(-(self.num_examples or 1) // self.training.batch_size))
+        steps = self.training.steps or an_epoch * (self.training.epochs or 1)
         return {
-            name: (torch.nextafter(w.abs(), infinity.to(w.dtype)) - w.abs()) / 2
+            name: steps * _half_gap(torch.maximum(w.abs(), self.weights[name].to(w.dtype).abs()))
             for name, w in self.payload.tensors.items()
             if w.is_floating_point()
         }
+
+
+def _half_gap(magnitude: Tensor) -> Tensor:
+    return (torch.nextafter(magnitude, torch.full_like(magnitude, float("inf"))) - magnitude) / 2

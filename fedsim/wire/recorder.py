@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,9 +163,8 @@ def _printable(text: str) -> str:
 
 
 def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The finite ones, and not more than anyone reads."""
-    finite = [(_printable(name), value) for name, value in sorted(metrics.items()) if isfinite(value)]
-    return dict(finite[:MOST_METRICS])
+    """Not more than anyone reads."""
+    return {_printable(name): value for name, value in sorted(metrics.items())[:MOST_METRICS]}
 
 
 def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

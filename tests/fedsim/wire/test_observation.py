@@ -89,6 +89,20 @@ def test_of_whole_weights_the_rounding_is_told() -> None:
     assert observation().rounding == {}
 
 
+@pytest.mark.parametrize(
+    ("training", "examples", "steps"),
+    [({"steps": 3}, 12, 3), ({"epochs": 2}, 10, 6), ({"epochs": 1}, 2**52, 2**50)],
+)
+def test_rounding_counts_every_step_and_the_larger_weight(training: dict[str, int], examples: int, steps: int) -> None:
+    made = observation(
+        weights={"w": torch.tensor([-3.0, 1.0])},
+        payload=Payload(tensors={"w": torch.tensor([0.001, 1.5])}, codec="weights"),
+        training=Training(learning_rate=0.1, batch_size=4, **training),  # type: ignore[arg-type]
+        num_examples=examples,
+    )
+    assert made.rounding["w"].tolist() == [steps * 2**-23, steps * 2**-24]
+
+
 # --- DataSpec ---
 
 
