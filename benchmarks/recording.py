@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,14 +24,15 @@ from contract import Options, options, told
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedsim import datasets, engine, models
 from fedsim.app import Run
 from fedsim.client.identity import load_or_draw
 from fedsim.experiment import Experiment, validate
 from fedsim.partition import split
-from fedsim.wire import Recording
+from fedsim.server import record
+from fedsim.wire import ModelSpec, Recording
 
 CLIENTS, STEPS, BATCH = 10, 2, 16
 
@@ -209,7 +211,8 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
 def _queries(folder: Path) -> tuple[int, float]:
     """Observations in the index, and milliseconds of the slowest kind of question, each asked for eleven rounds or clients."""
     recording = Recording(folder)
-    rounds, clients = [own.round for own in recording.counts()], recording.clients()
+    counts, clients = recording.counts(), recording.clients()
+    rounds = [own.round for own in counts]
     rng = np.random.default_rng(0)
     kinds = {
         "of a round": lambda: recording.rows(rounds={int(rng.choice(rounds))}),
@@ -224,7 +227,7 @@ def _queries(folder: Path) -> tuple[int, float]:
             assert ask()
             took.append(time.perf_counter() - began)
         slowest = max(slowest, 1000 * median(took))
-    return len(rounds) * len(clients), slowest
+    return sum(own.complete + own.failed + own.late for own in counts), slowest
 
 
 def scale(asked: Options) -> None:
@@ -263,8 +266,11 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
     return found
 
 
-def _learn_plain(e: Experiment, out: Path, seed: int) -> list[float]:
-    """Plain Flower: clients see the same batches in the same order, train with torch.optim.SGD and send their state dict."""
+def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False) -> list[float]:
+    """Plain Flower: clients see the same batches in the same order, train with torch.optim.SGD and send their state dict.
+
+    recorded: with the one line that records such an app.
+    """
     torch.set_num_threads(1)
     loaded = datasets.load(e.data.name)
     count = e.clients.count
@@ -299,7 +305,10 @@ def _learn_plain(e: Experiment, out: Path, seed: int) -> list[float]:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=count, min_train_nodes=count)
+        strategy: Strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=count, min_train_nodes=count)
+        if recorded:
+            spec = ModelSpec(name=e.model.name)
+            strategy = record(strategy, out / "recorded", model=spec, training=e.training, data=loaded.spec)
         strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=e.rounds, evaluate_fn=evaluate)
 
     engine.set_verbosity(False)
@@ -313,13 +322,13 @@ def accuracy(asked: Options) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = images(asked, Path(scratch), TRAINED // share, HELD_OUT // share)
         e = learning(data, rounds, asked.seed)
+        ways = {"plain": _learn_plain, "recorded": partial(_learn_plain, recorded=True), "ours": _learn_recorded}
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-            with_, without = [
-                pool.submit(way, e, Path(scratch) / way.__name__, asked.seed) for way in (_learn_recorded, _learn_plain)
-            ]
-            pairs = list(zip(with_.result(), without.result(), strict=True))
-    rows = [{"round": number, "recorded": a, "plain": b} for number, (a, b) in enumerate(pairs)]
-    summary = {"recorded": pairs[-1][0], "plain": pairs[-1][1], "points": 100 * abs(pairs[-1][0] - pairs[-1][1])}
+            running = {name: pool.submit(way, e, Path(scratch) / name, asked.seed) for name, way in ways.items()}
+            found = {name: future.result() for name, future in running.items()}
+    rows = [{"round": number, **{name: own[number] for name, own in found.items()}} for number in range(rounds + 1)]
+    last = rows[-1]
+    summary = {name: 100 * abs(last[name] - last["plain"]) for name in ("recorded", "ours")}
     told("recording --accuracy", rows, summary, asked)
 
 

@@ -24,6 +24,8 @@ def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
         words += ["--seed", str(told["seed"])]
     if "labels" in told["oracles"]:
         words += ["--oracle", "labels"]
+    if ":" in (model := str(told.get("run", {}).get("model", ""))):  # code of others is imported only where it is named
+        words += ["--model", model]
     return join(words)
 
 

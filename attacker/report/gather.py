@@ -34,7 +34,7 @@ def gather(folder: Path) -> Run:
     recording = Recording(at)
     missing: list[Missing] = []
     try:
-        observations = recording.rows()
+        observations = recording.rows(on_damage=lambda error: missing.append(Missing(str(error))))
     except DamagedFile as error:
         observations = []
         missing.append(Missing(f"The index of the recording cannot be read: {error}"))

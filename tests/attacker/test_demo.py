@@ -2,11 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attacker import demo
-from attacker.scoring import Summary
+from fedsim.engine import EngineError
+from fedsim.server.app import Server
 from fedsim.wire.files import read_json_lines
 
 
@@ -31,18 +33,19 @@ def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
 
 
 def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = demo.attack
+    commit = Server._commit
 
-    def crash(run: Path, *, defended: bool) -> list[Summary]:
-        raise MemoryError
+    def crash(self: Server, number: int, *rest: Any) -> None:
+        if number == 2:
+            raise MemoryError("no more")
+        commit(self, number, *rest)
 
-    monkeypatch.setattr(demo, "attack", crash)
-    with pytest.raises(MemoryError):
-        demo.run(tmp_path, engine="local")
+    with monkeypatch.context() as patched:
+        patched.setattr(Server, "_commit", crash)
+        with pytest.raises(EngineError, match="no more"):
+            demo.run(tmp_path, engine="local")
     index = tmp_path / "undefended" / "recording" / "index.sqlite"
     stamp = index.stat().st_mtime_ns
-    shutil.rmtree(tmp_path / "undefended" / "state")  # as if killed before the first round was committed
-    monkeypatch.setattr(demo, "attack", attack)
     assert demo.run(tmp_path, engine="local").exists()
     assert index.stat().st_mtime_ns > stamp
     assert len(read_json_lines(tmp_path / "undefended" / "metrics.jsonl")) == 4
