@@ -1,7 +1,7 @@
 """What the server learns from a reply. A client sends it, so it may hold anything."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
 
@@ -28,9 +28,11 @@ class Replies:
     start:    what the clients were sent. buffers: names of what is no weight in it.
     key:      of the record of weights in a plain reply. examples: of the metric that counts them.
     foreign:  whether clients may send whole weights, as apps do that know nothing of this project.
+    types:    of the tensors in the clients' network, by name, where the server may send others.
     """
 
     start: ArrayRecord
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
     key: str = records.WEIGHTS
     examples: str = records.NUM_EXAMPLES
@@ -94,7 +96,10 @@ class Replies:
                 f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
             )
         got = {name: (tuple(t.shape), _kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
-        sent = {name: (tuple(array.shape), _kind_of(array)) for name, array in self.start.items()}
+        sent = {
+            name: (tuple(array.shape), _kind(self.types[name]) if name in self.types else _kind_of(array))
+            for name, array in self.start.items()
+        }
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
             raise ValueError(f"names, shapes or types differ from the weights sent, the first: {wrong[0]}")

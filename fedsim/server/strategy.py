@@ -45,6 +45,7 @@ class Recording(Wrapper):
             key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS)),
             examples=str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES)),
             foreign=foreign,
+            types=types or {},
         )
         self._types = types or {}
         self._attempt = 1

@@ -128,6 +128,16 @@ def test_batch_norm_statistics_are_kept_apart_and_counters_stay_whole_numbers(ap
         )
 
 
+@pytest.mark.parametrize("mods", [(), (update_mod("clip(1)"),)], ids=["weights", "mod"])
+def test_counters_that_flower_averages_are_recorded_in_every_round(app: Any, mods: Any) -> None:
+    """From the second round on Flower sends them as float64, and clients send whole numbers back."""
+    app.run(app.record(net="NormedNet"), net="NormedNet", mods=mods, rounds=3)
+    assert [(row.round, row.status) for row in app.recording.rows()] == [(n, "complete") for n in (1, 2, 3) for _ in range(3)]
+    for o in observations(app):
+        assert {int(b["bn1.num_batches_tracked"]) for b in (o.buffers,)} == {o.round - 1}
+        assert o.buffers_after["bn1.num_batches_tracked"].dtype == torch.int64
+
+
 def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(app: Any) -> None:
     """Flower's clipping goes by position: buffers at the end would be clipped as if they were weights."""
     orders = []
