@@ -61,6 +61,8 @@ def run(
             print(resolved.to_toml(), end="")
             return
         folder = out_folder or Path("runs") / experiment.stem
+        if resume and not folder.exists():
+            err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
         federate(
             resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
             client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose,
@@ -99,8 +101,6 @@ def federate(
     if federation.is_done():
         err.print(f"{escape(str(folder))} is done already")
         return
-    if resume and not folder.exists():
-        err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
     engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
