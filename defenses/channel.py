@@ -1,53 +1,84 @@
 """What an attacker who knows a defense does about it.
 
-The algorithm of a defense is public and its randomness is private (Kerckhoffs). A channel is the deterministic part,
-which the attacker applies to the update that it simulates, and the power of the noise, which no attacker can remove.
+The algorithm of a defense is public and its randomness is private (Kerckhoffs). A channel is what that leaves: what can be
+learnt from a received update alone, what to expect of an update that is simulated, and the power of the noise, which no
+attacker can remove.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from defenses.base import Update
 from defenses.clipping import scale_to
 
+Known = Mapping[str, Tensor]
+"""What an attacker learns from one received update: a mask, a scale, the width of a cell; flat, by names of the channel's own."""
+
+
+def _nothing(seen: Update) -> Known:
+    return {}
+
+
+def silent(seen: Update) -> Tensor:
+    """No noise: a 0-d zero."""
+    return next(iter(seen.values())).new_zeros(())
+
 
 class Channel(NamedTuple):
-    """The public part of a defense.
+    """The public part of a defense. All three are functions of tensors alone, without branches on values: they are mapped.
 
-    expect:    a differentiable function from the update before the defense to the expected update after it.
-    noise_std: standard deviation of the noise per coordinate, in the update's units.
+    expect: from the update before the defense and what is known, the expected update after it; differentiable.
+    learn:  from the received update, what is known. It is asked once, and `expect` many times.
+    noise:  from the received update, the expected squared length of the noise in it, a 0-d tensor, in the update's units.
     """
 
-    expect: Callable[[Update], Update]
-    noise_std: float = 0.0
+    expect: Callable[[Update, Known], Update]
+    learn: Callable[[Update], Known] = _nothing
+    noise: Callable[[Update], Tensor] = silent
 
 
-transparent = Channel(lambda update: update)
+transparent = Channel(lambda update, known: update)
 """What no defense does."""
 
 
 def compose(*channels: Channel) -> Channel:
     """The channel of a chain of defenses, from left to right.
 
-    Noise that a later clip would shorten is counted in full: the bound that an attacker takes from it may be too wide.
+    Each of them learns from what was received at the end of the chain. Noise that a later clip would shorten is counted in full:
+    the bound that an attacker takes from it may be too wide.
     """
 
     if not channels:
         return transparent
 
-    def expect(update: Update) -> Update:
-        for channel in channels:
-            update = channel.expect(update)
+    def expect(update: Update, known: Known) -> Update:
+        for i, channel in enumerate(channels):
+            prefix = f"{i}/"
+            own = {name.removeprefix(prefix): t for name, t in known.items() if name.startswith(prefix)}
+            update = channel.expect(update, own)
         return update
 
-    return Channel(expect, noise_std=sum(channel.noise_std**2 for channel in channels) ** 0.5)
+    def learn(seen: Update) -> Known:
+        return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(seen).items()}
+
+    def noise(seen: Update) -> Tensor:
+        return torch.stack([channel.noise(seen) for channel in channels]).sum()
+
+    return Channel(expect, learn, noise)
 
 
 def clip(max_norm: float) -> Channel:
-    """The attacker clips the update that it simulates."""
-    return Channel(lambda update: scale_to(update, max_norm))
+    """The attacker clips the update that it simulates: beyond the bound, its length says nothing."""
+    return Channel(lambda update, known: scale_to(update, max_norm))
 
 
 def gaussian(std: float) -> Channel:
     """The attacker knows how far from zero its residual must end."""
-    return Channel(lambda update: update, noise_std=std)
+
+    def noise(seen: Update) -> Tensor:
+        return silent(seen) + std**2 * sum(t.numel() for t in seen.values())
+
+    return Channel(lambda update, known: update, noise=noise)

@@ -26,7 +26,7 @@ from attacker.attacks.optimisers import Optimiser
 from attacker.attacks.priors import Prior, flat
 from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of, through, total_step
 from attacker.reconstruction import Reconstruction, slots_of
-from defenses.channel import transparent
+from defenses.channel import Known, transparent
 from fedsim import models
 from fedsim.wire.observation import Observation
 
@@ -110,6 +110,8 @@ class _Batch:
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
         self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
+        self.seen = {name: torch.stack([u[name] for u in updates]) for name in order}
+        self.known = vmap(self.channel.learn)(self.seen)
 
     def _thresholds(self) -> None:
         """(cases,) losses that are enough, and those above which a search is stuck.
@@ -121,11 +123,11 @@ class _Batch:
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return
-        coordinates = sum(g[0].numel() for g in self.observed.values())
-        noise = coordinates * (self.channel.noise_std / total_step(self.training, self.steps)) ** 2
-        least = max(stop.tolerance, noise if objective.squares else 0.0)
-        self.enough = (stop.precision * worst).clamp(min=least)
-        self.stuck = (stop.stuck * worst).clamp(min=least)
+        least = torch.full_like(worst, stop.tolerance)
+        if objective.squares:
+            least = least.maximum(vmap(self.channel.noise)(self.seen) / total_step(self.training, self.steps) ** 2)
+        self.enough = (stop.precision * worst).maximum(least)
+        self.stuck = (stop.stuck * worst).maximum(least)
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()
@@ -150,7 +152,10 @@ class _Batch:
         rows = torch.tensor(pending, device=z.device)
         weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
         observed = {name: g[rows] for name, g in self.observed.items()}
-        per_problem: dict[str, Any] = {"observed": observed, "labels": labels} | ({} if self.shared else {"weights": weights})
+        known = {name: t[rows] for name, t in self.known.items()}
+        per_problem: dict[str, Any] = {"observed": observed, "known": known, "labels": labels}
+        if not self.shared:
+            per_problem["weights"] = weights
         if not self.same_buffers:
             per_problem["buffers"] = {name: b[rows] for name, b in self.buffers.items()}
         gain: Tensor = vmap(self._gain, in_dims=(0, 0), randomness="different")(z, per_problem)
@@ -186,7 +191,7 @@ class _Batch:
         weights, buffers = problem.get("weights", self.weights), problem.get("buffers", self.buffers)
         loss = torch.zeros_like(z[0])
         if self.attack.sees_gradient:
-            loss = loss + self.attack.objective.distance(self._simulate(weights, buffers, x, y), problem["observed"])
+            loss = loss + self.attack.objective.distance(self._simulate(weights, buffers, x, y, problem["known"]), problem["observed"])
         if self.attack.agreement:
             predicted = self._probabilities(weights, buffers, x)
             loss = loss + self.attack.agreement * (predicted - _one_hot(y, self.data.num_classes)).square().sum()
@@ -201,15 +206,15 @@ class _Batch:
         weights = problem.get("weights", self.weights)
         before = self.gradient(weights, x, y, problem.get("buffers", self.buffers))
         least = torch.finfo(z.dtype).tiny
-        gain: Tensor = (squared_norm(before) + least) / (squared_norm(self._through(before, weights)) + least)
+        gain: Tensor = (squared_norm(before) + least) / (squared_norm(self._through(before, weights, problem["known"])) + least)
         return gain
 
-    def _through(self, gradient: Gradient, weights: Gradient) -> Gradient:
-        return through(self.channel, gradient, weights, self.training, self.steps)
+    def _through(self, gradient: Gradient, weights: Gradient, known: Known) -> Gradient:
+        return through(self.channel, known, gradient, weights, self.training, self.steps)
 
-    def _simulate(self, weights: Gradient, buffers: Gradient, x: Tensor, y: Tensor) -> Gradient:
+    def _simulate(self, weights: Gradient, buffers: Gradient, x: Tensor, y: Tensor, known: Known) -> Gradient:
         gradient = self.gradient(weights, x, y, buffers)
-        return gradient if self.channel is transparent else self._through(gradient, weights)
+        return gradient if self.channel is transparent else self._through(gradient, weights, known)
 
     def _probabilities(self, weights: Gradient, buffers: Gradient, x: Tensor) -> Tensor:
         """(N, K), what the model makes of x."""
@@ -279,7 +284,8 @@ class _Batch:
             return 0.0
         observed = {name: g[i] for name, g in self.observed.items()}
         objective = self.attack.objective
-        distance = objective.distance(self._simulate(self.per_case[i], self._buffers_of(i), x, y), observed)
+        known = {name: t[i] for name, t in self.known.items()}
+        distance = objective.distance(self._simulate(self.per_case[i], self._buffers_of(i), x, y, known), observed)
         share = 1 - distance / objective.worst(observed).clamp(min=torch.finfo(distance.dtype).tiny)
         return float(share.nan_to_num(nan=0.0).clamp(0, 1))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from defenses.channel import Channel
+from defenses.channel import Channel, Known
 from fedsim import models
 from fedsim.wire.observation import DataSpec, Observation, Training
 
@@ -84,8 +84,10 @@ def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Traini
     return {name: -u / scale - training.weight_decay * weights[name] for name, u in update.items()}
 
 
-def through(channel: Channel, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
+def through(
+    channel: Channel, known: Known, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
+) -> Gradient:
     """The gradient that would be read off the update that `gradient` leads to, after the defense."""
     scale = total_step(training, steps)
     update = {name: -scale * (g + training.weight_decay * weights[name]) for name, g in gradient.items()}
-    return as_gradient(channel.expect(update), weights, training, steps)
+    return as_gradient(channel.expect(update, known), weights, training, steps)

@@ -1,0 +1,117 @@
+"""Specifications are data: calls with literal arguments, joined by `|`, such as `"clip(4) | gaussian(0.1)"`; nothing is run."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from defenses.registry import bind
+
+Factory = Callable[..., Any]
+Value = Any
+"""A number, a string, a truth value, a tuple of these, or a specification within a specification."""
+
+PAPER_NAMES = re.compile(r"\b([GL]-10e-\d+)\b")
+"""How papers write noise (CPL, table 8): no Python, and short for `cpl_noise('G-10e-2')`."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One name of a specification and its arguments, by parameter name."""
+
+    name: str
+    arguments: tuple[tuple[str, Value], ...] = ()
+
+    def printed(self, factory: Factory) -> str:
+        """As `parse` reads it back; parameters with a default by name."""
+        parameters = inspect.signature(factory).parameters
+        shown = [
+            _shown(value) if parameters[key].default is inspect.Parameter.empty else f"{key}={_shown(value)}"
+            for key, value in self.arguments
+            if key not in parameters or value != parameters[key].default
+        ]
+        return f"{self.name}({', '.join(shown)})"
+
+
+def parse(
+    text: str,
+    factory_of: Callable[[str], Factory],
+    what: str,
+    *,
+    fill: Mapping[str, Value] | None = None,
+    nested: Callable[[tuple[Step, ...]], Value] | None = None,
+) -> tuple[Step, ...]:
+    """Read `text`; empty text gives no steps.
+
+    factory_of: from a name, the function whose parameters its arguments are; raises ValueError where it is unknown.
+    what:       the word for it in errors, for example "defense".
+    fill:       values of parameters that may be left out, where a function has such a parameter without a default.
+    nested:     makes an argument out of steps that stand where one is expected; None allows literal arguments only.
+    Raises ValueError for anything but calls with literal arguments, and for unknown names and arguments, listing what exists.
+    """
+    if not text.strip():
+        return ()
+    reader = _Reader(text, factory_of, what, fill or {}, nested)
+    try:
+        return reader.steps(ast.parse(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    text: str
+    factory_of: Callable[[str], Factory]
+    what: str
+    fill: Mapping[str, Value]
+    nested: Callable[[tuple[Step, ...]], Value] | None
+
+    def steps(self, node: ast.expr) -> tuple[Step, ...]:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return (*self.steps(node.left), *self.steps(node.right))
+        return (self._step(node),)
+
+    def _step(self, node: ast.expr) -> Step:
+        if isinstance(node, ast.Name):
+            node = ast.Call(func=node, args=[], keywords=[])
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            raise ValueError(f"cannot read {ast.unparse(node)!r} in {self.what} {self.text!r}: expected NAME(ARGUMENTS)")
+        name = node.func.id
+        factory = self.factory_of(name)
+        positional = [self._value(arg) for arg in node.args]
+        named: dict[str, Value] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise ValueError(f"cannot read '**' in {self.what} {self.text!r}")
+            if keyword.arg in named:
+                raise ValueError(f"{name}: argument {keyword.arg!r} is given twice in {self.what} {self.text!r}")
+            named[keyword.arg] = self._value(keyword.value)
+        free = list(inspect.signature(factory).parameters.values())[len(positional) :]
+        left = {p.name for p in free if p.default is inspect.Parameter.empty} - named.keys()
+        named |= {key: self.fill[key] for key in left & self.fill.keys()}
+        return Step(name, tuple(bind(name, factory, *positional, given=named).items()))
+
+    def _value(self, node: ast.expr) -> Value:
+        if self.nested is not None and _is_steps(node):
+            return self.nested(self.steps(node))
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError):
+            value = None
+        value = tuple(value) if isinstance(value, list) else value
+        if not all(isinstance(item, bool | int | float | str) for item in (value if isinstance(value, tuple) else (value,))):
+            written, kinds = ast.unparse(node), "a number, a string, a truth value or a list of these"
+            raise ValueError(f"argument {written!r} in {self.what} {self.text!r} is not {kinds}")
+        return value
+
+
+def _is_steps(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call | ast.Name) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr))
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(repr, value))}]"
+    return repr(value) if isinstance(value, bool | int | float | str) else str(value)
