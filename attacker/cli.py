@@ -82,7 +82,7 @@ def replay(
         opened = Recording(recording)
         _check_model(opened, model)
         arguments = dict(map(assignment, overrides or []))
-        oracle_labels = _oracle(oracle or [], recording.parent, truth)
+        oracle_labels = _oracle(oracle or [], opened, truth)
         if threads is not None:
             _set_threads(threads)
         results = [
@@ -115,16 +115,18 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
     models.layout(manifest.model, manifest.data)
 
 
-def _oracle(names: list[str], run: Path, truth: list[Path] | None) -> Callable[[Any], Any] | None:
+def _oracle(names: list[str], recording: "Recording", truth: list[Path] | None) -> Callable[[Any], Any] | None:
     if unknown := sorted(set(names) - {"labels"}):
         raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels")
     if not names:
         return None
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import true_labels
+    from fedsim.wire.masked import SUM
 
+    run = recording.folder.parent
     scorer = Scorer(run, _truth(run, truth))
-    return lambda row: true_labels(scorer, row)
+    return lambda row: true_labels(scorer, row, recording.summed(row.round) if row.client == SUM else ())
 
 
 @app.command(epilog="Example:  attacker score runs/first")

@@ -18,6 +18,7 @@ from attacker.attacks.base import MAX_EXAMPLES
 from attacker.reconstruction import Reconstruction
 from fedsim.wire import DamagedFile, Manifest, Observation, Recording, Row
 from fedsim.wire.files import make_private, write_json
+from fedsim.wire.masked import SUM
 
 CHUNK_BYTES = 2_000_000_000
 """About how much memory the simulated gradients of one chunk may take."""
@@ -191,6 +192,7 @@ class Replay:
                 "codec": row.codec,
                 "status": row.status,
                 "reason": row.reason,
+                "cohort": list(self.recording.summed(row.round)) if row.client == SUM else [row.client],
             }
         write_json(
             path,

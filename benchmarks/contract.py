@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import process_time
@@ -16,6 +17,17 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "numpy", "flwr")
+
+
+def _import_package_before_script(name: str) -> None:
+    """A script here has the name of a package, and Python looks for modules beside a script first."""
+    here = str(Path(__file__).parent)
+    before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
+    import_module(name)
+    sys.path[:] = before
+
+
+_import_package_before_script("defenses")
 
 
 @dataclass(frozen=True, kw_only=True)

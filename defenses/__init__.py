@@ -2,9 +2,15 @@
 
 from defenses.base import Defense, State, Update, chain, global_norm, identity, stateless
 from defenses.channel import Channel
-from defenses.clipping import clip
-from defenses.noise import gaussian
+from defenses.clipping import clip, clip_each
+from defenses.dgc import dgc
+from defenses.feedback import with_feedback
+from defenses.noise import gaussian, laplace
+from defenses.quantisation import qsgd, sign, uniform
+from defenses.selection import masked, withhold
+from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 from defenses.spec import DEFENSES, DefenseSpec
+from defenses.units import in_gradient_units
 
 __all__ = [
     "DEFENSES",
@@ -15,8 +21,22 @@ __all__ = [
     "Update",
     "chain",
     "clip",
+    "clip_each",
+    "dgc",
     "gaussian",
     "global_norm",
+    "gradient_dropout",
     "identity",
+    "in_gradient_units",
+    "laplace",
+    "masked",
+    "prune",
+    "qsgd",
+    "random_k",
+    "sign",
     "stateless",
+    "top_k",
+    "uniform",
+    "with_feedback",
+    "withhold",
 ]

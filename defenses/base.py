@@ -51,6 +51,12 @@ identity = chain()
 
 
 def global_norm(update: Update) -> Tensor:
-    """Euclidean norm of all tensors of `update` taken as one vector; a 0-d tensor."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in update.values()]))
+    """Euclidean norm of all tensors of `update` taken as one vector; a 0-d tensor of float32 or finer."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([tensor_norm(t) for t in update.values()]))
+    return norm
+
+
+def tensor_norm(tensor: Tensor) -> Tensor:
+    """Euclidean norm, 0-d, in float32 or finer: the squares of a float16 soon exceed its range."""
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return norm

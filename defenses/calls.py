@@ -13,8 +13,8 @@ Factory = Callable[..., Any]
 Value = Any
 """A number, a string, a truth value, a tuple of these, or a specification within a specification."""
 
-PAPER_NAMES = re.compile(r"\b([GL]-10e-\d+)\b")
-"""How papers write noise (CPL, table 8): no Python, and short for `cpl_noise('G-10e-2')`."""
+PAPER_NAMES = re.compile(r"(?<!['\"])\b([GL]-10e-\d+)\b(?!['\"])")
+"""How papers write noise (CPL, table 8): no Python, and short for `cpl_noise('G-10e-2')`; not where that is written already."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.clipping import scale_to
 
 Known = Mapping[str, Tensor]
 """What an attacker learns from one received update: a mask, a scale, the width of a cell; flat, by names of the channel's own."""
@@ -68,17 +67,3 @@ def compose(*channels: Channel) -> Channel:
         return torch.stack([channel.noise(seen) for channel in channels]).sum()
 
     return Channel(expect, learn, noise)
-
-
-def clip(max_norm: float) -> Channel:
-    """The attacker clips the update that it simulates: beyond the bound, its length says nothing."""
-    return Channel(lambda update, known: scale_to(update, max_norm))
-
-
-def gaussian(std: float) -> Channel:
-    """The attacker knows how far from zero its residual must end."""
-
-    def noise(seen: Update) -> Tensor:
-        return silent(seen) + std**2 * sum(t.numel() for t in seen.values())
-
-    return Channel(lambda update, known: update, noise=noise)

@@ -15,15 +15,39 @@ def scale_to(update: Update, max_norm: float) -> Update:
     return {name: t * scale.to(t.dtype) for name, t in update.items()}
 
 
+def scale_each_to(update: Update, max_norm: float) -> Update:
+    """As `scale_to`, each tensor on its own."""
+    return {name: scale_to({name: t}, max_norm)[name] for name, t in update.items()}
+
+
 def clip(max_norm: float) -> Defense:
     """Clip the Euclidean norm of the whole update.
 
-    max_norm: largest norm that is sent, in the update's units; positive. Geyer et al. 2017, algorithm 1.
+    max_norm: largest norm that is sent, in the update's units; positive.
+    Source: Geyer et al. 2017, algorithm 1.
     """
-    if not 0 < max_norm < math.inf:
-        raise ValueError(f"clip: max_norm must be positive and finite, got {max_norm}")
+    _check("clip", max_norm)
 
     def scaled(update: Update, rng: Generator) -> Update:
         return scale_to(update, max_norm)
 
     return stateless(scaled)
+
+
+def clip_each(max_norm: float) -> Defense:
+    """Clip the Euclidean norm of each tensor on its own.
+
+    max_norm: largest norm of a tensor that is sent, in the update's units; positive.
+    Source: McMahan et al. 2018, per-layer clipping with one bound for all.
+    """
+    _check("clip_each", max_norm)
+
+    def scaled(update: Update, rng: Generator) -> Update:
+        return scale_each_to(update, max_norm)
+
+    return stateless(scaled)
+
+
+def _check(name: str, max_norm: float) -> None:
+    if not 0 < max_norm < math.inf:
+        raise ValueError(f"{name}: max_norm must be positive and finite, got {max_norm}")

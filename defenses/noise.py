@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from defenses.base import Defense, Update, stateless
+from defenses.base import Defense, Update, global_norm, stateless, tensor_norm
+from defenses.scopes import Scope, check_scope
 
 
 def normal_like(tensor: Tensor, rng: Generator) -> Tensor:
@@ -13,16 +14,73 @@ def normal_like(tensor: Tensor, rng: Generator) -> Tensor:
     return torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype).to(tensor.device)
 
 
-def gaussian(std: float) -> Defense:
+def uniform_like(tensor: Tensor, rng: Generator) -> Tensor:
+    """Uniform values in [0, 1) in the shape of `tensor`, in float32 or finer, drawn on the generator's device."""
+    return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_at_least_float32(tensor)).to(tensor.device)
+
+
+def laplace_like(tensor: Tensor, rng: Generator) -> Tensor:
+    """Laplace values of scale 1 in the shape of `tensor`, drawn on the generator's device: a difference of two exponentials."""
+    drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_at_least_float32(tensor)).exponential_(generator=rng)
+    return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
+
+
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Defense:
     """Add independent normal noise to every coordinate.
 
-    std: standard deviation in the update's units; not negative. Dwork & Roth 2014, section 3.5.3.
+    std:    standard deviation in the update's units; not negative.
+    snr_db: instead of `std`, the ratio of signal to noise in decibel; any finite number. The standard deviation is
+            norm / (sqrt(n) * 10 ** (snr_db / 20)) for n coordinates. It depends on the data: no differential privacy.
+    scope:  whose norm `snr_db` goes by: "global": the whole update's; "tensor": each tensor's own.
+    Source: Dwork & Roth 2014, section 3.5.3; with snr_db Yue et al. 2022, equation 18.
     """
-    if not 0 <= std < math.inf:
-        raise ValueError(f"gaussian: std must be finite and not negative, got {std}")
+    check_gaussian(std, snr_db, scope)
 
     def noisy(update: Update, rng: Generator) -> Update:
         noise = {name: normal_like(update[name], rng) for name in sorted(update)}
-        return {name: t + std * noise[name] for name, t in update.items()}
+        if std is not None:
+            return {name: t + std * noise[name] for name, t in update.items()}
+        assert snr_db is not None
+        root_mean_square = _root_mean_square(update, scope)
+        factor = 10 ** (-snr_db / 20)
+        return {name: t + (factor * root_mean_square[name]).to(t.dtype) * noise[name] for name, t in update.items()}
+
+    return stateless(noisy)
+
+
+def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
+    """Raises ValueError for arguments that `gaussian` does not take."""
+    if (std is None) == (snr_db is None):
+        raise ValueError(f"gaussian: give either std or snr_db, got std={std} and snr_db={snr_db}")
+    if std is not None and not 0 <= std < math.inf:
+        raise ValueError(f"gaussian: std must be finite and not negative, got {std}")
+    if snr_db is not None and not -math.inf < snr_db < math.inf:
+        raise ValueError(f"gaussian: snr_db must be finite, got {snr_db}")
+    check_scope("gaussian", scope)
+
+
+def _root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]:
+    """By parameter name, 0-d tensors."""
+    if scope == "tensor":
+        return {name: tensor_norm(t) / math.sqrt(max(t.numel(), 1)) for name, t in update.items()}
+    return dict.fromkeys(update, global_norm(update) / math.sqrt(max(sum(t.numel() for t in update.values()), 1)))
+
+
+def laplace(scale: float) -> Defense:
+    """Add independent Laplace noise to every coordinate.
+
+    scale: mean magnitude of the noise in the update's units, 1 / sqrt(2) of its standard deviation; not negative.
+    Source: Dwork & Roth 2014, definition 3.3.
+    """
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"laplace: scale must be finite and not negative, got {scale}")
+
+    def noisy(update: Update, rng: Generator) -> Update:
+        noise = {name: laplace_like(update[name], rng) for name in sorted(update)}
+        return {name: t + scale * noise[name] for name, t in update.items()}
 
     return stateless(noisy)

@@ -52,6 +52,12 @@ def bind(
         raise ValueError(f"{name}: {error}. Its parameters: ({parameters})") from None
 
 
+def reference(thing: Any) -> str:
+    """Where a thing comes from: what follows "Source:" in its docstring, to the end of the paragraph; empty without one."""
+    _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
+    return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
+
+
 def summary(thing: Any) -> str:
     """The first line of a docstring, for listings."""
     return (inspect.getdoc(thing) or "").split("\n", 1)[0]

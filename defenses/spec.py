@@ -2,18 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Literal, NamedTuple
 
-from defenses import calls
-from defenses import channel as channels
+from defenses import calls, channels, papers
 from defenses.base import Defense, chain
 from defenses.calls import Step
-from defenses.channel import Channel
-from defenses.clipping import clip
-from defenses.noise import gaussian
+from defenses.channel import Channel, compose
+from defenses.clipping import clip, clip_each
+from defenses.dgc import dgc
+from defenses.noise import gaussian, laplace
+from defenses.quantisation import qsgd, sign, uniform
 from defenses.registry import Registry
+from defenses.selection import masked, withhold
+from defenses.sparsification import gradient_dropout, prune, random_k, top_k
+from defenses.units import in_gradient_units
 
 Codec = Literal["dense", "sparse", "bits", "levels"]
+
+MAX_DEPTH = 8
 
 
 class Kind(NamedTuple):
@@ -35,11 +42,60 @@ class Kind(NamedTuple):
     unbiased: bool = False
 
 
+def alias(
+    written: Callable[..., str],
+    *,
+    codec: Codec | None = None,
+    example: str = "",
+    limit: str | None = None,
+    random: bool = False,
+    unbiased: bool = False,
+) -> Kind:
+    """The kind of a function that writes a specification, with its arguments and its docstring."""
+
+    @wraps(written)
+    def defense(*args: Any, **kwargs: Any) -> Defense:
+        return DefenseSpec.parse(written(*args, **kwargs)).build()
+
+    @wraps(written)
+    def channel(*args: Any, **kwargs: Any) -> Channel:
+        return DefenseSpec.parse(written(*args, **kwargs)).channel()
+
+    return Kind(defense, channel, codec, example, limit, random, unbiased)
+
+
 DEFENSES: Registry[Kind] = Registry(
     "defenses",
     {
         "clip": Kind(clip, channels.clip, example="0.5", limit="1e6"),
+        "clip_each": Kind(clip_each, channels.clip_each, example="0.25", limit="1e6"),
         "gaussian": Kind(gaussian, channels.gaussian, codec="dense", example="0.25", limit="0", random=True, unbiased=True),
+        "laplace": Kind(laplace, channels.laplace, codec="dense", example="0.25", limit="0", random=True, unbiased=True),
+        "top_k": Kind(top_k, channels.top_k, codec="sparse", example="0.25", limit="1"),
+        "random_k": Kind(random_k, channels.random_k, codec="sparse", example="0.25", limit="1", random=True),
+        "prune": Kind(prune, channels.prune, codec="sparse", example="0.5", limit="0"),
+        "gradient_dropout": Kind(
+            gradient_dropout, channels.gradient_dropout, codec="sparse", example="0.5", limit="0", random=True
+        ),
+        "dgc": Kind(dgc, channels.dgc, codec="sparse", example="0.25", limit="1, momentum=0"),
+        "sign": Kind(sign, channels.sign, codec="bits"),
+        "qsgd": Kind(qsgd, channels.qsgd, codec="levels", example="3", random=True, unbiased=True),
+        "uniform": Kind(uniform, channels.uniform, codec="levels", example="3"),
+        "withhold": Kind(withhold, channels.withhold, codec="sparse", example="['*.weight']", limit="[]"),
+        "masked": Kind(masked, channels.masked, example="clip(0.5), ['*.weight']", limit="clip(1e6), ['*']"),
+        # a learning rate that is a power of two loses nothing on the way to the gradient and back
+        "in_gradient_units": Kind(
+            in_gradient_units, channels.in_gradient_units, example="clip(0.5), 0.25", limit="clip(1e6), 0.25"
+        ),
+        "cpl_noise": alias(papers.cpl_noise, codec="dense", example="'G-10e-2', 0.5", random=True, unbiased=True),
+        "cpl_prune": alias(papers.cpl_prune, codec="sparse", example="50", limit="0"),
+        "signsgd": alias(papers.signsgd, codec="bits", example="0.1"),
+        "ef_signsgd": alias(papers.ef_signsgd, codec="bits"),
+        "rog_uniform": alias(papers.rog_uniform, codec="levels"),
+        "rog_qsgd": alias(papers.rog_qsgd, codec="levels", random=True, unbiased=True),
+        "rog_top_k": alias(papers.rog_top_k, codec="sparse", limit="0"),
+        "liu_clip": alias(papers.liu_clip, example="0.5, 0.25", limit="1e6, 0.25"),
+        "liu_noise": alias(papers.liu_noise, codec="dense", example="0.1, 0.25", limit="0, 0.25", random=True, unbiased=True),
     },
 )
 
@@ -58,7 +114,7 @@ class DefenseSpec:
         Raises ValueError for anything else, and for unknown names and arguments, listing what exists.
         """
         fill = {} if learning_rate is None else {"learning_rate": learning_rate}
-        spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=cls))
+        spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nested))
         try:
             spec.build()
         except TypeError as error:
@@ -68,25 +124,39 @@ class DefenseSpec:
     def __str__(self) -> str:
         return " | ".join(step.printed(DEFENSES[step.name].defense) for step in self.steps)
 
+    @property
+    def depth(self) -> int:
+        """How deep its defenses are nested; 1 where none is within another."""
+        inner = [v.depth for step in self.steps for _, v in step.arguments if isinstance(v, DefenseSpec)]
+        return 1 + max(inner, default=0)
+
     def build(self) -> Defense:
         """The defense itself, for the client."""
         return chain(*(DEFENSES[step.name].defense(**_built(step, DefenseSpec.build)) for step in self.steps))
 
     def channel(self) -> Channel:
         """Its public part, for the attacker."""
-        return channels.compose(*(DEFENSES[step.name].channel(**_built(step, DefenseSpec.channel)) for step in self.steps))
+        return compose(*(DEFENSES[step.name].channel(**_built(step, DefenseSpec.channel)) for step in self.steps))
 
-    def codec(self) -> Codec:
-        """The lossless packing that suits what this chain sends."""
-        codec: Codec = "dense"
+    def codec(self, before: Codec = "dense") -> Codec:
+        """The lossless packing that suits what this chain sends, after one whose packing is `before`."""
+        codec = before
         for step in self.steps:
-            chosen = DEFENSES[step.name].codec or _inner_codec(step) or codec
+            chosen = DEFENSES[step.name].codec or _inner_codec(step, codec)
             codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen  # which packs few values just as well
         return codec
 
 
-def _inner_codec(step: Step) -> Codec | None:
-    return next((value.codec() for _, value in step.arguments if isinstance(value, DefenseSpec)), None)
+def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
+    """Raises ValueError where one defense is within another too often: what walks through specifications calls itself."""
+    spec = DefenseSpec(steps)
+    if spec.depth > MAX_DEPTH:
+        raise ValueError(f"defenses may be nested {MAX_DEPTH} deep, not more")
+    return spec
+
+
+def _inner_codec(step: Step, before: Codec) -> Codec:
+    return next((value.codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
 
 
 def _built(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:

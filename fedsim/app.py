@@ -17,18 +17,23 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from defenses.spec import DefenseSpec
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
 from fedsim import datasets, models, partition
 from fedsim.client import app as client_side
 from fedsim.experiment import Experiment, read, validate
+from fedsim.pool import public_images
+from fedsim.privacy import accounts
 from fedsim.server import app as server_side
 from fedsim.server import strategies
 from fedsim.server.checkpoint import rounds_done
-from fedsim.training import evaluate
+from fedsim.training import evaluate, train
 from fedsim.wire.files import make_private, read_json_lines, write_bytes, write_json
 from fedsim.wire.manifest import Manifest
+from fedsim.wire.masked import MASKED
 from fedsim.wire.observation import DataSpec, ModelSpec
 from fedsim.wire.selection import Wanted
 
@@ -63,7 +68,8 @@ class Run:
         named = self.experiment.model
         if ":" in named.name:  # the experimenter's own file names it: that is asking for it
             models.admit(named.name)
-        return ModelSpec(name=named.name, arguments=named.arguments)
+        network = str(NetworkSpec.parse(self.experiment.network))
+        return ModelSpec(name=named.name, arguments=named.arguments, network=network)
 
     def data(self) -> datasets.Dataset:
         return datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
@@ -90,6 +96,8 @@ class Run:
         x, y = data.train[:1]
         with torch.no_grad():
             models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
+        public_images(InputsSpec.parse(self.experiment.inputs), data)
+        self._try_rule(model, data)
         self.strategy()
         sizes = [len(part) for part in _split(self.experiment.to_toml())]
         training = self.experiment.training
@@ -98,8 +106,22 @@ class Run:
                 f"a client holds {min(sizes)} examples, which do not fill one batch of {training.batch_size}, "
                 "and training.drop_last is set; lower batch_size or use fewer clients"
             )
+        agreement = self.experiment.agreement()
+        if agreement and training.epochs and max(sizes) > agreement.max_weight:
+            raise ValueError(
+                f"a client holds {max(sizes)} examples, and secure_aggregation.max_weight is {agreement.max_weight}; "
+                f"set it to {max(sizes)} or more"
+            )
         if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
             raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
+
+    def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
+        """One local step on two examples, where the gradient is not the plain one: a rule need not fit every network."""
+        spec = GradientSpec.parse(self.experiment.gradient)
+        if spec.step is not None:
+            weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
+            with torch.random.fork_rng(devices=[]):
+                train(model, weights, [data.train[:2]], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
         """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
@@ -126,16 +148,19 @@ class Run:
         return 4 * values
 
     def _checkpoint_bytes(self) -> int:
-        return self._model_bytes() * (4 if self.experiment.strategy.name in KEEPING else 1)
+        strategy = self.experiment.strategy
+        kept = 3 * (strategy.name in KEEPING) + ("central" in strategy.arguments)
+        return self._model_bytes() * (1 + kept)
 
     def _recorded_bytes(self, number: int) -> int:
         clients, wanted = self.experiment.clients, self.wanted()
         if wanted.rounds is not None and number not in wanted.rounds:
             return 0
-        limits = [max(1, int(clients.count * clients.fraction))]
+        limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]
         limits += [] if wanted.at_most is None else [wanted.at_most]
-        return (self._model_bytes() + 2000) * (1 + min(limits))
+        more = 1 if self.experiment.secure_aggregation else 0  # the sum
+        return (self._model_bytes() + 2000) * (1 + min(limits) + more)
 
     def needs(self, number: int) -> int:
         """About how many bytes round `number` writes: what is recorded of it, and a checkpoint beside the one before."""
@@ -178,17 +203,17 @@ class Run:
         return self.out / "clients" / "simulation.json"
 
     def manifest(self, spec: DataSpec) -> Manifest:
-        e = self.experiment
+        e, agreement = self.experiment, self.experiment.agreement()
         return Manifest(
             name=self.out.name,
             model=self.model(),
             data=spec,
             training=e.training,
-            defense=DefenseSpec.parse(e.defense),
-            gradient=e.gradient,
-            network=e.network,
-            inputs=e.inputs,
-            secure_aggregation=e.secure_aggregation,
+            defense=e.update_defense(),
+            gradient=str(GradientSpec.parse(e.gradient)),
+            inputs=str(InputsSpec.parse(e.inputs)),
+            secure_aggregation=agreement.as_public() if agreement else False,
+            codec=MASKED if agreement else e.update_defense().codec(),
             created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
             software={package: version(package) for package in ("flwr", "torch", "numpy")},
         )
@@ -206,19 +231,23 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
 
     def made(run: Run) -> client_side.Settings:
         data = run.data()
-        parts = _split(run.experiment.to_toml())
+        parts, inputs = _split(run.experiment.to_toml()), InputsSpec.parse(run.experiment.inputs)
         return client_side.Settings(
             model=run.model(),
             data=data.spec,
             training=run.experiment.training,
-            defense=DefenseSpec.parse(run.experiment.defense),
+            defense=run.experiment.update_defense(),
             private=run.out / "clients",
             truth=run.out / "truth",
             described=lambda: datasets.described(data, run.experiment.data.name, run.experiment.data.arguments),
             holdings=lambda number: (data.train, parts[number]),
+            gradient=GradientSpec.parse(run.experiment.gradient),
+            inputs=inputs,
+            public=lambda: public_images(inputs, data),
             seed=run.client_seed,
             device=run.resolved_device(),
             threads=run.threads,
+            secure=run.experiment.agreement(),
         )
 
     return client_side.make_client_app(settings)
@@ -250,6 +279,13 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
             timeout=e.timeout,
             wanted=run.wanted(),
             needs=run.needs,
+            privacy=accounts(
+                e,
+                tensors=len(dict(model.named_parameters())),
+                smallest=min(len(part) for part in _split(e.to_toml())),
+                buffers=bool(models.buffer_names(model)),
+            ).row,
+            secure=e.agreement(),
             on_round=on_round,
         )
 

@@ -10,8 +10,13 @@ from rich.table import Table
 from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
 
 if TYPE_CHECKING:
-    from defenses.registry import Registry
     from fedsim.experiment import Experiment
+
+EPSILONS = {
+    "epsilon_client": "epsilon (client)",
+    "epsilon_example": "epsilon (example)",
+    "epsilon_central": "epsilon (global model)",
+}
 
 app = command_line("Run a federation and write down what its honest-but-curious server sees.")
 
@@ -138,7 +143,7 @@ def _tell_missing(folder: Path) -> None:
     rounds = [row for row in read_json_lines(folder / "metrics.jsonl") if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
-    failed = next((row for row in recording.rows() if row.status != "complete"), None) if missing else None
+    failed = next((row for row in recording.rows() if row.status in ("failed", "late")), None) if missing else None
     reason = f", the first: {escape(failed.reason)}" if failed else ""
     if missing:
         err.print(f"[yellow]{missing} of {answers + missing} replies are missing[/]{reason}")
@@ -158,11 +163,25 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             return
         for key in ("model", "data", "training", "defense", "created"):
             out.print(f"[dim]{key:>9}[/]  {escape(str(result[key]) or 'none')}")
-        table = Table("round", "complete", "failed", "late", "bytes up", "loss", "accuracy")
+        spent = {key: words for key, words in EPSILONS.items() if any(_is_number(row[key]) for row in result["per_round"])}
+        table = Table("round", "complete", "failed", "late", "bytes up", "loss", "accuracy", *spent.values())
         for row in result["per_round"]:
             scores = [f"{row[key]:.3f}" if row.get(key) is not None else "" for key in ("loss", "accuracy")]
+            scores += [f"{row[key]:.3g}" if _is_number(row[key]) else str(row[key] or "") for key in spent]
             table.add_row(*(str(row[key]) for key in ("round", "complete", "failed", "late", "bytes")), *scores)
         out.print(table)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _measured(row: dict[str, Any]) -> dict[str, Any]:
+    """What `show` tells of a round's row of metrics; epsilon of all rounds so far, by what it is about."""
+    privacy = row.get("privacy", {})
+    epsilons = {"client": None, "example": None, "central": privacy.get("central", {}).get("epsilon")}
+    epsilons |= {privacy["unit"]: privacy["epsilon"]} if privacy else {}
+    return {key: row.get(key) for key in ("loss", "accuracy")} | {f"epsilon_{about}": value for about, value in epsilons.items()}
 
 
 def shown(folder: Path) -> dict[str, Any]:
@@ -175,7 +194,7 @@ def shown(folder: Path) -> dict[str, Any]:
     recording = Recording(folder / "recording")
     m, counts = recording.manifest, recording.counts()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl")}
-    per_round = [{**asdict(own), **{key: metrics.get(own.round, {}).get(key) for key in ("loss", "accuracy")}} for own in counts]
+    per_round = [asdict(own) | _measured(metrics.get(own.round, {})) for own in counts]
     return {
         "run": str(folder),
         "model": str(m.model),
@@ -249,38 +268,21 @@ def import_(
 
 @app.command("list", epilog="Example:  fedsim list defenses")
 def list_(
-    kind: Annotated[str, typer.Argument(help="models, datasets, defenses, partitions or strategies.")], as_json: Json = False
+    kind: Annotated[str, typer.Argument(help="models, datasets, partitions, strategies, defenses, gradients, networks or inputs.")], as_json: Json = False
 ) -> None:
     """List what an experiment can name."""
     with errors_told():
-        found = _listed(kind)
+        from fedsim.listing import listed
+
+        found = listed(kind)
         if as_json:
             print_json(found)
             return
-        for name, words in found.items():
-            out.print(f"[bold]{name:<14}[/] {escape(words)}")
-
-
-def _listed(kind: str) -> dict[str, str]:
-    from defenses.registry import summary
-    from defenses.spec import DEFENSES
-    from fedsim.datasets import DATASETS
-    from fedsim.models import MODELS
-    from fedsim.partition import PARTITIONS
-    from fedsim.server import strategies
-
-    registries: dict[str, Registry[Any]] = {
-        "models": MODELS,
-        "datasets": DATASETS,
-        "partitions": PARTITIONS,
-        "defenses": DEFENSES,
-    }
-    if kind == "strategies":
-        return dict.fromkeys(strategies.NAMES, "Flower's own")
-    if kind not in registries:
-        raise ValueError(f"cannot list {kind!r}. Known: {', '.join([*registries, 'strategies'])}")
-    registry = registries[kind]
-    return {name: summary(registry[name].defense if kind == "defenses" else registry[name]) for name in registry}
+        for name, told in found.items():
+            out.print(f"[bold]{name:<14}[/] {escape(told['summary'])}")
+            for key in ("arguments", "reference"):
+                if told[key]:
+                    out.print(f"    {key:<10} {escape(told[key])}", style="dim")
 
 
 def main() -> None:

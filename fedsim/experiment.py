@@ -1,19 +1,23 @@
 """The frozen configuration of a federation, read once from TOML, strictly."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
+from fedsim.secagg.terms import Agreement, Terms
 from fedsim.wire.observation import Training
 from fedsim.wire.selection import parse_clients, parse_rounds
 
-EITHER = {"steps": "epochs", "epochs": "steps"}
-"""Keys of which one rules out the other: overriding one takes the other away."""
+EITHER = ("steps", "epochs", "gradient_squeezing")
+"""Keys of which one rules out the others: overriding one takes the others away."""
 
 
 class ExperimentError(ValueError):
@@ -49,6 +53,11 @@ class Clients(_Frozen):
     count: int = Field(gt=0)
     fraction: float = Field(default=1.0, gt=0, le=1)
 
+    @property
+    def drawn(self) -> int:
+        """Clients a round."""
+        return max(1, int(self.count * self.fraction))
+
 
 def _check_clients(value: Any) -> str:
     text = str(value)
@@ -69,6 +78,37 @@ class Record(_Frozen):
     clients: Annotated[str, BeforeValidator(_check_clients)] = "all"
 
 
+class Privacy(_Frozen):
+    """What privacy is accounted with: `delta` of every epsilon, and `prior`, the chance of success of who sees no message."""
+
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    prior: float = Field(default=0.01, gt=0, lt=1)
+
+
+def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
+    """What lets a text through that `parse` can read."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def _squeezed(training: Any) -> Any:
+    """CPL's gradient squeezing, local steps before an update is sent, under the name that the others have for it."""
+    if not isinstance(training, dict) or "gradient_squeezing" not in training:
+        return training
+    given = [key for key in EITHER if key in training]
+    if len(given) > 1:
+        raise ValueError(f"give only one of {', '.join(EITHER)}, got {' and '.join(given)}")
+    return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
+
+
+def _terms(value: Any) -> Terms | Literal[False]:
+    return Terms.parse(value) or False
+
+
 class Experiment(_Frozen):
     """A federation, complete. Seeds the public randomness: data split, sampling, initial weights."""
 
@@ -79,19 +119,47 @@ class Experiment(_Frozen):
     partition: Named = Named(name="iid")
     clients: Clients
     strategy: Named = Named(name="FedAvg")
-    training: Training
+    training: Annotated[Training, BeforeValidator(_squeezed)]
     defense: str = ""
-    gradient: Literal["plain"] = "plain"
-    network: Literal[""] = ""
-    inputs: Literal[""] = ""
-    secure_aggregation: Literal[False] = False
+    gradient: Annotated[str, AfterValidator(_readable_by(GradientSpec.parse))] = "plain"
+    network: Annotated[str, AfterValidator(_readable_by(NetworkSpec.parse))] = ""
+    inputs: Annotated[str, AfterValidator(_readable_by(InputsSpec.parse))] = ""
+    secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_terms)] = False
+    privacy: Privacy = Privacy()
     record: Record = Record()
     timeout: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")
     def _defense_is_known(self) -> "Experiment":
-        DefenseSpec.parse(self.defense)
+        self.update_defense()
         return self
+
+    def update_defense(self) -> DefenseSpec:
+        """What clients do to their updates; a learning rate that a defense leaves out is the training's."""
+        return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
+
+    @model_validator(mode="after")
+    def _inputs_are_mixed(self) -> "Experiment":
+        mixing = InputsSpec.parse(self.inputs).build()
+        if mixing is not None and self.training.batch_size < mixing.least:
+            raise ValueError(
+                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least {mixing.least}, "
+                f"got {self.training.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_aggregate_securely(self) -> "Experiment":
+        self.agreement()
+        return self
+
+    def agreement(self) -> Agreement | None:
+        """What secure aggregation comes to here; None where there is none."""
+        terms, strategy = self.secure_aggregation, self.strategy
+        if not terms:
+            return None
+        central = "central" in strategy.arguments
+        return terms.settle(clients=self.clients.drawn, training=self.training, strategy=strategy.name, central=central)
 
     @model_validator(mode="after")
     def _records_something(self) -> "Experiment":
@@ -150,8 +218,9 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     for table in tables:
         inner = raw.get(table, {})
-        raw[table] = inner if isinstance(inner, dict) else {"name": inner}
+        raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}
         raw = raw[table]
     if last in EITHER and value != raw.get(last):
-        raw.pop(EITHER[last], None)
+        for other in EITHER:
+            raw.pop(other, None)
     raw[last] = value

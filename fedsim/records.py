@@ -118,7 +118,15 @@ def reported(content: RecordDict) -> dict[str, float]:
 
 def count_bytes(content: RecordDict) -> int:
     """Size of all records of a message on the wire, keys included."""
-    return sum(record.count_bytes() for record in content.values())
+    return sum(_size(record) for record in content.values())
+
+
+def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
+    """As Flower counts, which fails for empty values."""
+    if not isinstance(record, ConfigRecord):
+        return record.count_bytes()
+    filled = ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})
+    return filled.count_bytes() + sum(len(key) for key in record.keys() - filled.keys())
 
 
 def number(message: Message, key: str) -> int:

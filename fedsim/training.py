@@ -1,15 +1,17 @@
 """Local training: what a client computes from the weights that it was sent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from defenses.networks import draw
+from defenses.rules import Problem, Rule, plain
 from fedsim.models import buffer_names, loss_of, predictions
 from fedsim.wire.observation import DataSpec, Training
 
@@ -17,6 +19,8 @@ Weights = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
 
 NOTHING: Weights = MappingProxyType({})
+PLAIN = plain()
+NO_CHANCE = Generator()
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ def train(
     data: DataSpec,
     *,
     buffers: Weights = NOTHING,
+    rule: Rule = PLAIN,
+    rng: Generator | None = None,
 ) -> Trained:
     """Take one SGD step on each batch (x, y), starting from `weights`; nothing that is given is changed.
 
@@ -48,19 +54,29 @@ def train(
     buffers: where batch-norm statistics start; empty for the model's own. With `training.mode == "train"`, batch norm goes by
     the statistics of each batch, and moves its running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`.
     With "eval" it goes by the running ones, which stay. Raises ValueError where one of them is missing.
+    rule: how each gradient is computed; what it draws, it draws from `rng`, which only the plain rule does without. Blocks that
+    are random for privacy draw in both modes, from the global generator.
     """
+    if rng is None and rule is not PLAIN:
+        raise ValueError("a rule that may draw noise needs a generator: give rng")
     model.train(training.mode == "train")
+    draw(model)
     loss_function, optimiser = loss_of(training.loss), _SGD(weights, training)
     carried = _copied(_starting(model, buffers))
     losses, examples = 0.0, 0
     for x, y in batches:
         current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.weights(), strict=True)}
-        loss = loss_function(functional_call(model, {**carried, **current}, (data.normalise(x),)), y)
-        optimiser.step(torch.autograd.grad(loss, list(current.values()), materialize_grads=True))
+        problem = Problem(model, _forward(model, carried, data), loss_function)
+        gradient, loss = rule.gradient(problem, current, x, y, rng or NO_CHANCE)
+        optimiser.step(tuple(gradient.values()))
         losses, examples = losses + loss.item() * len(y), examples + len(y)
         if training.buffers == "none":
             carried = _copied(_starting(model, buffers))
     return Trained(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
+
+
+def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:
+    return lambda weights, x: functional_call(model, {**buffers, **weights}, (data.normalise(x),))
 
 
 class _SGD:

@@ -11,6 +11,7 @@ from fedsim.truth import TruthReader
 from fedsim.wire import DamagedFile, Recording, Row
 from fedsim.wire.index import INDEX, ask, path_of
 from fedsim.wire.manifest import MAX_BYTES
+from fedsim.wire.masked import MASKED, SUM
 from fedsim.wire.safe import UNPRINTABLE, read_bytes
 
 MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording"
@@ -67,7 +68,8 @@ class _Damage:
 def verify(folder: Path) -> Verified:
     """Read every file of a recording, or of the recording of a run, against its index.
 
-    Where a folder `truth` lies beside the recording, every complete observation must have its rows there. Nothing is changed.
+    Where a folder `truth` lies beside the recording, every client whose update came, masked or not, must have its rows there.
+    Nothing is changed.
     Raises ValueError where `folder` is neither a run nor a recording.
     """
     at = folder if os.path.lexists(folder / MANIFEST) else folder / RECORDING
@@ -83,7 +85,11 @@ def verify(folder: Path) -> Verified:
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
     intact = sum(_is_intact(recording, row, damage) for row in complete)
-    _check_truth(Path(os.path.abspath(at)).parent / "truth", complete, damage)
+    masked = [row for row in rows if row.codec == MASKED]
+    for row in masked:
+        _is_intact(recording, row, damage)
+    trained = [row for row in rows if row.status in ("complete", "masked") and row.client != SUM]
+    _check_truth(Path(os.path.abspath(at)).parent / "truth", trained, damage)
     known = {row.file for row in rows} | {path_of(number, "global") for number in rounds}
     return Verified(
         folder=str(folder),
@@ -113,7 +119,12 @@ def _indexed(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int
 
 def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
     try:
-        recording.observation(what) if isinstance(what, Row) else recording.sent(what)
+        if not isinstance(what, Row):
+            recording.sent(what)
+        elif what.codec == MASKED:
+            recording.masked(what)
+        else:
+            recording.observation(what)
     except DamagedFile as error:
         damage.add(error)
         return False

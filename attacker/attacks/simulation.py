@@ -6,9 +6,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, replace_all_batch_norm_modules_
+from torch.func import functional_call, replace_all_batch_norm_modules_
 
-from defenses.channel import Channel, Known
+from defenses.channel import Channel, Known, compose, transparent
+from defenses.networks import hidden
+from defenses.rules import Facts, LocalStep, Problem, Rule, plain
 from fedsim import models
 from fedsim.wire.observation import DataSpec, Observation, Training
 
@@ -16,6 +18,7 @@ Weights = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
 
 NOTHING: Weights = MappingProxyType({})
+PLAIN = plain()
 
 
 class Gradients(Protocol):
@@ -30,6 +33,7 @@ def network_of(observation: Observation) -> nn.Module:
     Mode "eval": batch norm goes by the buffers that it is given. Mode "train": by the statistics of the guessed batch, and it
     has no buffers left. Dropout is off in both: no server knows what a client drew, and a search needs a loss that stays, so
     that where a client trained with dropout the simulated gradient is near the observed one even at the truth, not equal.
+    So is a variational bottleneck: its noise is averaged out.
     """
     model = models.build(observation.model, observation.data).eval()
     if observation.training.mode == "train":
@@ -55,24 +59,58 @@ def _chosen(own: Weights, seen: Weights) -> dict[str, Tensor]:
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 
-def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> Gradients:
-    """The function from a guess to the gradient of the mean loss that `loss` names."""
-    measure = models.loss_of(loss)
+def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: Rule | None = None) -> Gradients:
+    """The function from a guess to the gradient of the mean loss that `loss` names.
 
-    def of_weights(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Tensor:
-        return measure(functional_call(model, {**buffers, **weights}, (data.normalise(x),)), y)
+    rule: by which clients compute it, for an attacker who knows it; what the network itself adds to the loss then counts.
+    """
+    measure, expected = models.loss_of(loss), (rule or PLAIN).expected
 
-    gradient: Gradients = grad(of_weights)
+    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+        def forward(weights: Weights, x: Tensor) -> Tensor:
+            logits: Tensor = functional_call(model, {**buffers, **weights}, (data.normalise(x),))
+            return logits
+
+        return expected(Problem(model, forward, measure, penalised=rule is not None), weights, x, y)
+
     return gradient
+
+
+def facts_of(observation: Observation, model: nn.Module) -> Facts:
+    """What rules for gradients may ask of the training behind an update."""
+    training, count = observation.training, observation.num_examples or observation.training.batch_size
+    sizes = training.batch_sizes(count) or _even(count, training.steps or 1)
+    exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
+    return Facts(model, [LocalStep(*step) for step in zip(sizes, shares(training, len(sizes)), strict=True)], exact)
+
+
+def _even(count: int, steps: int) -> tuple[int, ...]:
+    return (max(1, round(count / steps)),) * steps
+
+
+def channel_of(observation: Observation, model: nn.Module) -> Channel:
+    """What an attacker who knows all of a client's defenses expects of an update, beside the rule for gradients itself."""
+    own = [observation.gradient.build().channel(facts_of(observation, model)), observation.defenses.channel()]
+    return compose(*(channel for channel in own if channel is not transparent))
+
+
+def omitted_of(observation: Observation, model: nn.Module) -> frozenset[str]:
+    """Names of tensors that such an attacker leaves out of the comparison, on both sides: they tell of chance, or mislead."""
+    return hidden(model) | observation.gradient.build().omitted(facts_of(observation, model))
 
 
 def total_step(training: Training, steps: int) -> float:
     """How much of one constant gradient `steps` local steps add up to: `steps * learning_rate` for plain SGD."""
-    velocity = total = 0.0
+    return sum(shares(training, steps))
+
+
+def shares(training: Training, steps: int) -> list[float]:
+    """How much of the gradient of each of `steps` local steps ends up in the update; the first goes on through momentum."""
+    share, found = 0.0, []
     for _ in range(steps):
-        velocity = training.momentum * velocity + 1
-        total += training.learning_rate * velocity
-    return total
+        share = training.momentum * share + training.learning_rate
+        found.append(share)
+    return found[::-1]
 
 
 def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:

@@ -14,6 +14,7 @@ from attacker.report.undone import Missing
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
 from fedsim.wire import Manifest, Row
+from fedsim.wire.masked import SUM
 
 Record = dict[str, Any]
 
@@ -102,11 +103,11 @@ class Run:
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
-        return tuple(sorted({row.client for row in self.observations}))
+        return tuple(sorted({row.client for row in self.observations} - {SUM}))
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:
-        return tuple(sorted({row.codec for row in self.observations if row.codec is not None}))
+        return tuple(sorted({row.codec for row in self.observations if row.codec is not None and row.status == "complete"}))
 
     def observed(self, status: str) -> int:
         return sum(row.status == status for row in self.observations)

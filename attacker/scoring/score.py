@@ -105,16 +105,24 @@ class Scorer:
         replace_json_lines(path, *others, *rows)
         return rows
 
-    def originals(self, round: int, attempt: int, client: str) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
-        """(batch, position, index) of each example that a client used in a round, at its first use, and x and y of them."""
+    def originals(
+        self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
+    ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
+        """(batch, position, index) of each example that a client used in a round, at its first use, and x and y of them.
+
+        cohort: of a sum, whose batches are those of its clients, counted on from one to the next.
+        """
         seen: dict[int, tuple[int, int, int]] = {}
-        for batch, position, index in self.used(round, attempt, client).examples:
+        for batch, position, index in self.used(round, attempt, *(cohort or [client])).examples:
             seen.setdefault(index, (batch, position, index))
         examples = list(seen.values())
         return examples, *self.data.train[[index for _, _, index in examples]]
 
-    def used(self, round: int, attempt: int, client: str) -> Used:
-        """What a client used in a round. Raises NoTruth where no folder of truth says."""
+    def used(self, round: int, attempt: int, *clients: str) -> Used:
+        """What clients used in a round, one after the other. Raises NoTruth where no folder of truth says."""
+        return Used(tuple(step for client in clients for step in self._used(round, attempt, client).steps))
+
+    def _used(self, round: int, attempt: int, client: str) -> Used:
         for reader in self.readers:
             try:
                 return reader.used(round, attempt, client)
@@ -123,7 +131,7 @@ class Scorer:
         raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
-        examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"])
+        examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"], case.get("cohort", ()))
         found, reason = _read(folder, case["key"], truth)
         common = {**_common(folder, facts), "data": self.data.name, "case": case["key"]}
         common |= {"rounds": [case["round"]], "client": case["client"], "environment": environment()}

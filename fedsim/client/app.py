@@ -1,9 +1,9 @@
 """The Flower ClientApp: local training, then the defense, then the wire."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +15,17 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec, Pool, soft
 from defenses.spec import DefenseSpec
 from fedsim import models, records
 from fedsim.client.identity import Identity, load_or_draw
 from fedsim.client.memory import remember
 from fedsim.client.sending import put_update
 from fedsim.schedule import Cursor, batches
-from fedsim.training import train
+from fedsim.secagg.mod import Part, secure
+from fedsim.secagg.terms import Agreement
+from fedsim.training import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset
 from fedsim.wire.observation import DataSpec, ModelSpec, Training
 
@@ -39,6 +43,8 @@ class Settings:
     private:   where the client keeps what is its own; truth: where it writes down what it used.
     described: what truth says of the data set; called once.
     holdings:  from a partition number, the examples of the data set and which of them are this client's.
+    public:    gives the public examples that `inputs` mixes in, where it asks for any.
+    secure:    how updates are aggregated securely; None where they leave as the defense made them.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None leaves them as they are.
     """
 
@@ -50,9 +56,13 @@ class Settings:
     truth: Path
     described: Callable[[], dict[str, Any]]
     holdings: Callable[[int], tuple[Examples, NDArray[np.int64]]]
+    gradient: GradientSpec = field(default_factory=GradientSpec)
+    inputs: InputsSpec = field(default_factory=InputsSpec)
+    public: Callable[[], Pool | None] = lambda: None
     seed: int | None = None
     device: str = "cpu"
     threads: int | None = 1
+    secure: Agreement | None = None
 
     def folder(self, context: Context) -> Path:
         """The client's own."""
@@ -61,10 +71,19 @@ class Settings:
     def identity(self, context: Context) -> Identity:
         return load_or_draw(self.folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
+    def part(self, context: Context) -> Part | None:
+        """In secure aggregation, if there is any. Keys are the system's, but for those of a simulation that is to repeat."""
+        if self.secure is None:
+            return None
+        identity = self.identity(context)
+        secret = None if self.seed is None else identity.secret
+        return Part(agreement=self.secure, pseudonym=identity.pseudonym, secret=secret)
+
 
 def make_client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
     """The client's app. `settings_of` may be called for every message: it should remember."""
-    app = ClientApp(mods=[remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
+    masking = secure(lambda context: settings_of(context).part(context))
+    app = ClientApp(mods=[masking, remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
 
     @app.train()
     def handle(message: Message, context: Context) -> Message:
@@ -107,10 +126,12 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
         trained = train(
             model,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            [(x.to(device), y.to(device)) for x, y in (examples[step] for step in used)],
+            [(x.to(device), y.to(device)) for x, y in _mixed((examples[step] for step in used), settings, identity, round)],
             settings.training,
             settings.data,
             buffers={name: tensor.to(device) for name, tensor in buffers.items()},
+            rule=settings.gradient.build(),
+            rng=identity.generator(round, "gradient"),
         )
     epochs = settings.training.epochs or 1
     content = RecordDict(
@@ -128,6 +149,15 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
     return Message(content, reply_to=message)
 
 
+def _mixed(chosen: Iterable[Batch], settings: Settings, identity: Identity, round: int) -> Iterable[Batch]:
+    """The batches as they are trained on."""
+    mixing = settings.inputs.build()
+    if mixing is None:
+        return chosen
+    rng, pool = identity.generator(round, "inputs"), settings.public()
+    return (mixing.mix(x, soft(y, settings.data.num_classes), rng, pool) for x, y in chosen)
+
+
 @lru_cache(maxsize=2)
 def _built(spec: str, data: DataSpec, device: str) -> nn.Module:
     return models.build(ModelSpec(**json.loads(spec)), data).to(device)
@@ -135,7 +165,7 @@ def _built(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 def _model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
     """The network, built once a process: its weights are those of every message."""
-    return _built(json.dumps({"name": spec.name, "arguments": dict(spec.arguments)}), data, device)
+    return _built(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 
 def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

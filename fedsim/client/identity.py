@@ -5,6 +5,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,9 +24,12 @@ class Identity:
     def _seed(self, purpose: str, number: int) -> bytes:
         return hashlib.sha256(f"{self.secret}/{purpose}/{number}".encode()).digest()
 
-    def generator(self, round: int) -> torch.Generator:
-        """The randomness of the defenses in one round. Seeded from the round alone, the server could subtract the noise."""
-        seed = int.from_bytes(self._seed("defense", round)[:8], "big") >> 1
+    def generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
+        """The randomness of the defenses in one round. Seeded from the round alone, the server could subtract the noise.
+
+        purpose: defense for what is done to the update, gradient and inputs for what is done while it is computed.
+        """
+        seed = int.from_bytes(self._seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
     def training_seed(self, round: int) -> int:

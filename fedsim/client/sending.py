@@ -21,7 +21,7 @@ def put_update(
         stored = context.state.get("defense")
         state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else built.init(tensors)
         sent, state = built.apply(tensors, state, rng)
-        records.put_payload(content, encode(sent))
+        records.put_payload(content, encode(sent, defense.codec()))
         context.state["defense"] = records.to_arrays(state)
     else:
         records.put_dense(content, update)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from defenses import calls
 from defenses.registry import Registry, bind
 from fedsim.datasets.archives import npz
 from fedsim.datasets.base import Array, Dataset, Examples
@@ -33,6 +34,7 @@ __all__ = [
     "lfw_patches",
     "load",
     "mnist",
+    "named",
     "npz",
     "photos",
 ]
@@ -62,6 +64,16 @@ def load(name: str, **arguments: Any) -> Dataset:
     `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH` and `csv:PATH[,LABEL]` likewise.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
+
+
+def named(text: str) -> Dataset:
+    """A data set from a text with its arguments: "photos", "photos(size=64)", or "npz:TRAIN"."""
+    if ":" in text and "(" not in text:
+        return load(text)
+    steps = calls.parse(text, lambda name: DATASETS[name], "data set")
+    if len(steps) != 1:
+        raise ValueError(f"{text!r} does not name one data set; write it as 'photos' or 'photos(size=64)'")
+    return load(steps[0].name, **dict(steps[0].arguments))
 
 
 @lru_cache(maxsize=4)

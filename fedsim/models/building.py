@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from defenses.networks import NetworkSpec, last_linear
 from defenses.registry import Registry, bind
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
@@ -106,12 +107,9 @@ def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
 
 def head(model: nn.Module) -> tuple[str, str | None]:
     """Names of the weight and the bias of the last linear layer; the bias is None where it has none."""
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise ValueError(f"{type(model).__name__} has no linear layer")
-    name, module = linear[-1]
+    name = last_linear(model)
     prefix = f"{name}." if name else ""
-    return f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None
+    return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
 
 
 def buffer_names(model: nn.Module) -> tuple[str, ...]:
@@ -142,7 +140,7 @@ def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
     model = factory(data.shape, outputs, **given)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {spec.name!r} gives no torch.nn.Module but {type(model).__name__}")
-    return model
+    return NetworkSpec.parse(spec.network).apply(model)
 
 
 def _factory(name: str) -> Factory:

@@ -17,6 +17,9 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedsim import models, records
+from fedsim.secagg.grid import SecureGrid
+from fedsim.secagg.recording import SecureRecording
+from fedsim.secagg.terms import Agreement, check_strategy
 from fedsim.server import checkpoint
 from fedsim.server.averaging import Averaging
 from fedsim.server.checkpoint import Checkpoint
@@ -38,7 +41,9 @@ class Settings:
 
     folder:   of the run. manifest: the public facts. strategy: makes the strategy that is wrapped.
     evaluate: from weights and buffers by name, metrics on held-out data, which the server itself never sees.
-    wanted:   what is recorded. needs: about how many bytes a round writes. on_round: gets each round's row of metrics.
+    wanted:   what is recorded. needs: about how many bytes a round writes.
+    privacy:  from a round, what is accounted for up to then, for its row of metrics.
+    secure:   how updates are aggregated securely; None where they come as they are. on_round: gets each round's row of metrics.
     """
 
     folder: Path
@@ -51,6 +56,8 @@ class Settings:
     timeout: float
     wanted: Wanted
     needs: Callable[[int], int] = lambda number: 0
+    privacy: Callable[[int], dict[str, Any]] | None = None
+    secure: Agreement | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
 
 
@@ -84,7 +91,13 @@ class Server:
         self.found = Checkpoint.read(self.state)
         self.recorder = self._open(settings.folder / "recording")
         names = frozenset(buffers)
-        self.strategy = Recording(Averaging(self.inner, names), self.recorder, wanted=settings.wanted, buffers=names)
+        averaging, wanted = Averaging(self.inner, names), settings.wanted
+        if settings.secure is None:
+            self.strategy = Recording(averaging, self.recorder, wanted=wanted, buffers=names)
+            return
+        check_strategy(type(self.inner).__name__)
+        self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
+        self.grid = SecureGrid(grid, settings.secure, seed=settings.seed, observe=watching.observe)
 
     def _open(self, folder: Path) -> Recorder:
         """The recording to go on with, or a new one. Raises ValueError where what is there cannot be gone on with."""
@@ -144,7 +157,9 @@ class Server:
     def _commit(self, number: int, attempt: int, arrays: ArrayRecord, started: float) -> None:
         evaluated = self.settings.evaluate(records.to_tensors(arrays))
         row = {"round": number, **evaluated, **self.strategy.traffic, "seconds": monotonic() - started}
-        append_json_lines(self.metrics, {key: value if isfinite(value) else None for key, value in row.items()})
+        if number and self.settings.privacy is not None:
+            row["privacy"] = self.settings.privacy(number)
+        append_json_lines(self.metrics, {key: _finite(value) for key, value in row.items()})
         self._write(number, attempt, arrays)
         if self.settings.on_round is not None:
             self.settings.on_round(row)
@@ -158,6 +173,11 @@ class Server:
             generators=checkpoint.generators(),
             pseudonyms={str(node): name for node, name in self.strategy.pseudonyms.items()},
         ).write(self.state)
+
+
+def _finite(value: Any) -> Any:
+    """What JSON knows of a number."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _wait_for_clients(grid: Grid, clients: int) -> None:

@@ -51,12 +51,14 @@ def record(
     network = models.build(spec, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     wanted = Wanted.parse(rounds, clients)
+    chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)
     manifest = Manifest(
         name=folder.name,
         model=spec,
         data=data,
         training=training,
-        defense=DefenseSpec.parse(defense),
+        defense=chosen,
+        codec=chosen.codec(),
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )

@@ -1,6 +1,6 @@
 """What the server learns from a reply. A client sends it, so it may hold anything."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
@@ -11,8 +11,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from fedsim import records
-from fedsim.wire.codec import Payload, decode
+from fedsim.wire.codec import Payload, codec_of
 from fedsim.wire.files import DTYPES
+from fedsim.wire.packing.parts import apart
 from fedsim.wire.recorder import MOST_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
@@ -74,7 +75,9 @@ class Replies:
     def _update_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
         """What a client sent, packed, and its buffers; in `content` the plain weights take their place."""
         payload, buffers = records.take_payload(content), records.take_buffers(content)
-        update = decode(payload, {} if payload.codec == "dense" else self._start())
+        codec = codec_of(payload.codec)
+        self._check_names(apart(payload.tensors) if codec.packs else payload.tensors)
+        update = codec.decode(payload.tensors, self._start() if payload.codec == "weights" else self._shapes())
         self._check(update, buffers)
         plain = {  # in the order of what was sent: Flower's own clipping goes by it, not by name
             name: records.pack(buffers[name].numpy()) if name in buffers else _plus(sent, update[name])
@@ -89,12 +92,20 @@ class Replies:
     def _start(self) -> dict[str, Tensor]:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
-    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where names, shapes or kinds of numbers do not fit what was sent."""
-        if mixed := sorted(update.keys() & self.buffers):
+    def _shapes(self) -> dict[str, Tensor]:
+        """What `_start` has, without its numbers."""
+        shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+    def _check_names(self, update: Iterable[str]) -> None:
+        """Raises ValueError where a buffer is among the names of an update."""
+        if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
                 f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
             )
+
+    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where names, shapes or kinds of numbers do not fit what was sent."""
         got = {name: (tuple(t.shape), _kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
         sent = {
             name: (tuple(array.shape), _kind(self.types[name]) if name in self.types else _kind_of(array))

@@ -6,6 +6,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from defenses.registry import bind
+from fedsim.server.central import wrap
 
 NAMES = (
     "FedAdagrad",
@@ -21,7 +22,10 @@ NAMES = (
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:
-    """The strategy `name` over `clients` clients, of which `fraction` are drawn a round; `arguments` are Flower's own."""
+    """The strategy `name` over `clients` clients, of which `fraction` are drawn a round; `arguments` are Flower's own.
+
+    `central`, a table, is none of Flower's: it asks for noise on the server (`fedsim.server.central`).
+    """
     if name not in NAMES:
         raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(NAMES)}")
     drawn = max(1, int(clients * fraction))
@@ -34,6 +38,7 @@ def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Stra
     }
     if fixed := sorted(set(arguments) & set(sampling)):
         raise ValueError(f"strategy.{fixed[0]} follows from clients.count and clients.fraction; set those")
+    central = arguments.pop("central", None)
     factory = getattr(flower, name)
     bound: Strategy = factory(**bind(f"strategy {name}", factory, given={**sampling, **arguments}))
-    return bound
+    return bound if central is None else wrap(bound, drawn, central)

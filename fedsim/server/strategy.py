@@ -14,6 +14,10 @@ from fedsim.server.wrapper import Wrapper, innermost
 from fedsim.wire.recorder import Recorder, Reply
 from fedsim.wire.selection import Wanted
 
+Traffic = dict[str, int | dict[str, dict[str, int]]]
+"""Of one round: bytes_up and bytes_down over all clients, clients that answered, and those missing; under "bytes" by client what
+each of them sent, `up`, and was sent, `down`. All of it as it is in Flower's messages, packed."""
+
 
 class Recording(Wrapper):
     """Wraps any Flower strategy.
@@ -49,17 +53,17 @@ class Recording(Wrapper):
         )
         self._types = types or {}
         self._attempt = 1
-        self._asked: list[int] = []
+        self._asked: dict[int, int] = {}  # by node, the bytes that it is sent
         self._kept: set[str] = set(recorder.clients()) if self._wanted.at_most else set()
         self.pseudonyms: dict[int, str] = {}
-        self.traffic: dict[str, int] = {}
+        self.traffic: Traffic = {}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         self._attempt = 1 if self._foreign else int(config.get("attempt", 1))  # type: ignore[arg-type]
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        self._asked = [message.metadata.dst_node_id for message in messages]
+        self._asked = {message.metadata.dst_node_id: records.count_bytes(message.content) for message in messages}
         self._replies = replace(self._replies, start=arrays)
-        self.traffic = {"bytes_down": sum(records.count_bytes(message.content) for message in messages), "bytes_up": 0}
+        self.traffic = {"bytes_down": sum(self._asked.values()), "bytes_up": 0}
         if self._writes(server_round):
             tensors = {name: t.to(self._types.get(name, t.dtype)) for name, t in records.to_tensors(arrays).items()}
             buffers = {name: tensors.pop(name) for name in sorted(self._buffers & tensors.keys())}
@@ -70,7 +74,7 @@ class Recording(Wrapper):
         by_node = {message.metadata.src_node_id: message for message in replies}
         self.pseudonyms |= {node: name for node, message in by_node.items() if (name := pseudonym_of(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
-        named = _distinct(sorted((self._name(node), node) for node in {*by_node, *self._asked}))
+        named = distinct(sorted((self._name(node), node) for node in {*by_node, *self._asked}))
         received = {
             node: self._write(server_round, client, self._read(node, by_node.get(node))) for node, client in named.items()
         }
@@ -89,6 +93,7 @@ class Recording(Wrapper):
             "bytes_up": sum(reply.bytes for reply in received.values()),
             "clients": complete,
             "missing": len(received) - complete,
+            "bytes": {c: {"up": received[node].bytes, "down": self._asked.get(node, 0)} for node, c in named.items()},
         }
         return self.inner.aggregate_train(server_round, accepted)
 
@@ -112,7 +117,7 @@ class Recording(Wrapper):
             return reply.client in self._wanted.clients
         if self._wanted.at_most is None:
             return True
-        if reply.status == "complete" and len(self._kept) < self._wanted.at_most:
+        if reply.status in ("complete", "masked") and len(self._kept) < self._wanted.at_most:
             self._kept.add(reply.client)
         return reply.client in self._kept
 
@@ -120,7 +125,7 @@ class Recording(Wrapper):
         return self.pseudonyms.get(node, str(node))
 
 
-def _distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
+def distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
     """Names by node. A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
     taken: set[str] = set()
     names: dict[int, str] = {}

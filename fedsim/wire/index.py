@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.wire.codec import CODECS
+from fedsim.wire.masked import MASKED, SUM
 from fedsim.wire.recorder import SCHEMA, is_plain
 from fedsim.wire.safe import UNPRINTABLE, DamagedFile, opened, parse_json, read_exactly, shorten
 
@@ -154,13 +155,13 @@ def _wrong(
     """The first column with a value that no recorder writes, or nothing. Asked for each row of large recordings."""
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
-    if type(client) is not str or not is_plain(client):
+    if type(client) is not str or not (is_plain(client) or client == SUM):
         return "client"
     if type(node) is not str or len(node) > 64 or not node.isprintable():
         return "node"
     if type(attempt) is not int or not 1 <= attempt <= MAX_NUMBER:
         return "attempt"
-    if status not in ("complete", "failed", "late"):
+    if status not in ("complete", "masked", "failed", "late") or (client == SUM and status != "complete"):
         return "status"
     if type(reason) is not str:
         return "reason"
@@ -174,7 +175,7 @@ def _wrong(
             return "file"
         if type(sha256) is not str or not DIGEST.fullmatch(sha256):
             return "sha256"
-        if type(codec) is not str or codec not in CODECS:
+        if type(codec) is not str or (codec not in CODECS if status == "complete" else codec not in (*CODECS, MASKED)):
             return "codec"
     if type(bytes) is not int or not 0 <= bytes <= MAX_NUMBER:
         return "bytes"

@@ -7,12 +7,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
 from defenses.spec import DefenseSpec
 from fedsim.wire.files import write_json
 from fedsim.wire.observation import DataSpec, ModelSpec, Training
 from fedsim.wire.safe import UNPRINTABLE, DamagedFile, parse_json, read_bytes, shorten
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_BYTES = 1_000_000
 """Size of the largest manifest that is read: the columns of a table may fill a good part of it."""
 MAX_TEXT = 10_000
@@ -29,7 +31,8 @@ T = TypeVar("T")
 class Manifest:
     """What the server knows of the whole run before the first message.
 
-    gradient, network, inputs, secure_aggregation: how clients compute, beside `defense`; only the plain ways exist so far.
+    gradient, inputs: how clients compute, beside `defense`, as specifications.
+    secure_aggregation: false, or what all parties agreed on.
     name: of the run; created: ISO 8601, UTC; software: versions by package.
     """
 
@@ -39,12 +42,20 @@ class Manifest:
     training: Training
     defense: DefenseSpec
     gradient: str = "plain"
-    network: str = ""
     inputs: str = ""
-    secure_aggregation: bool = False
+    secure_aggregation: Mapping[str, Any] | bool = False
     codec: str = "dense"
     created: str = ""
     software: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        GradientSpec.parse(self.gradient)
+        InputsSpec.parse(self.inputs)
+
+    @property
+    def network(self) -> str:
+        """What is changed in the model, as a specification."""
+        return self.model.network
 
     def write(self, path: Path) -> None:
         """Write to `path` as JSON."""
@@ -99,7 +110,8 @@ def _value(where: str, value: Any, hint: Any) -> Any:
     if kind is Literal:  # the class itself says which ones it knows
         return _value(where, value, str)
     if kind is types.UnionType:
-        return None if value is None else _value(where, value, inner[0])
+        absent = value is None if type(None) in inner else value is False
+        return value if absent else _value(where, value, inner[0])
     if kind is tuple and isinstance(value, list):
         return tuple(_value(where, item, inner[0]) for item in value)
     if kind is Mapping and isinstance(value, dict):

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.wire import codec
 
@@ -144,10 +147,17 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself."""
+    """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself.
+
+    network: a change to it that is a defense, such as "precode(bottleneck=256)"; "" for none.
+    """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    network: str = ""
+
+    def __post_init__(self) -> None:
+        NetworkSpec.parse(self.network)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.arguments.items())})" if self.arguments else self.name
@@ -163,6 +173,7 @@ class Observation:
     num_examples: as the client reports it: the examples behind the update, each counted once an epoch.
     weights:      what the server sent to the client, by name.
     payload:      what came back.
+    gradient, inputs: how clients compute a gradient, and what they do to their examples before, beside `defenses`.
     buffers:      what the server sent beside the weights; empty where the model has none, or they are not shared.
     buffers_after: what the client sent back of them after its training.
     metrics:      what the client reported in clear.
@@ -179,6 +190,8 @@ class Observation:
     data: DataSpec
     training: Training
     defenses: DefenseSpec
+    gradient: GradientSpec = field(default_factory=GradientSpec)
+    inputs: InputsSpec = field(default_factory=InputsSpec)
     weights: Mapping[str, Tensor]
     payload: codec.Payload
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -196,7 +209,7 @@ class Observation:
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
-        return codec.sent(self.payload)
+        return codec.sent(self.payload, self.weights)
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:

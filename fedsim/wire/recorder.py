@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.wire.codec import Payload
 from fedsim.wire.files import flush, make_private, write_tensors
 from fedsim.wire.manifest import Manifest
+from fedsim.wire.masked import SUM
 
 SCHEMA = """
 BEGIN;
@@ -25,7 +26,7 @@ CREATE TABLE IF NOT EXISTS rounds (
 );
 CREATE TABLE IF NOT EXISTS observations (
     round INTEGER NOT NULL, client TEXT NOT NULL, node TEXT NOT NULL, attempt INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('complete', 'failed', 'late')), reason TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('complete', 'masked', 'failed', 'late')), reason TEXT NOT NULL,
     num_examples INTEGER, file TEXT, sha256 TEXT, codec TEXT, bytes INTEGER NOT NULL,
     metrics TEXT NOT NULL, received_at REAL NOT NULL,
     PRIMARY KEY (round, client)
@@ -46,8 +47,9 @@ MOST_EXAMPLES = 2**53
 class Reply:
     """What came back from one client in one round, or that nothing did.
 
-    client:  its pseudonym, or its node id where it sent none.
+    client:  its pseudonym, or its node id where it sent none; SUM for the sum over all that are masked.
     node:    Flower's node id, as text: it exceeds what JSON numbers hold.
+    status:  masked: the client's update is in the sum of its round, and nowhere else.
     reason:  why there is no payload, where there is none.
     buffers: what the client sent beside the update.
     bytes:   size of the reply on the wire.
@@ -55,7 +57,7 @@ class Reply:
 
     client: str
     node: str
-    status: Literal["complete", "failed", "late"] = "complete"
+    status: Literal["complete", "masked", "failed", "late"] = "complete"
     reason: str = ""
     payload: Payload | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Reply:
 
 def is_plain(client: str) -> bool:
     """Whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
-    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client != "global"
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
 
 
 class Recorder:
@@ -93,8 +95,8 @@ class Recorder:
 
     def received(self, round: int, reply: Reply) -> None:
         """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
-        if not is_plain(reply.client):
-            raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global'")
+        if not is_plain(reply.client) and reply.client != SUM:
+            raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global' or 'sum'")
         if reply.num_examples is not None and not 0 <= reply.num_examples < MOST_EXAMPLES:
             raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
         file = sha256 = codec = None
@@ -146,7 +148,7 @@ class Recorder:
     def clients(self) -> set[str]:
         """All clients that are part of the recording so far."""
         with closing(self._connect()) as index:
-            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")}
+            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.folder / "index.sqlite")

@@ -10,11 +10,15 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
 from fedsim.wire import index
-from fedsim.wire.codec import Payload
+from fedsim.wire.codec import Codec, Payload, codec_of
 from fedsim.wire.index import Row, SentRow
 from fedsim.wire.manifest import MAX_BYTES, Manifest
+from fedsim.wire.masked import MASKED, SUM, Masked, fits
 from fedsim.wire.observation import Observation
+from fedsim.wire.packing.parts import about, check_kind, check_shape
 from fedsim.wire.recorder import BUFFER
 from fedsim.wire.safe import DamagedFile, read_bytes, shorten
 from fedsim.wire.tensors import Layout, read_tensors
@@ -35,6 +39,7 @@ class Counts:
     failed: int
     late: int
     bytes: int
+    masked: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,38 @@ class Recording:
 
     def counts(self) -> list[Counts]:
         """Each round in numbers."""
-        statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "failed", "late"))
+        statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
         index.check_counts(self.folder, found)
-        return [Counts(round=round, complete=c, failed=f, late=late, bytes=size) for round, c, f, late, size in found]
+        return [
+            Counts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size) for round, c, m, f, late, size in found
+        ]
 
     def clients(self) -> list[str]:
-        """All clients, in order."""
+        """All clients, in order; a sum is none."""
         found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
+        found = [client for client in found if client != SUM]
         index.check_clients(self.folder, found)
         return found
+
+    def summed(self, round: int) -> tuple[str, ...]:
+        """The clients whose updates are in the sum of a round, in order; none where there is no secure aggregation."""
+        query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
+        found = [client for (client,) in index.ask(self.folder, query, round, MASKED)]
+        index.check_clients(self.folder, found)
+        return tuple(found)
+
+    def masked(self, row: Row) -> Masked:
+        """What the server saw of one client under secure aggregation. Raises DamagedFile, naming the file, as `observation` does,
+        and ValueError where that was nothing that is written down."""
+        if row.file is None or row.sha256 is None or row.codec != MASKED:
+            raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
+        weights = self.sent(row.round).weights
+        tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: fits(found, weights))
+        try:
+            return Masked.from_tensors(tensors)
+        except ValueError as error:
+            raise DamagedFile(self.folder / row.file, str(error)) from None
 
     def rounds(self) -> list[int]:
         """All rounds of which there are global weights, in order."""
@@ -111,27 +138,37 @@ class Recording:
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
             raise DamagedFile(self.folder / index.INDEX, words) if row.status == "complete" else ValueError(words)
-        m, sent = self.manifest, self.sent(row.round)
-        tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, row)))
+        if row.codec == MASKED:
+            raise ValueError(f"round {row.round}, client {row.client}: is masked; the update of its cohort is that of {SUM!r}")
+        m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
+        tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec)))
         weights = sent.weights
         if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
             # some strategies send float64; a client starts from what its own types hold of it
             weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
-        return Observation(
+        observation = Observation(
             round=row.round,
             client=row.client,
-            cohort=sent.cohort,
+            cohort=self.summed(row.round) if row.client == SUM else sent.cohort,
             num_examples=row.num_examples,
             model=m.model,
             data=m.data,
             training=m.training,
             defenses=m.defense,
+            gradient=GradientSpec.parse(m.gradient),
+            inputs=InputsSpec.parse(m.inputs),
             weights=weights,
             payload=Payload(tensors=tensors, codec=row.codec),
             buffers=sent.buffers,
             buffers_after=buffers,
             metrics=row.metrics,
         )
+        if codec.packs:
+            try:
+                _ = observation.update
+            except ValueError as error:
+                raise DamagedFile(self.folder / row.file, str(error)) from None
+        return observation
 
     def observations(
         self,
@@ -183,19 +220,16 @@ def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | 
             yield read_item
 
 
-def _check_fit(layout: Layout, sent: Sent, row: Row) -> None:
-    """Raises ValueError where a reply has other tensors than the client was sent: an update has the shape of the weights."""
-    weights, buffers = _apart(layout)
-    names = sorted(weights.keys() ^ sent.weights.keys()) + sorted(buffers.keys() - sent.buffers.keys())
-    if names:
+def _check_fit(layout: Layout, sent: Sent, codec: Codec) -> None:
+    """Raises ValueError where a reply could not be what a client made of what it was sent."""
+    payload, buffers = _apart(layout)
+    codec.fits(payload, sent.weights)
+    if names := sorted(buffers.keys() - sent.buffers.keys()):
         raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
-    for got, expected in ((weights, sent.weights), (buffers, sent.buffers)):
-        for name, entry in got.items():
-            tensor = expected[name]
-            if entry.shape != tuple(tensor.shape):
-                raise ValueError(f"tensor {name!r} has shape {entry.shape}, and the one that was sent {tuple(tensor.shape)}")
-            if row.codec == "weights" and entry.dtype.is_floating_point != tensor.is_floating_point():
-                raise ValueError(f"tensor {name!r} is of type {entry.dtype}, and the one that was sent of {tensor.dtype}")
+    for name, entry in buffers.items():
+        with about(name):
+            check_shape(entry, sent.buffers[name])
+            check_kind(entry, sent.buffers[name])
 
 
 def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:

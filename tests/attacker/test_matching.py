@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
 from attacker.attacks.initialisation import start
-from attacker.attacks.matching import _Batch
+from attacker.attacks.search import Search
 from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
@@ -170,7 +170,7 @@ def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None
     model = ModelSpec(name="mlp", arguments={"hidden": [16]})
     observation = observe((x[:4], y[:4]), (x[4:], y[4:]), model=model, data=data, learning_rate=1e-4)
     assert observation.training.batch_sizes(6) is None
-    batch = _Batch(cpl(), [Case((observation,))], seeded(), None)
+    batch = Search(cpl(), [Case((observation,))], seeded(), None)
     weights = {name: w.clone().requires_grad_() for name, w in observation.weights.items()}
     network = models.build(model, data)
     losses = [cross_entropy(functional_call(network, weights, (part,)), own) for part, own in ((x[:4], y[:4]), (x[4:], y[4:]))]

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet, without_gradient
 from attacker.attacks.base import Need
-from attacker.attacks.matching import _Batch
+from attacker.attacks.search import Search
 from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of
 from defenses import DefenseSpec
 from fedsim import models
@@ -154,7 +154,7 @@ def test_simulating_writes_nothing(mode: str) -> None:
 def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_own(mode: str) -> None:
     x, y = examples(4)
     observations = [observed((x, y), mode=mode, buffers=statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
-    batch = _Batch(cpl(), [Case((o,)) for o in observations], torch.Generator().manual_seed(0), None)
+    batch = Search(cpl(), [Case((o,)) for o in observations], torch.Generator().manual_seed(0), None)
     assert batch.same_buffers == (mode == "train")
     dims = (0, None, None, None if batch.same_buffers else 0)
     together = vmap(batch.gradient, in_dims=dims)(batch.weights, x, y, batch.buffers)

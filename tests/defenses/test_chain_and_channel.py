@@ -1,13 +1,13 @@
 """Chains run from left to right and keep each defense's state apart; channels follow them."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from defenses import Channel, Defense, DefenseSpec, State, Update, chain, clip, gaussian, stateless
-from defenses.channel import clip as clip_channel
+from defenses import Channel, Defense, DefenseSpec, State, Update, chain, channels, clip, clip_each, gaussian, stateless
 from defenses.channel import compose, transparent
-from defenses.channel import gaussian as gaussian_channel
 
 
 def rng(seed: int = 0) -> Generator:
@@ -106,44 +106,68 @@ def test_a_stateless_defense_returns_the_state_that_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("length", [0.1, 1.0, 10.0])
-def test_the_channel_of_clip_is_clip(length: float) -> None:
+@pytest.mark.parametrize(("defense", "channel"), [(clip, channels.clip), (clip_each, channels.clip_each)])
+def test_the_channel_of_a_clip_is_the_clip(
+    defense: Callable[[float], Defense], channel: Callable[[float], Channel], length: float
+) -> None:
     update = {"a": torch.randn(5, generator=rng(1)) * length, "b": torch.randn((), generator=rng(2)) * length}
-    sent, _ = clip(1.5).apply(update, {}, rng())
-    expected = clip_channel(1.5).expect(update)
+    sent, _ = defense(1.5).apply(update, {}, rng())
+    expected = channel(1.5).expect(update, {})
     assert all(torch.equal(sent[name], expected[name]) for name in update)
-    assert clip_channel(1.5).noise_std == 0
+    assert channel(1.5).learn(sent) == {}
+    assert channel(1.5).noise(sent) == 0
 
 
 def test_the_channel_of_clip_has_the_gradient_of_a_projection() -> None:
     """Beyond the bound, moving along the update changes nothing; inside, the channel is the identity."""
     far = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    jacobian = torch.autograd.functional.jacobian(lambda w: clip_channel(1.0).expect({"w": w})["w"], far)
+    jacobian = torch.autograd.functional.jacobian(lambda w: channels.clip(1.0).expect({"w": w}, {})["w"], far)
     unit = far / 5
     assert torch.allclose(jacobian, (torch.eye(2, dtype=torch.float64) - torch.outer(unit, unit)) / 5)
     near = far / 100
-    jacobian = torch.autograd.functional.jacobian(lambda w: clip_channel(1.0).expect({"w": w})["w"], near)
+    jacobian = torch.autograd.functional.jacobian(lambda w: channels.clip(1.0).expect({"w": w}, {})["w"], near)
     assert torch.equal(jacobian, torch.eye(2, dtype=torch.float64))
 
 
 def test_the_channel_of_noise_expects_the_update_itself() -> None:
-    update = {"w": torch.ones(3)}
-    assert torch.equal(gaussian_channel(0.3).expect(update)["w"], update["w"])
-    assert gaussian_channel(0.3).noise_std == 0.3
+    update = {"w": torch.ones(3), "b": torch.zeros(())}
+    for channel, power in ((channels.gaussian(0.5), 4 * 0.25), (channels.laplace(0.5), 4 * 2 * 0.25)):
+        assert channel.expect(update, {})["w"] is update["w"]
+        assert channel.noise(update).item() == power
 
 
-def test_noise_adds_up_in_quadrature() -> None:
-    assert compose(gaussian_channel(3), gaussian_channel(4)).noise_std == 5
-    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").channel().noise_std == 5
+def test_powers_of_noise_add_up() -> None:
+    seen = {"w": torch.ones(3)}
+    assert compose(channels.gaussian(3), channels.gaussian(4)).noise(seen) == 3 * 25
+    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").channel().noise(seen) == 3 * 25
 
 
 def test_channels_compose_from_left_to_right() -> None:
-    double, increment = Channel(lambda u: {n: 2 * t for n, t in u.items()}), Channel(lambda u: {n: t + 1 for n, t in u.items()})
-    assert compose(double, increment).expect({"w": torch.tensor(3.0)})["w"].item() == 7
-    assert compose(increment, double).expect({"w": torch.tensor(3.0)})["w"].item() == 8
+    double = Channel(lambda u, known: {n: 2 * t for n, t in u.items()})
+    increment = Channel(lambda u, known: {n: t + 1 for n, t in u.items()})
+    assert compose(double, increment).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 7
+    assert compose(increment, double).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 8
+
+
+def test_channels_of_a_chain_know_each_its_own() -> None:
+    """More than ten of them: a prefix `1/` must not swallow `10/`. All learn from what was received."""
+
+    def adding(factor: float) -> Channel:
+        return Channel(
+            expect=lambda u, known: {"w": u["w"] + known["w"]},
+            learn=lambda seen: {"w": factor * seen["w"]},
+        )
+
+    chained = compose(*(adding(10.0**i) for i in range(12)))
+    known = chained.learn({"w": torch.tensor(2.0, dtype=torch.float64)})
+    assert len(known) == 12
+    assert chained.expect({"w": torch.tensor(0.0, dtype=torch.float64)}, known)["w"].item() == 222_222_222_222
 
 
 def test_no_defense_is_transparent() -> None:
     update = {"w": torch.ones(3)}
     for channel in (transparent, compose(), DefenseSpec.parse("").channel()):
-        assert channel.expect(update) is update
-        assert channel.noise_std == 0
+        assert channel is transparent
+        assert channel.expect(update, {}) is update
+        assert channel.learn(update) == {}
+        assert channel.noise(update) == 0

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator
 
-from defenses import clip, gaussian, global_norm
+from defenses import Update, channels, clip, clip_each, gaussian, global_norm, laplace
 
 
 def rng(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def flat(update: dict[str, torch.Tensor]) -> torch.Tensor:
+def flat(update: Update) -> torch.Tensor:
     return torch.cat([update[name].flatten() for name in sorted(update)])
 
 
@@ -56,6 +56,30 @@ def test_clip_gives_a_shorter_update_back_bit_for_bit_at_any_bound(dtype: torch.
 def test_clip_refuses_a_bound_that_is_none(bound: float) -> None:
     with pytest.raises(ValueError, match=f"max_norm must be positive and finite, got {bound}"):
         clip(bound)
+
+
+def test_clip_each_bounds_every_tensor_on_its_own() -> None:
+    update = {"long": torch.tensor([[3.0], [-4.0]]), "short": torch.tensor([0.6, 0.0]), "scalar": torch.tensor(-7.0)}
+    sent, _ = clip_each(1).apply(update, {}, rng())
+    assert sent["long"].flatten().tolist() == pytest.approx([0.6, -0.8])
+    assert torch.equal(sent["short"], update["short"])
+    assert sent["scalar"].item() == -1
+    for name, t in update.items():  # the same as a clip of an update that has nothing else
+        assert torch.equal(sent[name], clip(1).apply({name: t}, {}, rng())[0][name])
+
+
+def test_clips_do_not_overflow_in_half_precision() -> None:
+    """The square of 300 does, and so does a bound of a million."""
+    update = {"w": torch.tensor([300.0, -400.0], dtype=torch.float16)}
+    assert clip(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
+    assert clip_each(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
+    assert torch.equal(clip(1e6).apply(update, {}, rng())[0]["w"], update["w"])
+
+
+@pytest.mark.parametrize("bound", [0, -1, math.inf, math.nan])
+def test_clip_each_refuses_a_bound_that_is_none(bound: float) -> None:
+    with pytest.raises(ValueError, match=f"clip_each: max_norm must be positive and finite, got {bound}"):
+        clip_each(bound)
 
 
 @pytest.mark.parametrize("std", [-0.1, math.inf, math.nan])
@@ -105,3 +129,64 @@ def test_a_generator_that_goes_on_gives_fresh_noise() -> None:
     first, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, going_on)
     second, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, going_on)
     assert not torch.equal(first["w"], second["w"])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"std": 1, "snr_db": 1}, {"snr_db": math.inf}, {"snr_db": math.nan}])
+def test_gaussian_takes_either_a_deviation_or_a_ratio(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"gaussian: (give either std or snr_db, got std=|snr_db must be finite, got )"):
+        gaussian(**arguments)
+    with pytest.raises(ValueError, match=r"scope must be 'tensor' or 'global', got 'layer'"):
+        gaussian(snr_db=3, scope="layer")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("snr_db", [-20, 0, 13])
+def test_a_ratio_of_signal_to_noise_is_that_of_their_powers(snr_db: float) -> None:
+    update = {"big": 30 * torch.randn(50_000, generator=rng(1)), "small": 0.01 * torch.randn(50_000, generator=rng(2))}
+
+    def ratio(sent: Update, *names: str) -> float:
+        signal = sum(update[n].double().square().sum().item() for n in names)
+        noise = sum((sent[n] - update[n]).double().square().sum().item() for n in names)
+        return 10 * math.log10(signal / noise)
+
+    over_all, _ = gaussian(snr_db=snr_db).apply(update, {}, rng(3))
+    assert ratio(over_all, "big", "small") == pytest.approx(snr_db, abs=0.1)
+    deviations = {name: (over_all[name] - update[name]).std().item() for name in update}
+    assert deviations["small"] == pytest.approx(deviations["big"], rel=0.05)
+    each, _ = gaussian(snr_db=snr_db, scope="tensor").apply(update, {}, rng(3))
+    assert ratio(each, "big") == pytest.approx(snr_db, abs=0.1)
+    assert ratio(each, "small") == pytest.approx(snr_db, abs=0.1)
+
+
+@pytest.mark.parametrize("snr_db", [-20, 0, 13])
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_the_attacker_reads_the_power_of_such_noise_off_what_it_received(snr_db: float, scope: str) -> None:
+    update = {"big": 3 * torch.randn(50_000, generator=rng(1)), "small": 0.1 * torch.randn(50_000, generator=rng(2))}
+    sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, rng(3))  # type: ignore[arg-type]
+    true = sum((sent[n] - update[n]).square().sum().item() for n in update)
+    assert channels.gaussian(snr_db=snr_db).noise(sent).item() == pytest.approx(true, rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
+def test_laplace_refuses_a_scale_that_is_none(scale: float) -> None:
+    with pytest.raises(ValueError, match=f"laplace: scale must be finite and not negative, got {scale}"):
+        laplace(scale)
+
+
+def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
+    """By its distribution function at five places, of which the variance alone says nothing."""
+    scale, n = 0.3, 100_000
+    sent, _ = laplace(scale).apply({"w": torch.full((n,), 2.0, dtype=torch.float64)}, {}, rng(11))
+    noise = sent["w"] - 2
+    assert noise.isfinite().all()
+    for x in (-0.9, -0.2, 0.0, 0.1, 0.7):
+        below = 0.5 * math.exp(x / scale) if x < 0 else 1 - 0.5 * math.exp(-x / scale)
+        assert abs((noise < x).double().mean().item() - below) < 4 * math.sqrt(below * (1 - below) / n)
+    assert abs(noise.abs().mean().item() - scale) < 4 * scale / math.sqrt(n)
+    assert abs((noise[1:] * noise[:-1]).mean().item()) < 4 * 2 * scale**2 / math.sqrt(n)
+
+
+def test_laplace_noise_scales_and_is_not_shared_between_tensors() -> None:
+    one, _ = laplace(1).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, rng(3))
+    half, _ = laplace(0.5).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, rng(3))
+    assert torch.equal(half["a"], one["a"] / 2)
+    assert not torch.equal(one["a"], one["b"])

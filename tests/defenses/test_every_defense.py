@@ -1,114 +1,211 @@
-"""What holds for every registered defense, and that each has a limit in which it does nothing."""
+"""What holds for every registered defense, by what its entry declares: an example, a limit, chance, and an unbiased mean.
+
+Whoever registers a defense is covered here without a line being written.
+"""
 
 import copy
+import inspect
 import math
 
 import pytest
 import torch
 from torch import Generator, Tensor
+from torch.func import grad, vmap
 
-from defenses import DEFENSES, Defense, DefenseSpec, Update, chain, identity
+from defenses import DEFENSES, Channel, Defense, DefenseSpec, State, Update, chain, identity
+from defenses.channel import compose
+from defenses.spec import Codec
 
-# Two settings of each: one that changes the update below, and the limit that must give it back.
-SETTINGS = {
-    "clip": ("clip(0.5)", "clip(1e6)"),
-    "gaussian": ("gaussian(0.25)", "gaussian(0)"),
-}
-RANDOM = {"gaussian"}
-SPECS = [spec for settings in SETTINGS.values() for spec in settings] + ["clip(0.5) | gaussian(0.25)", ""]
+NAMES = sorted(DEFENSES)
+KINDS = {name: DEFENSES[name] for name in NAMES}
+# settings that the examples leave out: other scopes, memory, units, chance where the example has none, and defenses in defenses
+OTHERS = [
+    "gaussian(snr_db=10)",
+    "gaussian(snr_db=-5, scope='tensor')",
+    "top_k(0.3, scope='global', error_feedback=True)",
+    "random_k(0.3, scope='global', rescale=True)",
+    "random_k(0.3, error_feedback=True)",
+    "prune(threshold=0.5, error_feedback=True)",
+    "gradient_dropout(0.5, rescale=True)",
+    "gradient_dropout(0.5, error_feedback=True)",
+    "dgc(0.3, clip_norm=1, workers=4, warm_up_rounds=3, masking=False, nesterov=True, dense_vectors=False)",
+    "sign('mean', error_feedback=True)",
+    "qsgd(2, norm='linf', kappa=0.5)",
+    "uniform(2, stochastic=True)",
+    "masked(top_k(0.3, error_feedback=True) | gaussian(0.1), ['*.weight', 'scalar'])",
+    "in_gradient_units(dgc(0.3) | laplace(0.1), 0.1)",
+    "clip(0.5) | gaussian(0.25)",
+    "dgc(keep=0.25) | gaussian(0.01)",
+    "",
+]
+EXAMPLES = {name: f"{name}({KINDS[name].example})" for name in NAMES}
+LIMITS = {name: f"{name}({KINDS[name].limit})" for name in NAMES if KINDS[name].limit is not None}
+SPECS = [*EXAMPLES.values(), *LIMITS.values(), *OTHERS]
+RANDOM = [name for name in NAMES if KINDS[name].random]
+DRAWS = 10_000
 
 
 def rng(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def update(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tensor]:
     """Shapes that break careless code: 0-d, empty, all zero, not contiguous, and names out of order."""
-    drawn = Generator().manual_seed(7)
+    drawn = Generator().manual_seed(seed)
     return {
-        "z.weight": torch.randn(3, 4, generator=drawn, dtype=dtype),
-        "scalar": torch.randn((), generator=drawn, dtype=dtype),
+        "z.weight": torch.randn(3, 4, generator=drawn).to(dtype),
+        "scalar": torch.randn((), generator=drawn).to(dtype),
         "a.zero": torch.zeros(5, dtype=dtype),
         "empty": torch.zeros(0, 2, dtype=dtype),
-        "turned": torch.randn(2, 3, generator=drawn, dtype=dtype).T,
+        "turned": torch.randn(2, 3, generator=drawn).to(dtype).T,
     }
 
 
-def send(defense: Defense, given: Update, seed: int = 0) -> Update:
-    return defense.apply(given, defense.init(given), rng(seed))[0]
+def run(spec: str, given: Update, seed: int = 0, rounds: int = 1) -> tuple[Update, State]:
+    """What is sent in the last of some rounds with the same update, and the state after it."""
+    defense = DefenseSpec.parse(spec).build()
+    state, stream, sent = defense.init(given), rng(seed), given
+    for _ in range(rounds):
+        sent, state = defense.apply(given, state, stream)
+    return sent, state
+
+
+def send(spec: str, given: Update, seed: int = 0) -> Update:
+    return run(spec, given, seed)[0]
 
 
 def same(a: Update, b: Update) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_table_covers_every_registered_defense() -> None:
-    """Whoever registers a defense has to say here what its limit is."""
-    assert set(DEFENSES) == set(SETTINGS)
+def look(given: Update) -> dict[str, tuple[torch.Size, torch.dtype, torch.device]]:
+    return {name: (t.shape, t.dtype, t.device) for name, t in given.items()}
+
+
+def sum_of(given: Update) -> Tensor:
+    return torch.stack([t.sum() for t in given.values()]).sum()
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_names_shapes_and_types_stay(spec: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_names_shapes_and_types_stay_over_rounds_also_those_of_the_state(spec: str, dtype: torch.dtype) -> None:
     given = update(dtype)
-    sent = send(DefenseSpec.parse(spec).build(), given)
+    start = DefenseSpec.parse(spec).build().init(given)
+    sent, state = run(spec, given, rounds=3)
     assert list(sent) == list(given)
-    assert {n: (t.shape, t.dtype, t.device) for n, t in sent.items()} == {
-        n: (t.shape, t.dtype, t.device) for n, t in given.items()
-    }
+    assert look(sent) == look(given)
+    assert look(state) == look(start)
     assert all(t.isfinite().all() for t in sent.values())
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_all_zero_update_stays_finite(spec: str) -> None:
-    given = {"w": torch.zeros(4), "b": torch.tensor(0.0)}
-    sent = send(DefenseSpec.parse(spec).build(), given)
+def test_an_all_zero_update_stays_finite_and_zero_but_for_signs_and_noise(spec: str) -> None:
+    given = {"z.weight": torch.zeros(4, 2), "b.weight": torch.zeros(3), "scalar": torch.tensor(0.0)}
+    sent = send(spec, given)
     assert all(t.isfinite().all() for t in sent.values())
-    if "gaussian(0.25)" not in spec:
+    adds = ("sign()", "signsgd", "laplace(0.", "gaussian(0.", "noise(0.", "noise('G")
+    if not any(part in spec for part in adds):
         assert same(sent, given)
 
 
+@pytest.mark.parametrize("spec", [s for s in SPECS if not any(n in s for n in ("sign", "random_k", "dropout", "withhold(['*"))])
+def test_what_is_not_a_number_is_not_hidden(spec: str) -> None:
+    """A client that diverged must not look like one that sends nothing; one bit cannot tell, and chance may leave it out."""
+    sent = send(spec, {"z.weight": torch.tensor([[math.nan, 1.0, 2.0, -3.0]]), "scalar": torch.tensor(1.0)})
+    assert sent["z.weight"].isnan().any()
+
+
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_arguments_are_left_alone(spec: str) -> None:
+def test_the_arguments_are_left_alone_and_share_no_memory_with_what_is_sent(spec: str) -> None:
     defense, given = DefenseSpec.parse(spec).build(), update()
     before = copy.deepcopy(given)
-    state = defense.init(given)
+    _, state = run(spec, given, rounds=2)
     state_before = copy.deepcopy(dict(state))
-    sent, _ = defense.apply(given, state, rng())
+    sent, after = defense.apply(given, state, rng())
+    after_before = copy.deepcopy(dict(after))
     for t in sent.values() if spec else ():
-        t.add_(1)  # what a defense sends shares no memory with what it was given
+        t.add_(1)
     assert same(given, before)
     assert same(state, state_before)
+    assert same(after, after_before)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_equal_generator_repeats(spec: str) -> None:
-    defense = DefenseSpec.parse(spec).build()
-    assert same(send(defense, update(), seed=3), send(defense, update(), seed=3))
+    first, second = run(spec, update(), seed=3, rounds=2), run(spec, update(), seed=3, rounds=2)
+    assert same(first[0], second[0])
+    assert same(first[1], second[1])
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_update_in_another_order_is_sent_the_same(spec: str) -> None:
+    """Files and records may reorder keys; a defense must not notice."""
+    forward, backward = send(spec, update()), send(spec, dict(reversed(update().items())))
+    assert list(backward) == list(reversed(forward))
+    assert all(torch.equal(forward[name], backward[name]) for name in forward)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_another_generator_differs_exactly_where_the_defense_is_random(name: str) -> None:
-    defense = DefenseSpec.parse(SETTINGS[name][0]).build()
-    assert same(send(defense, update(), seed=3), send(defense, update(), seed=4)) == (name not in RANDOM)
+    first, second = (send(EXAMPLES[name], update(), seed=seed) for seed in (3, 4))
+    assert same(first, second) == (not KINDS[name].random)
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_global_randomness_is_neither_used_nor_changed(name: str) -> None:
-    defense = DefenseSpec.parse(SETTINGS[name][0]).build()
+@pytest.mark.parametrize("name", RANDOM)
+def test_noise_is_fresh_in_every_round(name: str) -> None:
+    assert not same(run(EXAMPLES[name], update(), rounds=1)[0], run(EXAMPLES[name], update(), rounds=2)[0])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_global_randomness_is_neither_used_nor_changed(spec: str) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = send(defense, update())
+    first = send(spec, update())
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
-    assert same(first, send(defense, update()))
+    assert same(first, send(spec, update()))
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_its_setting_changes_the_update_and_its_limit_gives_it_back_bit_for_bit(name: str) -> None:
-    strong, limit = SETTINGS[name]
-    assert not same(send(DefenseSpec.parse(strong).build(), update()), update())
-    assert same(send(DefenseSpec.parse(limit).build(), update()), update())
+@pytest.mark.parametrize("name", NAMES)
+def test_its_example_changes_the_message(name: str) -> None:
+    assert not same(send(EXAMPLES[name], update()), update())
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_its_limit_gives_the_update_back_bit_for_bit(name: str, rounds: int) -> None:
+    assert same(run(LIMITS[name], update(), rounds=rounds)[0], update())
+
+
+def test_only_what_rounds_or_adds_has_no_limit() -> None:
+    """So that no entry goes without one by mistake."""
+    assert set(NAMES) - set(LIMITS) == {
+        *("sign", "qsgd", "uniform"),
+        *("signsgd", "ef_signsgd", "rog_qsgd", "rog_uniform", "cpl_noise"),
+    }
+
+
+def standard_errors(name: str) -> Tensor:
+    """How many standard errors the mean of many messages is away from the update, for each coordinate that varies."""
+    given = {"z.weight": torch.randn(3, 4, generator=rng(5), dtype=torch.float64)}
+    defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), rng(6)
+    state = defense.init(given)
+    sent = torch.stack([defense.apply(given, state, stream)[0]["z.weight"] for _ in range(DRAWS)])
+    error = sent.std(dim=0) / math.sqrt(DRAWS)
+    assert (error > 0).any()
+    away = (sent.mean(dim=0) - given["z.weight"]).abs()
+    assert (away[error == 0] < 1e-12).all()
+    return (away / error)[error > 0]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_mean_of_many_messages_is_the_update_exactly_where_that_is_declared(name: str) -> None:
+    assert (standard_errors(name).max().item() < 4) == KINDS[name].unbiased
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_random_defenses_are_called_unbiased(name: str) -> None:
+    assert KINDS[name].random or not KINDS[name].unbiased
 
 
 @pytest.mark.parametrize("nothing", [chain(), identity, DefenseSpec.parse("").build(), DefenseSpec().build()])
@@ -120,28 +217,196 @@ def test_the_empty_chain_is_the_identity(nothing: Defense) -> None:
     assert state == {}
 
 
-@pytest.mark.parametrize("name", sorted(DEFENSES))
-def test_every_defense_has_a_channel_with_the_same_parameters(name: str) -> None:
-    """The channel is deterministic, differentiable, and says how much noise there is."""
-    spec = DefenseSpec.parse(SETTINGS[name][0])
-    channel = spec.channel()
-    given = {n: t.requires_grad_() for n, t in update(torch.float64).items()}
-    expected = channel.expect(given)
-    assert same(expected, channel.expect(given))
-    assert {n: t.shape for n, t in expected.items()} == {n: t.shape for n, t in given.items()}
-    (gradient,) = torch.autograd.grad(sum(t.sum() for t in expected.values()), [given["z.weight"]])
-    assert gradient.isfinite().all()
-    assert gradient.abs().sum() > 0
-    assert (channel.noise_std > 0) == (name in RANDOM)
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_chain_keeps_the_memory_of_two_equal_defenses_apart(spec: str) -> None:
+    """The second one of a chain is given what the first one sent, and nothing else of it."""
+    one = DefenseSpec.parse(spec).build()
+    both = DefenseSpec.parse(" | ".join([spec, spec] if spec else [])).build()
+    given, streams = update(), (rng(1), rng(1))
+    state, first, second = both.init(given), one.init(given), one.init(given)
+    for _ in range(3):
+        sent, state = both.apply(given, state, streams[0])
+        middle, first = one.apply(given, first, streams[1])
+        expected, second = one.apply(middle, second, streams[1])
+        assert same(sent, expected)
+    assert len(state) == 2 * len(one.init(given))
 
 
-@pytest.mark.parametrize("name", sorted(DEFENSES))
-def test_what_is_sent_is_the_channels_expectation_with_noise_of_its_power(name: str) -> None:
-    """The attacker's side and the client's agree: residual of mean zero and the declared standard deviation."""
-    spec = DefenseSpec.parse(SETTINGS[name][0])
-    size = 40_000
-    given = {"w": torch.randn(size, generator=rng(5), dtype=torch.float64)}
-    residual = send(spec.build(), given)["w"] - spec.channel().expect(given)["w"]
-    std = spec.channel().noise_std
-    assert abs(residual.mean().item()) <= 4 * std / math.sqrt(size)
-    assert abs(residual.std().item() - std) <= 4 * std / math.sqrt(2 * size)
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_state_is_flat_and_has_only_tensors(spec: str) -> None:
+    _, state = run(spec, update())
+    assert all(isinstance(name, str) and isinstance(t, Tensor) for name, t in state.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_in_one_line_what_it_does_and_where_it_comes_from(name: str) -> None:
+    text = inspect.getdoc(KINDS[name].defense) or ""
+    first = text.split("\n", 1)[0]
+    assert first.endswith(".")
+    assert len(first) < 125
+    assert "Source: " in text or name in ("withhold", "masked")
+    for parameter in inspect.signature(KINDS[name].defense).parameters:
+        assert f"{parameter}:" in text or f"{parameter}," in text, parameter
+
+
+# --- channels ---
+
+
+def channel_of(name: str) -> Channel:
+    return DefenseSpec.parse(EXAMPLES[name]).channel()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_channel_takes_the_arguments_of_its_defense(name: str) -> None:
+    def shape(function: object) -> list[tuple[str, object]]:
+        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
+
+    assert shape(KINDS[name].channel) == shape(KINDS[name].defense)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec: str, dtype: torch.dtype) -> None:
+    channel, given = DefenseSpec.parse(spec).channel(), update(dtype)
+    sent = send(spec, given)
+    known = channel.learn(sent)
+    guess = update(dtype, seed=8)  # the attacker's: not what was sent
+    expected = channel.expect(guess, known)
+    assert look(expected) == look(guess)
+    assert list(expected) == list(guess)
+    slope = grad(lambda u: sum_of(channel.expect(u, known)))(guess)
+    assert all(t.isfinite().all() for t in slope.values())
+    assert sum(t.abs().sum().item() for t in slope.values()) > 0
+    power = channel.noise(sent)
+    assert power.shape == ()
+    assert power.dtype == dtype
+    assert power.item() >= 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
+    channel = DefenseSpec.parse(spec).channel()
+    nothing = {name: torch.zeros_like(t) for name, t in update().items()}
+    for seen in (send(spec, update()), send(spec, nothing), nothing):
+        known = channel.learn(seen)
+        slope = grad(lambda u, known=known: sum_of(channel.expect(u, known)))(nothing)
+        assert all(t.isfinite().all() for t in slope.values())
+        assert channel.noise(seen).isfinite()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_many_problems_at_once_are_as_good_as_one_after_the_other(spec: str) -> None:
+    channel = DefenseSpec.parse(spec).channel()
+    seen = [send(spec, update(torch.float64, seed), seed) for seed in (1, 2, 3)]
+    guesses = [update(torch.float64, seed) for seed in (4, 5, 6)]
+
+    def stacked(updates: list[Update]) -> dict[str, Tensor]:
+        return {name: torch.stack([u[name] for u in updates]) for name in updates[0]}
+
+    def pull(guess: Update, received: Update) -> tuple[Update, Update, Tensor]:
+        known = channel.learn(received)
+        slope = grad(lambda u: sum_of({n: (t - received[n]).square() for n, t in channel.expect(u, known).items()}))(guess)
+        return channel.expect(guess, known), slope, channel.noise(received)
+
+    expected, slopes, powers = vmap(pull)(stacked(guesses), stacked(seen))
+    for i, (guess, received) in enumerate(zip(guesses, seen, strict=True)):
+        one, slope, power = pull(guess, received)
+        assert all(torch.allclose(expected[name][i], one[name], rtol=1e-12) for name in one)
+        assert all(torch.allclose(slopes[name][i], slope[name], rtol=1e-9) for name in slope)
+        assert torch.allclose(powers[i], power, rtol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_attacker_changes_nothing_of_what_it_was_given(spec: str) -> None:
+    channel, guess = DefenseSpec.parse(spec).channel(), update()
+    seen = send(spec, guess)
+    before = copy.deepcopy((dict(guess), dict(seen)))
+    known = channel.learn(seen)
+    known_before = copy.deepcopy(dict(known))
+    channel.expect(guess, known)
+    channel.noise(seen)
+    assert same(guess, before[0])
+    assert same(seen, before[1])
+    assert same(known, known_before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_sent_is_what_the_channel_expects_but_for_noise_of_its_power(name: str) -> None:
+    """The attacker's side and the client's agree at the true update."""
+    given = {"z.weight": torch.randn(200, 200, generator=rng(5), dtype=torch.float64)}
+    channel = channel_of(name)
+    sent = send(EXAMPLES[name], given)["z.weight"]
+    residual = sent - channel.expect(given, channel.learn({"z.weight": sent}))["z.weight"]
+    power = channel.noise({"z.weight": sent}).item()
+    if "sign" in name:  # a soft sign: right in sign, and nearer than nothing
+        assert power == 0
+        assert residual.square().sum() < 0.25 * sent.square().sum()
+        return
+    assert residual.square().sum().item() == pytest.approx(power, rel=0.1, abs=1e-20)
+    assert abs(residual.mean().item()) <= 4 * math.sqrt(power) / residual.numel() + 1e-15
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_knowing_a_defense_explains_no_less_than_ignoring_it(name: str) -> None:
+    """At the true update, the expectation is at least as near to the message as the update itself."""
+    given = update(torch.float64)
+    channel, sent = channel_of(name), send(EXAMPLES[name], given)
+    expected = channel.expect(given, channel.learn(sent))
+
+    def distance(a: Update) -> float:
+        return sum((sent[n] - t).square().sum().item() for n, t in a.items())
+
+    assert distance(expected) <= distance(given) + 1e-12
+    if not (KINDS[name].random and KINDS[name].unbiased):
+        assert distance(expected) < 0.75 * distance(given)
+
+
+def test_powers_of_a_chain_add_up() -> None:
+    seen = update()
+    channels = [channel_of(name) for name in RANDOM]
+    assert compose(*channels).noise(seen).item() == pytest.approx(sum(c.noise(seen).item() for c in channels), rel=1e-6)
+
+
+# --- codecs ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_codec_suits_what_is_sent(name: str) -> None:
+    spec = DefenseSpec.parse(EXAMPLES[name])
+    tensor = torch.randn(40, 50, generator=rng(5))
+    sent = send(EXAMPLES[name], {"z.weight": tensor})["z.weight"]
+    different = len(sent.view(torch.int32).unique())
+    unsent = (sent.view(torch.int32) == 0).sum().item()  # +0.0, bit for bit
+    match spec.codec():
+        case "sparse":
+            assert unsent >= 0.45 * sent.numel()
+        case "bits":
+            assert different == 2
+        case "levels":
+            assert different <= 7
+        case "dense":
+            assert different > 1000
+
+
+@pytest.mark.parametrize(
+    ("spec", "codec"),
+    [
+        ("", "dense"),
+        ("clip(1)", "dense"),
+        ("top_k(0.1) | clip(1)", "sparse"),
+        ("top_k(0.1) | gaussian(0.1)", "dense"),
+        ("gaussian(0.1) | top_k(0.1)", "sparse"),
+        ("top_k(0.1) | qsgd(4)", "sparse"),
+        ("qsgd(4) | top_k(0.1)", "sparse"),
+        ("top_k(0.1) | sign", "bits"),
+        ("uniform(3) | clip(1)", "levels"),
+        ("masked(top_k(0.1), ['*'])", "sparse"),
+        ("top_k(0.1) | masked(clip(1), ['*'])", "sparse"),
+        ("in_gradient_units(sign, 0.1)", "bits"),
+        ("top_k(0.1) | in_gradient_units(clip(1), 0.1)", "sparse"),
+        ("clip(1) | withhold(['*'])", "sparse"),
+        ("top_k(0.1) | liu_clip(1, 0.1)", "sparse"),
+    ],
+)
+def test_the_codec_of_a_chain_is_that_of_what_comes_out_of_it(spec: str, codec: Codec) -> None:
+    assert DefenseSpec.parse(spec).codec() == codec

@@ -1,5 +1,6 @@
 """Specifications are data: they read back as they print, refuse what they do not know, and run nothing."""
 
+import inspect
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -13,11 +14,46 @@ from defenses import registry as registries
 from defenses.channel import transparent
 from defenses.spec import Kind, Step
 
-positive = st.one_of(st.integers(1, 10**6), st.floats(1e-300, 1e300))
-steps = st.one_of(
-    positive.map(lambda value: Step("clip", (("max_norm", value),))),
-    positive.map(lambda value: Step("gaussian", (("std", value),))),
+numbers = st.one_of(st.integers(1, 10**6), st.floats(1e-300, 1e300))
+shares = st.floats(0.001, 0.999)
+flags = st.booleans()
+words = st.lists(st.text("ab6.*?[] '\"\\\n-", min_size=1, max_size=5), min_size=1, max_size=3).map(tuple)
+
+
+def step(name: str, /, **arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
+    """Steps as they are printed: arguments in the order of the parameters, without those that are the default."""
+    parameters = inspect.signature(DEFENSES[name].defense).parameters
+
+    def made(chosen: dict[str, object]) -> Step:
+        return Step(name, tuple((key, chosen[key]) for key in arguments if chosen[key] != parameters[key].default))
+
+    return st.fixed_dictionaries(arguments).map(made)
+
+
+simple = st.one_of(
+    step("clip", max_norm=numbers),
+    step("gaussian", std=numbers),
+    step("gaussian", snr_db=st.integers(-300, 300)),
+    step("top_k", keep=shares, scope=st.sampled_from(["tensor", "global"]), error_feedback=flags),
+    step("prune", threshold=numbers),
+    step("dgc", keep=shares, momentum=shares, warm_up_rounds=st.integers(0, 9), nesterov=flags),
+    step("sign"),
+    step("sign", scale=st.just("mean"), error_feedback=flags),
+    step("qsgd", levels=st.integers(1, 99), norm=st.just("linf"), kappa=shares),
+    step("uniform", bits=st.integers(2, 24), stochastic=flags),
+    step("withhold", names=words),
+    step("cpl_noise", name=st.sampled_from(["G-10e-2", "L-10e-12"]), learning_rate=numbers),
 )
+
+
+def nested(inner: st.SearchStrategy[Step]) -> st.SearchStrategy[Step]:
+    specs = st.lists(inner, min_size=1, max_size=3).map(lambda chosen: DefenseSpec(tuple(chosen)))
+    return st.one_of(
+        step("masked", defense=specs, names=words), step("in_gradient_units", defense=specs, learning_rate=st.floats(1e-6, 1e6))
+    )
+
+
+steps = st.recursive(simple, nested, max_leaves=5)
 
 
 @settings(deadline=None, max_examples=100)
@@ -35,9 +71,21 @@ def test_what_is_printed_reads_back_as_the_same_specification(chosen: list[Step]
         ("   ", ""),
         ("clip(4)", "clip(4)"),
         ("clip(max_norm=4)", "clip(4)"),
-        ("  clip( 4.0 )|gaussian(std = 1e-3) ", "clip(4.0) | gaussian(0.001)"),
-        ("(clip(1) | gaussian(2)) | clip(3)", "clip(1) | gaussian(2) | clip(3)"),
-        ("clip(1) | (gaussian(2) | clip(3))", "clip(1) | gaussian(2) | clip(3)"),
+        ("  clip( 4.0 )|gaussian(std = 1e-3) ", "clip(4.0) | gaussian(std=0.001)"),
+        ("(clip(1) | gaussian(2)) | clip(3)", "clip(1) | gaussian(std=2) | clip(3)"),
+        ("clip(1) | (gaussian(2) | clip(3))", "clip(1) | gaussian(std=2) | clip(3)"),
+        ("sign", "sign()"),
+        ("sign()", "sign()"),
+        ("sign('none', error_feedback=False)", "sign()"),
+        ("sign('mean')", "sign(scale='mean')"),
+        ("gaussian(snr_db=-5)", "gaussian(snr_db=-5)"),
+        ("withhold('6.*')", "withhold('6.*')"),
+        ("withhold(['6.*',\"a b\"])", "withhold(['6.*', 'a b'])"),
+        ("withhold([])", "withhold([])"),
+        ("masked( clip(1)|sign , names = ['*'])", "masked(clip(1) | sign(), ['*'])"),
+        ("masked(masked(sign, 'a'), 'b') | sign", "masked(masked(sign(), 'a'), 'b') | sign()"),
+        ("cpl_noise('G-10e-2', 0.1)", "cpl_noise('G-10e-2', 0.1)"),
+        ("rog_uniform(bits=3)", "rog_uniform()"),
     ],
 )
 def test_a_specification_prints_in_one_way(text: str, printed: str) -> None:
@@ -53,8 +101,8 @@ def test_what_is_built_is_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("clop(1)", ["'clop'", "Did you mean 'clip'?", "clip, gaussian"]),
-        ("nothing_like_it(1)", ["'nothing_like_it'", "clip, gaussian"]),
+        ("clop(1)", ["'clop'", "Did you mean 'clip'?", "clip, clip_each, cpl_noise"]),
+        ("nothing_like_it(1)", ["'nothing_like_it'", "clip, clip_each, cpl_noise"]),
         ("clip", ["clip", "max_norm"]),
         ("clip()", ["clip", "max_norm"]),
         ("clip(1, 2)", ["clip", "too many", "max_norm"]),
@@ -92,6 +140,17 @@ def test_what_is_built_is_what_was_written() -> None:
         ("(" * 300 + "clip(1)" + ")" * 300, ["write it as"]),
         ("clip(1)" + " | clip(1)" * 3000, ["write it as"]),
         ("clip(" + "-" * 3000 + "1)", ["write it as"]),
+        ("clip(sign)", ["clip(sign)", "type"]),
+        ("withhold(sign)", ["withhold", "names"]),
+        ("withhold([sign])", ["[sign]"]),
+        ("withhold([['a']])", ["[['a']]"]),
+        ("masked('clip(1)', ['*'])", ["masked: defense must be one"]),
+        ("masked(clip(1))", ["masked", "names"]),
+        ("masked(clop(1), '*')", ["'clop'", "Did you mean 'clip'?"]),
+        ("masked(clip(0), '*')", ["max_norm", "positive"]),
+        ("masked(" * 9 + "sign" + ", '*')" * 9, ["8 deep"]),
+        ("masked(" * 90 + "sign" + ", '*')" * 90, ["8 deep"]),
+        ("G-10e-2(1)", ["G-10e-2(1)"]),
     ],
 )
 def test_what_is_no_specification_is_refused_with_what_exists(text: str, words: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The command line: results on stdout, the rest on stderr, and an exit status that says whose fault it was."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -21,6 +22,9 @@ data = "digits"
 clients = { count = 3 }
 training = { learning_rate = 0.5, batch_size = 4, steps = 1 }
 """
+
+OURS = {"plain", "masked", "withhold", "in_gradient_units"}
+"""What no paper published."""
 
 
 @pytest.fixture
@@ -225,22 +229,33 @@ def test_show_refuses_what_is_no_run(small: Path, folder: str) -> None:
         ("models", {"lenet_cpl", "lenet_dlg", "mlp"}),
         ("datasets", {"photos", "digits", "breast_cancer", "npz"}),
         ("partitions", {"iid", "dirichlet"}),
-        ("defenses", {"clip", "gaussian"}),
+        ("defenses", {"clip", "gaussian", "top_k", "dgc", "qsgd", "sign"}),
+        ("gradients", {"plain", "dp_sgd", "fed_cdp", "soteria"}),
+        ("networks", {"precode", "dropout"}),
+        ("inputs", {"mixup", "instahide"}),
         ("strategies", {"FedAvg", "FedAdam"}),
     ],
 )
-def test_list_tells_every_name_in_a_line(kind: str, some: set[str]) -> None:
+def test_list_tells_every_name_with_one_line_and_its_arguments(kind: str, some: set[str]) -> None:
     told = json.loads(fedsim("list", kind, "--json").stdout)
     assert some <= set(told)
-    assert all(line and "\n" not in line for line in told.values())
-    people = fedsim("list", kind).stdout.splitlines()
-    assert [line.split()[0] for line in people] == list(told)
+    assert all(one["summary"] and "\n" not in one["summary"] for one in told.values())
+    people = fedsim("list", kind).stdout
+    assert [line.split()[0] for line in people.splitlines() if line[0] != " "] == list(told)
+    assert all(one["arguments"] in words(people) for one in told.values())
+
+
+@pytest.mark.parametrize("kind", ["defenses", "gradients", "networks", "inputs"])
+def test_list_tells_the_reference_of_what_papers_published(kind: str) -> None:
+    told = json.loads(fedsim("list", kind, "--json").stdout)
+    without = {name for name, one in told.items() if not re.search(r"\b(19|20)\d\d\b", one["reference"])}
+    assert without <= OURS
 
 
 def test_list_refuses_what_it_does_not_know() -> None:
     refused = fedsim("list", "attacks")
     assert refused.exit_code == 2
-    assert "models, datasets, partitions, defenses, strategies" in words(refused.stderr)
+    assert "models, datasets, partitions, strategies, defenses, gradients, networks, inputs" in words(refused.stderr)
 
 
 @pytest.mark.parametrize("command", ["run", "show", "list"])

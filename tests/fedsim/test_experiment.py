@@ -29,6 +29,7 @@ gradient = "plain"
 network = ""
 inputs = ""
 secure_aggregation = false
+privacy = { delta = 1e-5, prior = 0.01 }
 record = { rounds = "1-8", clients = "all" }
 """  # noqa: E501 - as documented
 
@@ -83,6 +84,14 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("record.round = 1", "record.round: unknown key"),
         ("training = { learning_rate = 1, batch_size = 1, steps = 1, epochs = 2 }", "training: training needs either steps or"),
         ("training = { learning_rate = 1, batch_size = 1 }", "training: training needs either steps or epochs"),
+        (
+            "training = { learning_rate = 1, batch_size = 1, steps = 2, gradient_squeezing = 2 }",
+            "training: give only one of steps, epochs, gradient_squeezing, got steps and gradient_squeezing",
+        ),
+        (
+            "training = { learning_rate = 1, batch_size = 1, gradient_squeezing = 0 }",
+            "training: training.steps must be positive, got 0",
+        ),
         ("training.batch_size = 0", "training: training.batch_size must be positive, got 0"),
         ("training.batch_size = 1.5", "training.batch_size: .*got 1.5"),
         ("training.learning_rate = 'fast'", "training.learning_rate: .*got 'fast'"),
@@ -94,8 +103,16 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("seed = -1", "seed: .*got -1"),
         ("seed = 4294967296", "seed: .*less than 4294967296"),
         ("timeout = 0", "timeout: .*got 0"),
-        ("gradient = 'dp_sgd'", "gradient: .*'plain'"),
-        ("secure_aggregation = true", "secure_aggregation: .*got True"),
+        ("gradient = 'dp-sgd'", "gradient: cannot read 'dp - sgd'"),
+        ("gradient = 'dpsgd'", "gradient: unknown name 'dpsgd' in defenses.gradients. Did you mean 'dp_sgd'.*plain, soteria"),
+        ("gradient = 'dp_sgd(max_norm=0)'", "gradient: dp_sgd: max_norm must be positive and finite, got 0"),
+        ("gradient = 'dp_sgd | soteria'", "gradient: .* has 2 parts, and takes one: dp_sgd or fed_cdp or plain or soteria"),
+        ("network = 'precode(bottleneck=0)'", "network: precode: bottleneck must be from 1 to 65536, got 0"),
+        ("network = 'dropout(model=1)'", r"network: dropout: .*'model'.*Its parameters: \(p"),
+        ("inputs = 'mixup(alpha=-1)'", "inputs: mixup: alpha must be positive and finite, got -1"),
+        ("inputs = 'mixup'", "inputs = 'mixup' mixes the examples of a batch: training.batch_size must be at least 2, got 1"),
+        ("secure_aggregation = 1", "secure_aggregation: expected false, true or a table of threshold.*, got 1"),
+        ("secure_aggregation = { clop = 1 }", "secure_aggregation: unknown key 'clop'; known: threshold"),
         ("model = 3", r'model: expected a name or a table \{ name = "..."'),
         ("model = { hidden = [3] }", "model: expected a name or a table"),
         ("defense = 'clop(1)'", "unknown name 'clop'.*Did you mean 'clip'"),
@@ -159,6 +176,8 @@ def test_an_experiment_is_frozen(small: Path) -> None:
         ([("record.rounds", "1-2")], "record.rounds", "1-2"),
         ([("record.rounds", 1)], "record.rounds", "1"),  # as `--set record.rounds=1` reads
         ([("training.epochs", 4)], "training.epochs", 4),  # which takes the steps away
+        ([("training.gradient_squeezing", 4)], "training.steps", 4),  # CPL's word for it
+        ([("training.gradient_squeezing", 4), ("training.steps", 2)], "training.steps", 2),
         ([("model", "lenet_dlg")], "model", Named(name="lenet_dlg")),
         ([("model.hidden", [7])], "model", Named.model_validate({"name": "mlp", "hidden": [7]})),
         ([("data", "photos"), ("data.size", 64)], "data", Named.model_validate({"name": "photos", "size": 64})),

@@ -49,7 +49,8 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
     [
         (
             "defenses",
-            "DEFENSES Channel Defense DefenseSpec State Update chain clip gaussian global_norm identity stateless",
+            "DEFENSES Channel Defense DefenseSpec State Update chain clip clip_each dgc gaussian global_norm gradient_dropout "
+            "identity in_gradient_units laplace masked prune qsgd random_k sign stateless top_k uniform with_feedback withhold",
         ),
         (
             "fedsim.wire",

@@ -143,6 +143,19 @@ def test_what_a_network_keeps_and_draws_comes_back(fate: str, tmp_path: Path) ->
         assert everything(tmp_path / f"at-{at}") == expected
 
 
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_noise_on_the_server_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+    central = {"kind": kind, "noise_multiplier": 0.1, "clipping_norm": 0.2}
+    changes = {"strategy": {"name": "FedAvg", "central": central}, "clients": {"count": 4, "fraction": 0.5}}
+    assert finish(tmp_path / "whole", changes) == 0
+    expected = everything(tmp_path / "whole")
+    assert (expected["state/rest"][2]["inner.clipping_norm"]["value"] != 0.2) == (kind == "adaptive")
+    for at in (25, 40, 55):
+        assert finish(tmp_path / f"at-{at}", changes, crash_at=at) == 9
+        assert finish(tmp_path / f"at-{at}", changes) == 0
+        assert everything(tmp_path / f"at-{at}") == expected, at
+
+
 def test_a_client_that_failed_keeps_its_name(tmp_path: Path) -> None:
     assert finish(tmp_path / "run", STRATEGIES["FedAvg"]) == 0
     rows = Recording(tmp_path / "run" / "recording").rows()

@@ -40,18 +40,18 @@ def test_whole_weights_are_decoded_against_the_ones_that_were_sent() -> None:
     assert update["w"].tolist() == [2**-23, -0.5, 0.0]
     assert update["n"].tolist() == [2]
     assert {name: t.dtype for name, t in update.items()} == {"w": torch.float32, "n": torch.int64}
-    assert sent(payload) == {}
+    assert sent(payload, start) == {}
     with pytest.raises(ValueError, match="sent as it is, with codec 'dense'"):
         encode(update, "weights")
 
 
 def test_dense_sends_every_coordinate() -> None:
-    assert sent(encode({"w": torch.ones(2)})) == {}
+    assert sent(encode({"w": torch.ones(2)}), {}) == {}
 
 
 @pytest.mark.parametrize("use", [lambda: encode({}, "zip"), lambda: decode(Payload(tensors={}, codec="zip"), {})])
 def test_an_unknown_codec_is_named(use: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: dense"):
+    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: bits, dense"):
         use()
 
 

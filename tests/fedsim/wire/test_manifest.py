@@ -31,6 +31,11 @@ def written(manifest: Manifest, folder: Path) -> Path:
         {"data": TABLE, "model": ModelSpec(name="lenet_dlg"), "defense": DefenseSpec()},
         {"training": Training(learning_rate=1e-7, batch_size=3, epochs=2, weight_decay=0.1, shuffle=False, drop_last=True)},
         {"software": {}, "created": "", "name": "näme"},
+        {
+            "model": ModelSpec(name="mlp", network="precode(bottleneck=3)"),
+            "gradient": "dp_sgd(noise=0.5)",
+            "inputs": 'instahide(k=3, public="x")',
+        },
     ],
 )
 def test_it_reads_back_as_it_was_written(manifest: Manifest, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -58,7 +63,7 @@ def test_numbers_read_back_exactly(
 
 def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manifest, tmp_path: Path) -> None:
     raw = json.loads(written(manifest, tmp_path).read_text())
-    assert raw["format_version"] == 2
+    assert raw["format_version"] == 3
     assert raw["defense"] == "clip(4.5) | gaussian(0.1)"
     assert not {"seed", "client_seed", "partition", "secret", "path"} & set(raw)
 
@@ -66,12 +71,12 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
 @pytest.mark.parametrize(
     ("at", "value", "words"),
     [
-        (("format_version",), 3, "format version 3, and this program reads version 2; install a newer one"),
-        (("format_version",), 1, "format version 1, and this program reads version 2; run the federation again"),
+        (("format_version",), 4, "format version 4, and this program reads version 3; install a newer one"),
+        (("format_version",), 2, "format version 2, and this program reads version 3; run the federation again"),
         (("format_version",), None, "format version None"),
-        (("format_version",), "2", "format version '2'"),
-        (("format_version",), 2.0, "format version 2.0"),
-        (("format_version",), [2], r"format version \[2\]"),
+        (("format_version",), "3", "format version '3'"),
+        (("format_version",), 3.0, "format version 3.0"),
+        (("format_version",), [3], r"format version \[3\]"),
         (("surprise",), 1, r"unknown keys \['surprise'\] for Manifest"),
         (("model", "path"), "x.py", r"unknown keys \['path'\] for ModelSpec"),
         (("data", "labels"), [1], r"unknown keys \['labels'\] for DataSpec"),
@@ -87,7 +92,10 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
         (("name",), "a\x1b[2J", "characters that cannot be shown"),
         (("name",), "\ud800", "characters that cannot be shown"),
         (("name",), "a" * 20_000, "too long"),
-        (("secure_aggregation",), 1, "secure_aggregation is to be bool, got 1"),
+        (("secure_aggregation",), 1, "secure_aggregation is to be Mapping, got 1"),
+        (("secure_aggregation",), True, "secure_aggregation is to be Mapping, got True"),
+        (("secure_aggregation",), None, "secure_aggregation is to be Mapping, got None"),
+        (("secure_aggregation",), {"clip": 10**30}, "secure_aggregation is too large a number"),
         (("software",), ["torch"], "software"),
         (("software",), {"torch": 2}, "software is to be str, got 2"),
         (("training", "batch_size"), 2.5, "batch_size is to be int, got 2.5"),
@@ -130,7 +138,7 @@ def test_a_missing_key_is_named(manifest: Manifest, tmp_path: Path) -> None:
 
 DEEP = b'{"software": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 FAIRLY_DEEP = (
-    b'{"format_version": 2, "name": "x", "model": {"name": "mlp", "arguments": {"a": %s}}, "data": 0, "training": 0, '
+    b'{"format_version": 3, "name": "x", "model": {"name": "mlp", "arguments": {"a": %s}}, "data": 0, "training": 0, '
     % (b"[" * 900 + b"]" * 900)
 )
 
@@ -139,7 +147,7 @@ FAIRLY_DEEP = (
     "content",
     [
         *(b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"\0" * 100, DEEP, FAIRLY_DEEP + b'"defense": "", "software": {}}'),
-        *(b'{"format_version": 2, "format_version": 2}', b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}'),
+        *(b'{"format_version": 3, "format_version": 3}', b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}'),
         *(b'{"a": 1%s}' % (b"0" * 5000), b'"' + b"a" * 999_999 + b'"', b" " * 10**6),
     ],
     ids=lambda content: repr(content[:30]),

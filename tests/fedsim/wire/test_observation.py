@@ -15,19 +15,19 @@ from fedsim.wire.codec import encode
 
 PUBLIC = {
     Observation: {
-        *("round", "client", "cohort", "num_examples", "model", "data", "training", "defenses"),
+        *("round", "client", "cohort", "num_examples", "model", "data", "training", "defenses", "gradient", "inputs"),
         *("weights", "payload", "buffers", "buffers_after", "metrics"),
     },
     DataSpec: {"shape", "num_classes", "mean", "std", "columns"},
     Column: {"name", "kind", "low", "high", "category"},
-    ModelSpec: {"name", "arguments"},
+    ModelSpec: {"name", "arguments", "network"},
     Payload: {"tensors", "codec"},
     Training: {
         *("learning_rate", "batch_size", "steps", "epochs", "momentum", "weight_decay"),
         *("shuffle", "drop_last", "loss", "mode", "buffers"),
     },
     Manifest: {
-        *("name", "model", "data", "training", "defense", "gradient", "network", "inputs"),
+        *("name", "model", "data", "training", "defense", "gradient", "inputs"),
         *("secure_aggregation", "codec", "created", "software"),
     },
     Reply: {"client", "node", "status", "reason", "payload", "buffers", "num_examples", "bytes", "metrics"},
@@ -76,7 +76,7 @@ def test_the_update_is_decoded_from_the_payload() -> None:
     assert made.update["w"].tolist() == [1, -2]
     assert made.sent == {}
     assert made.key == "00007-anna"
-    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: dense"):
+    with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: bits, dense"):
         _ = observation(payload=Payload(tensors={}, codec="zip")).update
 
 

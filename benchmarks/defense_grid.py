@@ -1,0 +1,170 @@
+"""Every defense at three strengths, and what is declared of each before anything is measured.
+
+Strengths that are lengths are told relative to the undefended updates of the federation at hand: `{0.3 norm}` stands for three
+tenths of their median length, `{10 rms}` for ten times the root of their mean square.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Expected = Literal["falls", "flat", "n/a"]
+"""What becomes of the PSNR from no defense to the strongest setting. n/a: the defense does nothing in this federation."""
+
+ATTACKS = ("cpl", "inverting_gradients")
+PAIRS = tuple((attack, knows) for attack in ATTACKS for knows in (False, True))
+"""Attack, and whether it knows the defense."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One defense. key: of the experiment. settings: mild, middle and strong; one only where there are no strengths.
+
+    expected: for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and knowing it.
+    trained:  settings for the federation that measures accuracy, where its clients' batches ask for other ones.
+    why:      of the declaration.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    expected: tuple[Expected, Expected, Expected, Expected]
+    why: str
+    key: str = "defense"
+    trained: tuple[str, ...] = ()
+
+
+FALLS: tuple[Expected, ...] = ("falls",) * 4
+
+GRID = (
+    Entry(
+        "clip",
+        ("clip({1 norm})", "clip({0.3 norm})", "clip({0.03 norm})"),
+        ("falls", "flat", "flat", "flat"),
+        "a cosine does not see lengths, and who knows the bound clips the simulated update too",
+    ),
+    Entry(
+        "clip_each",
+        ("clip_each({1 norm})", "clip_each({0.1 norm})", "clip_each({0.003 norm})"),
+        ("falls", "flat", "falls", "flat"),
+        "tensors change their lengths against each other, which a cosine over all of them sees unless it does the same",
+    ),
+    Entry(
+        "gaussian",
+        ("gaussian({0.1 rms})", "gaussian({1 rms})", "gaussian({10 rms})"),
+        FALLS,
+        "noise of ten times the update's power leaves little to anyone",
+    ),
+    Entry(
+        "gaussian_snr",
+        ("gaussian(snr_db=20)", "gaussian(snr_db=0)", "gaussian(snr_db=-20)"),
+        FALLS,
+        "the same, relative to each update",
+    ),
+    Entry("laplace", ("laplace({0.1 rms})", "laplace({1 rms})", "laplace({10 rms})"), FALLS, "as Gaussian noise"),
+    Entry("top_k", ("top_k(0.5)", "top_k(0.1)", "top_k(0.003)"), FALLS, "fewer equations than pixels at the strongest"),
+    Entry(
+        "random_k",
+        ("random_k(0.9)", "random_k(0.3)", "random_k(0.003)"),
+        FALLS,
+        "fewer equations than pixels at the strongest, and not the ones that say most",
+    ),
+    Entry("prune", ("prune(0.3)", "prune(0.8)", "prune(0.997)"), FALLS, "as top_k, by one threshold for all tensors"),
+    Entry(
+        "gradient_dropout",
+        ("gradient_dropout(0.1)", "gradient_dropout(0.7)", "gradient_dropout(0.997)"),
+        FALLS,
+        "as random_k",
+    ),
+    Entry(
+        "dgc",
+        ("dgc(0.5)", "dgc(0.1)", "dgc(0.003)"),
+        FALLS,
+        "as top_k; biases go in whole, as published",
+    ),
+    Entry(
+        "sign",
+        ("sign(scale='mean', error_feedback=True)", "sign(scale='mean')", "sign()"),
+        FALLS,
+        "one bit a coordinate, and no lengths",
+    ),
+    Entry("qsgd", ("qsgd(levels=64)", "qsgd(levels=8)", "qsgd(levels=1)"), FALLS, "nearly all coordinates become zero"),
+    Entry(
+        "uniform",
+        ("uniform(8)", "uniform(4)", "uniform(2)"),
+        FALLS,
+        "three values a tensor at the strongest",
+    ),
+    Entry(
+        "withhold",
+        ("withhold(['6.bias'])", "withhold(['6.*'])", "withhold(['2.*', '4.*', '6.*', '8.*'])"),
+        FALLS,
+        "the first convolution alone, without the head that tells the label",
+    ),
+    Entry(
+        "dp_sgd",
+        ("dp_sgd(max_norm=1000, noise=0)", "dp_sgd(max_norm=1, noise=0.01)", "dp_sgd(max_norm=1, noise=1)"),
+        FALLS,
+        "noise as long as the gradient",
+        key="gradient",
+        trained=("dp_sgd(max_norm=1000, noise=0)", "dp_sgd(max_norm=1, noise=0.5)", "dp_sgd(max_norm=1, noise=5)"),
+    ),
+    Entry(
+        "fed_cdp",
+        ("fed_cdp(max_norm=1000, noise=0)", "fed_cdp(max_norm=1, noise=0.01)", "fed_cdp(max_norm=1, noise=1)"),
+        FALLS,
+        "noise as long as each layer's gradient",
+        key="gradient",
+        trained=("fed_cdp(max_norm=1000, noise=0)", "fed_cdp(max_norm=1, noise=0.5)", "fed_cdp(max_norm=1, noise=5)"),
+    ),
+    Entry(
+        "soteria",
+        ("soteria(prune=0.01)", "soteria(prune=0.4)", "soteria(prune=0.8)"),
+        ("falls", "flat", "falls", "flat"),
+        "who leaves the pruned columns out of the comparison has all convolutions left",
+        key="gradient",
+    ),
+    Entry(
+        "precode",
+        ("precode(bottleneck=256, beta=0.001)", "precode(bottleneck=64, beta=0.01)", "precode(bottleneck=8, beta=0.1)"),
+        FALLS,
+        "a fresh sample in every forward pass",
+        key="network",
+        trained=("precode(bottleneck=64, beta=0.0001)", "precode(bottleneck=64, beta=0.01)", "precode(bottleneck=8, beta=0.1)"),
+    ),
+    Entry(
+        "dropout",
+        ("dropout(p=0.05)", "dropout(p=0.3)", "dropout(p=0.7)"),
+        FALLS,
+        "a mask that no server knows",
+        key="network",
+    ),
+    Entry(
+        "mixup",
+        ("mixup(alpha=0.1)", "mixup(alpha=0.4)", "mixup(alpha=1.0)"),
+        ("n/a", "n/a", "n/a", "n/a"),
+        "there is nothing to mix within a batch of one",
+        key="inputs",
+    ),
+    Entry(
+        "instahide",
+        ("instahide(k=2, public='{public}')", "instahide(k=4, public='{public}')", "instahide(k=6, public='{public}')"),
+        FALLS,
+        "what is inverted is a mixture with random signs",
+        key="inputs",
+        trained=("instahide(k=1)", "instahide(k=2)", "instahide(k=4)"),
+    ),
+    Entry(
+        "secure_aggregation",
+        ("true",),
+        FALLS,
+        "the batch of all clients, and nobody's own",
+        key="secure_aggregation",
+    ),
+)
+
+
+def filled(template: str, *, norm: float, rms: float, public: str = "") -> str:
+    """A setting for a federation whose undefended updates have that length and that root of the mean square."""
+    units = {"norm": norm, "rms": rms}
+    text = re.sub(r"\{([\d.]+) (norm|rms)\}", lambda found: f"{float(found[1]) * units[found[2]]:.6g}", template)
+    return text.replace("{public}", public)

@@ -1,0 +1,96 @@
+"""An update of ResNet-18 through every codec: bytes in Flower's messages beside dense, and the time that packing takes.
+
+The update is that of one real step on photographs, through the defense that makes the codec worth its while. Bytes are those of
+Flower's record, with the names and headers of all arrays. Seconds are CPU time of one thread, the median of several turns.
+`--quick` takes a smaller batch and fewer turns.
+"""
+
+from statistics import median
+from time import process_time
+from typing import Any
+
+import torch
+from contract import Options, options, told
+from torch import Tensor
+
+from defenses import DefenseSpec
+from fedsim import datasets, models, records
+from fedsim.training import train
+from fedsim.wire import ModelSpec, Training
+from fedsim.wire.codec import decode, encode
+
+DEFENSES = (
+    "",
+    "sign()",
+    "sign('mean')",
+    "qsgd(levels=3)",
+    "qsgd(levels=3, norm='linf')",
+    "qsgd(levels=127, norm='linf')",
+    "uniform(8)",
+    "uniform(16)",
+    "top_k(0.01)",
+    "top_k(0.01, scope='global')",
+    "top_k(0.1)",
+    "top_k(0.01) | qsgd(levels=1, norm='linf')",
+)
+CODECS = ("dense", "sparse", "bits", "levels")
+SUMMARY = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio": "top_k(0.01"}
+"""The largest ratio of all defenses that begin so, each with its own codec."""
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "")
+    weights, update = _step(asked)
+    dense = records.to_arrays(update).count_bytes()
+    turns = 1 if asked.quick else 5
+    rows = []
+    for text in DEFENSES:
+        spec, rng = DefenseSpec.parse(text), torch.Generator().manual_seed(asked.seed)
+        built = spec.build()
+        sent, _ = built.apply(update, built.init(update), rng)
+        codecs = CODECS if not text else (spec.codec(),)  # whatever a codec is given must come through
+        shown = text.replace(" |", ", then")
+        rows += [{"defense": shown, **_measure(codec, sent, weights, dense, turns=turns)} for codec in codecs]
+    summary = {key: max(row["ratio"] for row in rows if row["defense"].startswith(start)) for key, start in SUMMARY.items()}
+    told("wire", rows, {**summary, "worst_seconds": max(row["seconds"] for row in rows)}, asked)
+
+
+def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights of ResNet-18, and the update of one step from them."""
+    cifar = asked.data / "cifar10" / "test.npz" if asked.data else None
+    if cifar and not cifar.exists():
+        print(f"{cifar} does not exist: embedded photographs instead")
+    data = datasets.load(f"npz:{cifar}") if cifar and cifar.exists() else datasets.load("photos", size=32)
+    model = models.build(ModelSpec(name="resnet18"), data.spec, seed=asked.seed)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    size = 2 if asked.quick else 16
+    training = Training(learning_rate=0.05, batch_size=size, steps=1, mode="train", buffers="local")
+    torch.set_num_threads(1)
+    return weights, train(model, weights, [data.train[list(range(size))]], training, data.spec).update
+
+
+def _measure(codec: str, update: dict[str, Tensor], weights: dict[str, Tensor], dense: int, *, turns: int) -> dict[str, Any]:
+    seconds = []
+    for _ in range(turns):
+        began = process_time()
+        payload = encode(update, codec)
+        between = process_time()
+        found = decode(payload, weights)
+        seconds.append((between - began, process_time() - between))
+    for name, tensor in update.items():
+        if found[name].view(torch.int32).ne(tensor.view(torch.int32)).any():
+            raise RuntimeError(f"{codec}: {name} came back with other bits")
+    size = records.to_arrays(payload.tensors).count_bytes()
+    return {
+        "codec": codec,
+        "bytes": size,
+        "ratio": size / dense,
+        "encode_seconds": median(one for one, _ in seconds),
+        "decode_seconds": median(other for _, other in seconds),
+        "seconds": median(sum(both) for both in seconds),
+    }
+
+
+if __name__ == "__main__":
+    main()

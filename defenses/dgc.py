@@ -1,0 +1,95 @@
+"""Deep gradient compression: sparse updates with momentum and memory on the client."""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from defenses.base import Defense, State, Update
+from defenses.clipping import scale_to
+from defenses.sparsification import kept, largest
+
+
+def dgc(
+    keep: float,
+    *,
+    momentum: float = 0.9,
+    clip_norm: float | None = None,
+    workers: int = 1,
+    warm_up_rounds: int = 0,
+    masking: bool = True,
+    nesterov: bool = False,
+    dense_vectors: bool = True,
+) -> Defense:
+    """Deep gradient compression: the largest entries of what momentum has gathered and not yet sent.
+
+    keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code finds
+                    about as many by a threshold that it samples.
+    momentum:       m in [0, 1). A round with the update d: u <- m u + d, v <- v + u; what is sent of v is taken out of it.
+    clip_norm:      clip the whole update to clip_norm / sqrt(workers), in the update's units, before it is added; positive.
+    workers:        how many clients share the norm; at least 1.
+    warm_up_rounds: E: in round e of this client's own, from 0, the share is keep ** ((e + 1) / (E + 1)) until e = E.
+    masking:        momentum factor masking: what is sent is taken out of u as well.
+    nesterov:       u <- m (u + d), v <- v + u + d.
+    dense_vectors:  tensors of fewer than two dimensions are sent whole, u itself, or u + d with `nesterov`; as released.
+    The server must add no momentum of its own. The equations are linear: they hold for updates as they do for gradients.
+    Source: Lin et al. 2018, sections 3.1 to 3.3, and its released code.
+    """
+    _check(keep, momentum, clip_norm, workers, warm_up_rounds)
+
+    def init(template: Update) -> State:
+        gathered = {f"momentum/{name}": t.new_zeros(t.shape) for name, t in template.items()}
+        unsent = {f"residual/{name}": t.new_zeros(t.shape) for name, t in template.items() if not is_dense(t, dense_vectors)}
+        return {"round": torch.zeros((), dtype=torch.int64), **gathered, **unsent}
+
+    def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
+        bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
+        share = density(keep, int(state["round"]), warm_up_rounds)
+        sent: dict[str, Tensor] = {}
+        after: dict[str, Tensor] = {"round": state["round"] + 1}
+        for name, d in bounded.items():
+            u, step = _corrected(state[f"momentum/{name}"], d, momentum, nesterov)
+            if is_dense(d, dense_vectors):
+                sent[name], after[f"momentum/{name}"] = step.clone(), u
+                continue
+            v = state[f"residual/{name}"] + step
+            mask = largest(v.flatten(), kept(share, v.numel())).reshape(v.shape)
+            nothing = torch.zeros_like(v)
+            sent[name] = torch.where(mask, v, nothing)
+            after[f"residual/{name}"] = torch.where(mask, nothing, v)
+            after[f"momentum/{name}"] = torch.where(mask, nothing, u) if masking else u
+        return sent, after
+
+    return Defense(init, apply)
+
+
+def density(keep: float, done: int, warm_up_rounds: int) -> float:
+    """The share that is sent in the round after `done` rounds; the paper's warm-up, section 3.3."""
+    return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
+
+
+def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
+    """Whether DGC sends a tensor whole."""
+    return dense_vectors and tensor.ndim < 2
+
+
+def _corrected(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """Momentum after a round, and what it adds to what is to be sent."""
+    if nesterov:
+        u = momentum * (u + d)
+        return u, u + d
+    u = momentum * u + d
+    return u, u
+
+
+def _check(keep: float, momentum: float, clip_norm: float | None, workers: int, warm_up_rounds: int) -> None:
+    if not 0 < keep <= 1:
+        raise ValueError(f"dgc: keep must be in (0, 1], got {keep}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"dgc: momentum must be in [0, 1), got {momentum}")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise ValueError(f"dgc: clip_norm must be positive and finite, got {clip_norm}")
+    if not (isinstance(workers, int) and workers >= 1):
+        raise ValueError(f"dgc: workers must be a whole number of at least 1, got {workers}")
+    if not (isinstance(warm_up_rounds, int) and warm_up_rounds >= 0):
+        raise ValueError(f"dgc: warm_up_rounds must be a whole number of at least 0, got {warm_up_rounds}")

@@ -1,0 +1,44 @@
+"""How a client computes the gradient of one batch: plainly, or so that it tells less about any example."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from defenses.choice import Choice
+from defenses.per_example import dp_sgd, fed_cdp
+from defenses.registry import Registry
+from defenses.rules import Facts, Gradient, LocalStep, Problem, Rule, Weights, plain
+from defenses.soteria import soteria
+
+__all__ = [
+    "GRADIENTS",
+    "Facts",
+    "Gradient",
+    "GradientSpec",
+    "LocalStep",
+    "Problem",
+    "Rule",
+    "Weights",
+    "dp_sgd",
+    "fed_cdp",
+    "plain",
+    "soteria",
+]
+
+GRADIENTS: Registry[Callable[..., Rule]] = Registry(
+    "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}
+)
+
+
+@dataclass(frozen=True)
+class GradientSpec(Choice):
+    """A rule for the gradient of one batch, by name."""
+
+    registry: ClassVar[Registry[Callable[..., Rule]]] = GRADIENTS
+    what: ClassVar[str] = "gradient"
+    nothing: ClassVar[str] = "plain"
+
+    def build(self) -> Rule:
+        """The rule itself, for the client, and what an attacker who knows it makes of it."""
+        rule: Rule = self.made()
+        return rule

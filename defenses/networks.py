@@ -1,0 +1,165 @@
+"""Public changes to the network that make gradients tell less: blocks before the last linear layer."""
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from defenses.choice import Choice
+from defenses.registry import Registry
+
+MAX_BOTTLENECK = 2**16
+
+
+class Stochastic(nn.Module):
+    """A block that draws while a client trains, whatever mode the rest of the network is in (`draw` switches it on).
+
+    In evaluation mode it gives what does not depend on chance, so that held-out accuracy and simulated gradients repeat.
+    penalty: what it adds to the loss, set by every forward, in both modes; None where it adds nothing.
+    hides:   whether the gradients of its own parameters say more of what it drew than of the data.
+    """
+
+    penalty: Tensor | None = None
+    hides: ClassVar[bool] = False
+
+
+class Bottleneck(Stochastic):
+    """A variational bottleneck: features (N, ..., F) to features of that shape, through K random values (PRECODE).
+
+    encoder: F -> 2K, the mean mu and softplus^-1 of the standard deviation sigma of a normal distribution.
+    decoder: K -> F, of mu + sigma * epsilon; epsilon is drawn at every forward in training mode, and 0 in evaluation mode.
+    penalty: beta / ln 2 * KL(N(mu, sigma^2) || N(0, 1)), summed over the K values, mean over the batch.
+    """
+
+    hides: ClassVar[bool] = True
+
+    def __init__(self, features: int, *, bottleneck: int, beta: float, like: Tensor) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(features, 2 * bottleneck, device=like.device, dtype=like.dtype)
+        self.decoder = nn.Linear(bottleneck, features, device=like.device, dtype=like.dtype)
+        self.beta = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, raw = self.encoder(x).chunk(2, dim=-1)
+        std = functional.softplus(raw)
+        log_std = std.clamp(min=torch.finfo(std.dtype).tiny).log()
+        divergence = -0.5 * (1 + 2 * log_std - mean.square() - std.square())
+        self.penalty = self.beta / math.log(2) * divergence.flatten(1).sum(dim=1).mean()
+        out: Tensor = self.decoder(mean + std * torch.randn_like(std) if self.training else mean)
+        return out
+
+
+class Dropout(Stochastic):
+    """Sets each feature to 0 with probability p and scales the others by 1 / (1 - p); in evaluation mode, the identity."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.p, self.training)
+
+
+def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.Module:
+    """A copy of `model` with a variational bottleneck before its last linear layer (PRECODE, Scheliga et al. 2022).
+
+    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence, in bits; not negative.
+    Published code draws in evaluation, too; here evaluation goes by the mean.
+    Raises ValueError where there is no linear layer.
+    """
+    if not 1 <= bottleneck <= MAX_BOTTLENECK:
+        raise ValueError(f"precode: bottleneck must be from 1 to {MAX_BOTTLENECK}, got {bottleneck}")
+    if not 0 <= beta < math.inf:
+        raise ValueError(f"precode: beta must be finite and not negative, got {beta}")
+
+    def block(head: nn.Linear) -> nn.Module:
+        return Bottleneck(head.in_features, bottleneck=bottleneck, beta=beta, like=head.weight)
+
+    return _before_head(model, "bottleneck", block)
+
+
+def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
+    """A copy of `model` with dropout before its last linear layer (Srivastava et al. 2014).
+
+    p: probability that a feature is dropped, in [0, 1). Raises ValueError where there is no linear layer.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout: p must be in [0, 1), got {p}")
+    return _before_head(model, "dropout", lambda head: Dropout(p))
+
+
+NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"precode": precode, "dropout": dropout})
+"""By name, functions of a model and public arguments that give the changed model; what they are given stays as it is."""
+
+
+@dataclass(frozen=True)
+class NetworkSpec(Choice):
+    """A public change to the network; nothing leaves it as it is."""
+
+    registry: ClassVar[Registry[Callable[..., nn.Module]]] = NETWORKS
+    what: ClassVar[str] = "network"
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """The changed network, or `model` itself."""
+        return model if self.step is None else NETWORKS[self.step.name](model, **dict(self.step.arguments))
+
+    def check(self) -> None:
+        with torch.device("meta"):
+            self.apply(nn.Linear(1, 1))
+
+    @classmethod
+    def _factory(cls, name: str) -> Callable[..., nn.Module]:
+        return partial(NETWORKS[name], nn.Identity())  # whose signature is without the model
+
+
+def draw(model: nn.Module) -> None:
+    """Switch on what is random in a client's training, and nothing else."""
+    for module in model.modules():
+        if isinstance(module, Stochastic):
+            module.train()
+
+
+def penalty_of(model: nn.Module) -> Tensor | None:
+    """What the last forward adds to the loss, a differentiable 0-d tensor, or None for nothing.
+
+    It is there once: asking takes it away, so that no graph outlives its step.
+    """
+    total = None
+    for module in model.modules():
+        if isinstance(module, Stochastic) and module.penalty is not None:
+            total = module.penalty if total is None else total + module.penalty
+            module.penalty = None
+    return total
+
+
+def hidden(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters whose gradients say more of a client's randomness than of its data."""
+    blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
+    return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
+
+
+def last_linear(model: nn.Module) -> str:
+    """The name of the last linear layer, "" for the model itself. Raises ValueError where there is none."""
+    names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no linear layer")
+    return names[-1]
+
+
+def _before_head(model: nn.Module, name: str, block: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    model, place = copy.deepcopy(model), last_linear(model)
+    head = model.get_submodule(place)
+    assert isinstance(head, nn.Linear)
+    pair = nn.Sequential(OrderedDict([(name, block(head)), ("head", head)]))
+    if not place:
+        return pair
+    parent, _, own = place.rpartition(".")
+    setattr(model.get_submodule(parent), own, pair)
+    return model

@@ -1,0 +1,106 @@
+"""What papers call their defenses: each an alias, a function from the paper's setting to a specification, with its source.
+
+Where a paper gives numbers for gradients, the alias works in units of the gradient and asks for the clients' learning rate.
+"""
+
+import re
+from fractions import Fraction
+
+CPL_NOISE = re.compile(r"([GL])-10e-(\d+)")
+
+
+def cpl_noise(name: str, learning_rate: float) -> str:
+    """CPL's noise on the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
+
+    name:          "G-10e-K" or "L-10e-K" for 10 ** -K, not 10 * 10 ** -K; no variance, though the paper's text calls it one.
+    learning_rate: of the clients' training; positive.
+    Source: Wei et al. 2020, table 8, and its released code.
+    """
+    found = CPL_NOISE.fullmatch(name)
+    if found is None:
+        raise ValueError(f"cpl_noise: name must be 'G-10e-K' or 'L-10e-K' with a whole number K, got {name!r}")
+    kind = {"G": "gaussian", "L": "laplace"}[found[1]]
+    return f"in_gradient_units({kind}(1e-{found[2]}), {_number(learning_rate)})"
+
+
+def cpl_prune(percent: float) -> str:
+    """CPL's gradient compression: theta per cent of all entries, the smallest, are left out.
+
+    percent: theta, in [0, 100). One threshold, and none of the memory of the deep gradient compression that the paper cites.
+    Source: Wei et al. 2020, table 7.
+    """
+    if not 0 <= percent < 100:
+        raise ValueError(f"cpl_prune: percent must be in [0, 100), got {percent}")
+    return f"prune(ratio={percent / 100!r})"
+
+
+def signsgd(learning_rate: float) -> str:
+    """signSGD: a step of the learning rate against the sign of the gradient.
+
+    learning_rate: of the clients' training; positive.
+    Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
+    """
+    return f"in_gradient_units(sign(), {_number(learning_rate)})"
+
+
+def ef_signsgd() -> str:
+    """EF-signSGD: signs times the mean magnitude, with error feedback.
+
+    Source: Karimireddy et al. 2019, algorithm 1.
+    """
+    return "sign('mean', error_feedback=True)"
+
+
+def rog_uniform(bits: int = 3) -> str:
+    """ROG's uniform quantiser: the nearest of 2 ** bits - 1 values of each tensor.
+
+    bits: 2 to 24; the paper has 3, its code's `quant_level` is 2 ** (bits - 1).
+    Source: Yue et al. 2022, equation 6.
+    """
+    return f"uniform({bits!r})"
+
+
+def rog_qsgd(bits: int = 3) -> str:
+    """ROG's QSGD: rounded at random to 2 ** bits - 1 values up to each tensor's largest magnitude.
+
+    bits: 2 to 24; the paper has 3.
+    Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude for a norm, as in its code.
+    """
+    return f"uniform({bits!r}, stochastic=True)"
+
+
+def rog_top_k(sparsity: float = 0.95) -> str:
+    """ROG's top-k: all but the largest entries of each tensor are left out, and nothing is kept for later.
+
+    sparsity: share in [0, 1) that is left out; the paper has 0.95. Exactly ceil(n (1 - sparsity)) of n are sent, and by the
+              released code one less.
+    Source: Yue et al. 2022, example 3.
+    """
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"rog_top_k: sparsity must be in [0, 1), got {sparsity}")
+    return f"top_k({float(1 - Fraction(str(float(sparsity))))!r})"
+
+
+def liu_clip(max_norm: float, learning_rate: float) -> str:
+    """Gradient clipping of Liu et al.: the whole gradient of a batch is clipped.
+
+    max_norm:      C, of the gradient; 2, 4 and 8 in the paper.
+    learning_rate: of the clients' training; positive.
+    Source: Liu et al. 2024, table 4.
+    """
+    return f"in_gradient_units(clip({_number(max_norm)}), {_number(learning_rate)})"
+
+
+def liu_noise(std: float, learning_rate: float) -> str:
+    """Gradient noise of Liu et al.: Gaussian on every entry of the gradient.
+
+    std:           of the gradient; 0.001, 0.01 and 0.1 in the paper.
+    learning_rate: of the clients' training; positive.
+    Source: Liu et al. 2024, table 4.
+    """
+    return f"in_gradient_units(gaussian({_number(std)}), {_number(learning_rate)})"
+
+
+def _number(value: float) -> str:
+    """As a specification reads it: too large a number as one, so that its range is checked where that is known."""
+    return repr(value).replace("inf", "1e999")

@@ -1,0 +1,143 @@
+"""Rules that bound what one example does to a gradient, and hide the rest in noise."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from defenses.base import Update
+from defenses.channel import Channel, silent
+from defenses.clipping import scale_to
+from defenses.noise import normal_like
+from defenses.rules import Facts, Gradient, LocalStep, Problem, Rule, Weights
+
+PER_EXAMPLE_BYTES = 2**28
+"""About how much memory the gradients of single examples may take at once."""
+
+
+def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> Rule:
+    """Clip the gradient of each example, add noise to their sum, divide by the batch (Abadi et al. 2016, algorithm 1).
+
+    max_norm: bound C on the Euclidean norm of one example's whole gradient; positive.
+    noise:    standard deviation of the noise on the sum, in units of C; not negative.
+    The divisor is the true number of examples in the batch. Needs a loss that is a mean over examples: batch norm that goes by
+    the batch is refused.
+    """
+    _check_bounds("dp_sgd", max_norm, noise)
+    return _per_example(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
+
+
+def fed_cdp(max_norm: float = 4.0, noise: float | None = None, snr_db: float | None = None, snr_scope: str = "tensor") -> Rule:
+    """Clip each tensor of each example's gradient, average, add noise (Fed-CDP, Wei et al. 2021).
+
+    max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
+    noise:     standard deviation of the noise on the sum over examples, in units of C: on the mean it is noise * C / batch.
+    snr_db:    instead, signal to noise in decibels: the noise has 10^(-snr_db / 10) of the mean square of the clipped and
+               averaged gradient. It then depends on the data: there is no differential privacy to account for.
+    snr_scope: that mean square is one of each "tensor", or of the whole "gradient".
+    """
+    _check_bounds("fed_cdp", max_norm, noise or 0.0)
+    if (noise is None) == (snr_db is None):
+        raise ValueError(f"fed_cdp: give either noise or snr_db, got noise = {noise} and snr_db = {snr_db}")
+    if snr_db is not None and not math.isfinite(snr_db):
+        raise ValueError(f"fed_cdp: snr_db must be finite, got {snr_db}")
+    if snr_scope not in ("tensor", "gradient"):
+        raise ValueError(f"fed_cdp: snr_scope must be 'tensor' or 'gradient', got {snr_scope!r}")
+    added = _Fixed(noise * max_norm) if noise is not None else _Relative(10 ** (-(snr_db or 0.0) / 10), snr_scope == "tensor")
+    return _per_example(partial(_scale_each_to, max_norm=max_norm), added)
+
+
+class _Fixed(NamedTuple):
+    """Noise of `std` on every coordinate of the sum over a batch."""
+
+    std: float
+
+    def stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
+        """Of the noise on the mean over `size` examples, 0-d, by name."""
+        return {name: g.new_full((), self.std / size) for name, g in mean.items()}
+
+    def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
+        """The squared length of the noise in an update."""
+        of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
+        return silent(seen) + of_one * sum(u.numel() for u in seen.values())
+
+
+class _Relative(NamedTuple):
+    """Noise whose mean square is `ratio` times that of the mean over a batch, of each tensor or of all of it."""
+
+    ratio: float
+    by_tensor: bool
+
+    def stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
+        every = _mean_square(mean)
+        return {name: (self.ratio * (_mean_square({name: g}) if self.by_tensor else every)).sqrt() for name, g in mean.items()}
+
+    def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
+        """As if all steps had one gradient: it adds up along a line, and the noise does not."""
+        ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
+        return silent(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
+
+
+def _per_example(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> Rule:
+    def gradient(problem: Problem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+        mean, loss = _clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
+        stds = noise.stds(mean, len(x))
+        drawn = {name: stds[name] * normal_like(mean[name], rng) for name in sorted(mean)}
+        return {name: g + drawn[name] for name, g in mean.items()}, loss
+
+    def expected(problem: Problem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
+        return _clipped_mean(clip, problem, weights, x, y)[0]
+
+    def channel(facts: Facts) -> Channel:
+        return Channel(lambda update, known: update, noise=lambda seen: noise.power(seen, facts.steps))
+
+    return Rule(gradient, expected, channel, separate=True)
+
+
+def _clipped_mean(
+    clip: Callable[[Gradient], Update], problem: Problem, weights: Weights, x: Tensor, y: Tensor
+) -> tuple[Gradient, Tensor]:
+    """The mean over examples of their clipped gradients, by name, and the mean loss."""
+    _check_separable(problem.model)
+    of_batch = grad_and_value(problem.loss)
+
+    def of_one(x: Tensor, y: Tensor) -> tuple[Update, Tensor]:
+        gradient, loss = of_batch(dict(weights), x[None], y[None])
+        return clip(gradient), loss
+
+    several = max(1, PER_EXAMPLE_BYTES // sum(w.numel() * w.element_size() for w in weights.values()))
+    split = zip(torch.split(x, several), torch.split(y, several), strict=True)
+    parts = [vmap(of_one, randomness="different")(*part) for part in split]
+    mean = {name: torch.stack([g[name].sum(dim=0) for g, _ in parts]).sum(dim=0) / len(x) for name in weights}
+    return mean, torch.cat([losses for _, losses in parts]).mean()
+
+
+def _check_separable(model: nn.Module) -> None:
+    """Raises ValueError where the loss of one example depends on its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"gradients of single examples do not exist where batch norm goes by the batch, as {name or 'the model'} does: "
+                "set training.mode to 'eval', which goes by the running statistics, or use a model without batch norm"
+            )
+
+
+def _scale_each_to(gradient: Gradient, max_norm: float) -> Gradient:
+    return {name: scale_to({name: g}, max_norm)[name] for name, g in gradient.items()}
+
+
+def _mean_square(gradient: Gradient) -> Tensor:
+    total = torch.stack([g.square().sum() for g in gradient.values()]).sum()
+    return total / max(1, sum(g.numel() for g in gradient.values()))
+
+
+def _check_bounds(name: str, max_norm: float, noise: float) -> None:
+    if not 0 < max_norm < math.inf:
+        raise ValueError(f"{name}: max_norm must be positive and finite, got {max_norm}")
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"{name}: noise must be finite and not negative, got {noise}")

@@ -1,0 +1,114 @@
+"""Defenses that send each coordinate as one of few values. Per tensor; the true number of bits is the codec's business."""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Generator, Tensor
+
+from defenses.base import Defense, Update, stateless
+from defenses.feedback import with_feedback
+from defenses.noise import uniform_like
+
+Rounding = Callable[[Tensor], Tensor]
+"""From positions (real numbers from 0 to the number of steps) to whole ones."""
+SignScale = Literal["none", "mean"]
+Norm = Literal["l2", "linf"]
+
+MAX_BITS = 24
+"""More does not fit into the 24 bits of a float32 fraction."""
+MAX_LEVELS = 2 ** (MAX_BITS - 1) - 1
+
+
+def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Defense:
+    """Send the sign of every coordinate; a zero counts as positive.
+
+    scale:          "none": +1 and -1; "mean": times the tensor's mean magnitude.
+    error_feedback: add what was lost to the next update; with scale="mean" EF-signSGD.
+    Source: Bernstein et al. 2018, algorithm 1; EF-signSGD Karimireddy et al. 2019, algorithm 1.
+    """
+    if scale not in get_args(SignScale):
+        raise ValueError(f"sign: scale must be 'none' or 'mean', got {scale!r}")
+
+    def signed(update: Update, rng: Generator) -> Update:
+        return {name: _sign(t, scale) for name, t in update.items()}
+
+    return with_feedback(stateless(signed)) if error_feedback else stateless(signed)
+
+
+def _sign(values: Tensor, scale: SignScale) -> Tensor:
+    one = torch.ones_like(values)
+    size = values.abs().mean() if scale == "mean" else one
+    return torch.where(values >= 0, one, -one) * size
+
+
+def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
+    """Round every coordinate up or down at random to one of 2 * levels + 1 values of each tensor.
+
+    levels: s, the number of steps between zero and the largest value; 1 to 8388607. "3 bit" is 3.
+    norm:   of each tensor, "l2" or "linf" (the largest magnitude).
+    kappa:  the largest value as a share of that norm, in (0, 1]; beyond it values are cut off. The mean is the update with 1.
+    Source: Alistarh et al. 2017, section 3.1, with norm="l2"; Yue et al. 2022, equations 6 and 7, whose code has norm="linf".
+    """
+    if not (isinstance(levels, int) and 1 <= levels <= MAX_LEVELS):
+        raise ValueError(f"qsgd: levels must be a whole number from 1 to {MAX_LEVELS}, got {levels}")
+    if norm not in get_args(Norm):
+        raise ValueError(f"qsgd: norm must be 'l2' or 'linf', got {norm!r}")
+    if not 0 < kappa <= 1:
+        raise ValueError(f"qsgd: kappa must be in (0, 1], got {kappa}")
+    return stateless(lambda update, rng: _at_random(update, levels, norm, kappa, rng))
+
+
+def uniform(bits: int, *, stochastic: bool = False) -> Defense:
+    """Round every coordinate to the nearest of 2 ** bits - 1 equally spaced values of each tensor.
+
+    bits:       2 to 24. The values are k * M / s with the tensor's largest magnitude M, s = 2 ** (bits - 1) - 1 and whole k
+                from -s to s: one less than the bits would hold, so that zero is one of them.
+    stochastic: round up or down at random, so that the mean is the update: qsgd(s, norm="linf").
+    Source: Yue et al. 2022, equation 6, uniform quantiser; halves go to the even k, as in its code.
+    """
+    if not (isinstance(bits, int) and 2 <= bits <= MAX_BITS):
+        raise ValueError(f"uniform: bits must be a whole number from 2 to {MAX_BITS}, got {bits}")
+    levels = steps_of(bits)
+    if stochastic:
+        return stateless(lambda update, rng: _at_random(update, levels, "linf", 1.0, rng))
+
+    def nearest(update: Update, rng: Generator) -> Update:
+        return {name: _quantised(t, levels, size_of(t, "linf"), torch.round) for name, t in update.items()}
+
+    return stateless(nearest)
+
+
+def steps_of(bits: int) -> int:
+    """How many steps lie between zero and the largest value, where there are at most 2 ** bits values and zero is one."""
+    return int(2 ** (bits - 1) - 1)
+
+
+def size_of(values: Tensor, norm: Norm) -> Tensor:
+    """The norm of one tensor, 0-d, in float32 or finer; zero where it is empty."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    if values.numel() == 0:
+        return values.new_zeros(())
+    size: Tensor = torch.linalg.vector_norm(values) if norm == "l2" else values.abs().amax()
+    return size
+
+
+def _at_random(update: Update, levels: int, norm: Norm, kappa: float, rng: Generator) -> Update:
+    drawn = {name: uniform_like(update[name], rng) for name in sorted(update)}
+
+    def quantised(name: str, values: Tensor) -> Tensor:
+        def up_or_down(positions: Tensor) -> Tensor:
+            below = positions.floor()
+            return below + (drawn[name] < positions - below)
+
+        return _quantised(values, levels, kappa * size_of(values, norm), up_or_down)
+
+    return {name: quantised(name, t) for name, t in update.items()}
+
+
+def _quantised(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
+    """At most 2 * levels + 1 different values, of which zero is +0.0."""
+    safe = torch.where(largest > 0, largest, 1)
+    positions = (values.abs().to(largest.dtype) / safe).clamp(max=1) * levels
+    whole = rounded(positions) * values.sign().to(largest.dtype)
+    return (whole / levels * largest).to(values.dtype) + 0.0

@@ -1,0 +1,78 @@
+"""Defenses that choose tensors by name."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Generator, Tensor
+
+from defenses.base import Defense, State, Update
+
+
+def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """The patterns that a user gave as one string or as several. Raises ValueError for anything else."""
+    patterns = (names,) if isinstance(names, str) else tuple(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{what}: names must be names of tensors or patterns such as '6.*', got {pattern!r}")
+    return patterns
+
+
+def chosen(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Those of `names`, in their order, that are or match one of `patterns`.
+
+    Raises ValueError for a pattern that matches none: what a user means to protect must not go out because of a misspelling.
+    """
+    there = list(names)
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in there):
+            shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+            raise ValueError(f"{what}: no tensor's name matches {pattern!r}; there are {shown}")
+    return [name for name in there if any(_matches(name, pattern) for pattern in patterns)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def withhold(names: str | Sequence[str]) -> Defense:
+    """Do not send some tensors: they arrive as zeros.
+
+    names: names of parameters, or patterns of them with the shell's `*`, `?` and `[...]`: "6.*", "*.bias". One that matches
+           nothing raises ValueError when the names are known, before the first round.
+    """
+    patterns = check_patterns("withhold", names)
+
+    def init(template: Update) -> State:
+        chosen("withhold", patterns, template)
+        return {}
+
+    def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
+        withheld = set(chosen("withhold", patterns, update))
+        return {name: t.new_zeros(t.shape) if name in withheld else t.clone() for name, t in update.items()}, state
+
+    return Defense(init, apply)
+
+
+def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
+    """Apply a defense to some tensors only; the others are sent as they are.
+
+    defense: what acts on them, taken together as one update: masked(clip(1) | gaussian(0.1), ["6.*"]).
+    names:   names of parameters, or patterns of them as for `withhold`; at least one.
+    """
+    if not isinstance(defense, Defense):
+        raise ValueError(f"masked: defense must be one, as in masked(clip(1), ['6.*']), got {defense!r}")
+    patterns = check_patterns("masked", names)
+    if not patterns:
+        raise ValueError("masked: names must have at least one name or pattern, got none")
+
+    def init(template: Update) -> State:
+        return defense.init(_part(template))
+
+    def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
+        acted_on, after = defense.apply(_part(update), state, rng)
+        return {name: acted_on[name] if name in acted_on else t.clone() for name, t in update.items()}, after
+
+    def _part(update: Update) -> dict[str, Tensor]:
+        return {name: update[name] for name in chosen("masked", patterns, update)}
+
+    return Defense(init, apply)

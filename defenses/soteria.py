@@ -1,0 +1,110 @@
+"""Soteria: a gradient that keeps quiet about some features of a linear layer (Sun et al. 2021)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Generator, Tensor, nn
+
+from defenses.base import Update
+from defenses.channel import Channel, Known, transparent
+from defenses.networks import last_linear
+from defenses.rules import Facts, Gradient, Problem, Rule, Weights
+
+ROWS = 64
+"""About how many derivatives of one feature of one example are taken at once."""
+
+
+def soteria(prune: float = 0.8, layer: str = "") -> Rule:
+    """Zero those columns of a linear layer's gradient whose lack misleads a reconstruction most (Sun et al. 2021).
+
+    prune: share of the layer's R input features whose columns are zeroed, those with the smallest `scores`; in [0, 1).
+    layer: name of the layer; "" for the last linear one.
+    All other gradients stay as they are, those of earlier layers among them, and so does the network. A step costs as much as
+    R more backward passes.
+    An attacker who knows it compares the columns that were sent, or, where zeros do not show, leaves the layer out.
+    """
+    if not 0 <= prune < 1:
+        raise ValueError(f"soteria: prune must be in [0, 1), got {prune}")
+
+    def gradient(problem: Problem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+        name = _linear(problem.model, layer)
+        x = x.detach().requires_grad_()
+        with _inputs_of(problem.model.get_submodule(name)) as entered:
+            loss = problem.loss(weights, x, y)
+        values = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True, retain_graph=True)
+        found = dict(zip(weights, values, strict=True))
+        key = _weight(name)
+        found[key] = found[key] * kept(scores(_only(entered, name), x), prune).to(found[key].dtype)
+        return found, loss.detach()
+
+    def channel(facts: Facts) -> Channel:
+        return _columns_sent(_weight(_linear(facts.model, layer))) if facts.exact else transparent
+
+    def omitted(facts: Facts) -> frozenset[str]:
+        return frozenset() if facts.exact else frozenset({_weight(_linear(facts.model, layer))})
+
+    return Rule(gradient, channel=channel, omitted=omitted)
+
+
+def scores(features: Tensor, x: Tensor) -> Tensor:
+    """(R,): sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape), norms over one example.
+
+    The features must carry the graph from x. Where batch norm goes by the batch, r_i is that of all examples together, as in
+    the official code. A feature that is 0 and stays 0 scores 0: its column is zero anyway.
+    """
+    count, width = features.shape
+    norms = []
+    for rows in torch.split(torch.eye(width, dtype=features.dtype, device=features.device), max(1, ROWS // count)):
+        ones = rows[:, None, :].expand(-1, count, -1)
+        (derivative,) = torch.autograd.grad(features, x, ones, retain_graph=True, is_grads_batched=True)
+        norms.append(torch.linalg.vector_norm(derivative.flatten(2), dim=2))
+    magnitude = features.detach().abs().T.clamp(min=torch.finfo(features.dtype).eps)
+    return (torch.cat(norms) / magnitude).sum(dim=1)
+
+
+def kept(scores: Tensor, prune: float) -> Tensor:
+    """(R,) truth values: False for the share `prune` with the smallest scores, to the nearest whole number; ties go by index."""
+    keep = torch.ones_like(scores, dtype=torch.bool)
+    keep[scores.argsort(stable=True)[: round(prune * len(scores))]] = False
+    return keep
+
+
+def _columns_sent(weight: str) -> Channel:
+    def learn(seen: Update) -> Known:
+        return {"columns": (seen[weight] != 0).any(dim=0).to(seen[weight].dtype)}
+
+    def expect(update: Update, known: Known) -> Update:
+        return {name: u * known["columns"] if name == weight else u for name, u in update.items()}
+
+    return Channel(expect, learn)
+
+
+@contextmanager
+def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """What enters `module` while this lasts."""
+    entered: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
+    try:
+        yield entered
+    finally:
+        handle.remove()
+
+
+def _only(entered: list[Tensor], name: str) -> Tensor:
+    if len(entered) != 1 or entered[0].ndim != 2:
+        shapes = [tuple(t.shape) for t in entered]
+        raise ValueError(f"soteria: layer {name!r} must be given one batch of features (N, R), and was given {shapes}")
+    return entered[0]
+
+
+def _linear(model: nn.Module, layer: str) -> str:
+    name = layer or last_linear(model)
+    linear = [known for known, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if name not in linear:
+        raise ValueError(f"soteria: layer {name!r} is no linear layer of this model. Known: {', '.join(linear)}")
+    return name
+
+
+def _weight(layer: str) -> str:
+    return f"{layer}.weight" if layer else "weight"

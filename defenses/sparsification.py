@@ -1,0 +1,156 @@
+"""Defenses that send some coordinates and leave out the others, which arrive as zeros."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from defenses.base import Defense, Update, stateless
+from defenses.feedback import with_feedback
+from defenses.noise import uniform_like
+from defenses.scopes import Mask, Scope, check_scope, exact_share, kth_largest, magnitudes, masks
+
+
+def kept(keep: float, count: int) -> int:
+    """How many of `count` coordinates the share `keep` stands for: rounded up."""
+    return math.ceil(exact_share(keep, count))
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """Truth values (n,) of which exactly k are true: the largest magnitudes of (n,) values, of equal ones the first."""
+    if not 0 < k < values.numel():
+        return torch.full_like(values, k > 0, dtype=torch.bool)
+    magnitude = magnitudes(values)
+    threshold = kth_largest(magnitude, k)
+    above, tied = magnitude > threshold, magnitude == threshold
+    return above | (tied & (tied.cumsum(0) <= k - above.sum()))
+
+
+def only(update: Update, mask: Mask, factor: float = 1.0) -> Update:
+    """`update` times `factor` where `mask` is true, and +0.0 elsewhere."""
+    sent = {name: torch.where(mask[name], t, torch.zeros_like(t)) for name, t in update.items()}
+    return sent if factor == 1 else {name: t * factor for name, t in sent.items()}
+
+
+def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Defense:
+    """Send the coordinates of largest magnitude.
+
+    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates, of equal magnitudes the first.
+    scope:          "tensor": the share of each tensor; "global": of all tensors together.
+    error_feedback: add what was left out to the next update.
+    Source: Yue et al. 2022, example 3, whose code sends one coordinate less in every tensor; first in Aji & Heafield 2017.
+    """
+    _check_keep("top_k", keep)
+    check_scope("top_k", scope)
+
+    def select(update: Update, rng: Generator) -> Mask:
+        return masks(update, scope, lambda values: largest(values, kept(keep, values.numel())))
+
+    return _sparsifier(select, error_feedback=error_feedback)
+
+
+def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Defense:
+    """Send coordinates drawn at random.
+
+    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates, drawn without replacement.
+    scope:          "tensor": the share of each tensor; "global": of all tensors together.
+    rescale:        divide what is sent by the true share, so that the mean is the update.
+    error_feedback: add what was left out to the next update; not together with `rescale`.
+    Source: Stich et al. 2018, section 2; rescaled: Wangni et al. 2018, with equal probabilities.
+    """
+    _check_keep("random_k", keep)
+    check_scope("random_k", scope)
+    _check_rescale("random_k", rescale, error_feedback)
+
+    def choose(values: Tensor, rng: Generator) -> Tensor:
+        n = values.numel()
+        mask = torch.zeros(n, dtype=torch.bool, device=rng.device)
+        mask[torch.randperm(n, generator=rng, device=rng.device)[: kept(keep, n)]] = True
+        return mask.to(values.device)
+
+    def drawn(update: Update, rng: Generator) -> Update:
+        mask = masks(update, scope, lambda values: choose(values, rng))
+        sent = only(update, mask)
+        if not rescale:
+            return sent
+        factors = rescaling(update, keep, scope)
+        return {name: t * factors[name] for name, t in sent.items()}
+
+    return _compressor(drawn, error_feedback=error_feedback)
+
+
+def rescaling(update: Update, keep: float, scope: Scope) -> dict[str, float]:
+    """What makes up for the coordinates that random_k leaves out: n / ceil(keep * n), by parameter name."""
+    total = sum(t.numel() for t in update.values())
+    sizes = {name: t.numel() if scope == "tensor" else total for name, t in update.items()}
+    return {name: n / kept(keep, n) if n else 1.0 for name, n in sizes.items()}
+
+
+def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Defense:
+    """Send the coordinates above one threshold of magnitude for all tensors together.
+
+    ratio:          share in [0, 1) that is left out: the threshold is entry floor(ratio * n), counted from 1, of the n sorted
+                    magnitudes, and what equals it is left out as well. CPL's theta; its code counts from 0 and so leaves out
+                    one coordinate more.
+    threshold:      instead of `ratio`, the threshold itself, in the update's units; not negative.
+    error_feedback: add what was left out to the next update.
+    Source: Wei et al. 2020, table 7.
+    """
+    if (ratio is None) == (threshold is None):
+        raise ValueError(f"prune: give either ratio or threshold, got ratio={ratio} and threshold={threshold}")
+    if ratio is not None and not 0 <= ratio < 1:
+        raise ValueError(f"prune: ratio must be in [0, 1), got {ratio}")
+    if threshold is not None and not 0 <= threshold < math.inf:
+        raise ValueError(f"prune: threshold must be finite and not negative, got {threshold}")
+
+    def above(values: Tensor) -> Tensor:
+        magnitude = magnitudes(values)
+        if threshold is not None:
+            return magnitude > threshold
+        remaining = unpruned(ratio or 0, values.numel())
+        whole = remaining == values.numel()
+        return torch.ones_like(values, dtype=torch.bool) if whole else magnitude > kth_largest(magnitude, remaining + 1)
+
+    return _sparsifier(lambda update, rng: masks(update, "global", above), error_feedback=error_feedback)
+
+
+def unpruned(ratio: float, count: int) -> int:
+    """How many of `count` coordinates prune leaves at most."""
+    return count - math.floor(exact_share(ratio, count))
+
+
+def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Defense:
+    """Leave out every coordinate with the same probability.
+
+    p:              probability in [0, 1) of being left out.
+    rescale:        divide what is sent by 1 - p, so that the mean is the update.
+    error_feedback: add what was left out to the next update; not together with `rescale`.
+    Source: Liu et al. 2024, table 4, which does not rescale.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"gradient_dropout: p must be in [0, 1), got {p}")
+    _check_rescale("gradient_dropout", rescale, error_feedback)
+
+    def select(update: Update, rng: Generator) -> Mask:
+        return {name: uniform_like(update[name], rng) >= p for name in sorted(update)}
+
+    return _sparsifier(select, factor=1 / (1 - p) if rescale else 1, error_feedback=error_feedback)
+
+
+def _sparsifier(select: Callable[[Update, Generator], Mask], *, factor: float = 1, error_feedback: bool) -> Defense:
+    return _compressor(lambda update, rng: only(update, select(update, rng), factor), error_feedback=error_feedback)
+
+
+def _compressor(compress: Callable[[Update, Generator], Update], *, error_feedback: bool) -> Defense:
+    return with_feedback(stateless(compress)) if error_feedback else stateless(compress)
+
+
+def _check_keep(name: str, keep: float) -> None:
+    if not 0 < keep <= 1:
+        raise ValueError(f"{name}: keep must be in (0, 1], got {keep}")
+
+
+def _check_rescale(name: str, rescale: bool, error_feedback: bool) -> None:
+    if rescale and error_feedback:
+        raise ValueError(f"{name}: rescale=True with error_feedback=True makes up twice for what is left out; give one of them")

@@ -1,0 +1,148 @@
+"""The server's part of secure aggregation: who talks to whom, and the sum out of masked vectors and shares."""
+
+from collections.abc import Collection, Mapping
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.secagg import graph, shamir
+from fedsim.secagg.keys import public_of
+from fedsim.secagg.masks import Words, add_mask, subtract_mask
+from fedsim.secagg.participant import Opened, Publics, Stage, pairwise_seed
+from fedsim.secagg.terms import Agreement
+
+
+class Lost(RuntimeError):
+    """A round without a sum; the message says at which exchange, and why."""
+
+
+class Roster(NamedTuple):
+    """What a member is told of the graph: its own number, and its neighbours' public keys by theirs."""
+
+    number: int
+    peers: dict[int, Publics]
+
+
+class Asked(NamedTuple):
+    """What a member is to unmask: those in the sum, and those that dropped out, among its neighbours and itself."""
+
+    summed: list[int]
+    dropped: list[int]
+
+
+class Aggregator:
+    """One round. Each method takes what the members answered to one exchange, by number, and returns what the next one sends.
+
+    Who is missing from the answers has dropped out for good. Raises Lost where too few are left for a sum.
+    """
+
+    def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
+        self.agreement, self._context, self._rng = agreement, context, rng
+        self._publics: Mapping[int, Publics] = {}
+        self._graph: graph.Graph = {}
+        self._shared: frozenset[int] = frozenset()
+        self._summed: frozenset[int] = frozenset()
+        self._total: Words = np.zeros(0, np.uint32)
+
+    def advertised(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
+        """From public keys, the graph of those that sent some."""
+        self._enough(publics, "setup")
+        keys = [key for both in publics.values() for key in both]
+        if len(set(keys)) != len(keys):
+            raise Lost("two clients advertised the same public key at exchange 'setup': one of them is not what it seems")
+        self._publics = publics
+        self._graph = graph.draw(sorted(publics), self.agreement.neighbours, self._rng)
+        return {
+            member: Roster(member, {peer: publics[peer] for peer in sorted(self._graph[member])}) for member in sorted(publics)
+        }
+
+    def shared(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
+        """From what each member encrypted for its neighbours, what each neighbour gets."""
+        self._enough(sealed, "share")
+        self._shared = frozenset(sealed)
+        self._surrounded(self._shared, "share")
+        return {
+            member: {peer: sealed[peer][member] for peer in sorted(self._graph[member] & self._shared)}
+            for member in sorted(sealed)
+        }
+
+    def collected(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
+        """From masked vectors (N,), whose secrets are wanted."""
+        self._enough(vectors, "collect")
+        self._summed = frozenset(vectors)
+        self._surrounded(self._summed, "collect")
+        if not graph.is_connected(self._graph, self._summed):
+            raise Lost(
+                f"the {len(vectors)} clients that answered at exchange 'collect' are not linked by masks, and would be unmasked "
+                "in parts; raise secure_aggregation.neighbours"
+            )
+        self._total = np.zeros_like(next(iter(vectors.values())))
+        for vector in vectors.values():
+            self._total += vector
+        dropped = self._shared - self._summed
+        return {
+            member: Asked(sorted((self._graph[member] | {member}) & self._summed), sorted(self._graph[member] & dropped))
+            for member in sorted(vectors)
+        }
+
+    def unmasked(self, opened: Mapping[int, Opened]) -> Words:
+        """From the shares, the sum (N,) over all that sent a vector."""
+        self._enough(opened, "unmask")
+        for member in sorted(self._summed):
+            subtract_mask(self._total, self._secret(member, {holder: own.seeds for holder, own in opened.items()}))
+        for member in sorted(self._shared - self._summed):
+            neighbours = self._graph[member] & self._summed
+            if neighbours:  # else no vector holds a mask of its
+                self._take_out(member, self._mask_key(member, opened), neighbours)
+        return self._total
+
+    def _take_out(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
+        """Take out what is left of the masks that `neighbours` shared with a member that sent no vector."""
+        for peer in sorted(neighbours):
+            seed = pairwise_seed(key, self._publics[peer].mask, self._context)
+            (subtract_mask if peer < member else add_mask)(self._total, seed)
+
+    def _mask_key(self, member: int, opened: Mapping[int, Opened]) -> bytes:
+        key = self._secret(member, {holder: own.keys for holder, own in opened.items()})
+        if public_of(key) != self._publics[member].mask:
+            raise Lost(f"the shares at exchange 'unmask' give another key than member {member} advertised")
+        return key
+
+    def _secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
+        shares = {holder: own[member] for holder, own in given.items() if member in own}
+        if len(shares) < self.agreement.threshold:
+            around = len(self._graph[member]) + 1
+            raise Lost(
+                f"{len(shares)} of the {around} clients that hold shares of member {member} answered at exchange 'unmask', and "
+                f"the threshold is {self.agreement.threshold}: the sum cannot be unmasked"
+            )
+        try:
+            return shamir.combine(shares, self.agreement.threshold)
+        except ValueError as error:
+            raise Lost(f"member {member} cannot be unmasked at exchange 'unmask': {error}") from None
+
+    def _enough(self, answered: Collection[int], stage: Stage) -> None:
+        if len(answered) < self.agreement.threshold:
+            raise Lost(
+                f"{len(answered)} of {self.agreement.clients} clients answered at exchange '{stage}', and the threshold is "
+                f"{self.agreement.threshold}: {_MEANS[stage]}"
+            )
+
+    def _surrounded(self, left: Collection[int], stage: Stage) -> None:
+        """A client answers no more where its neighbours are fewer than the threshold, itself counted."""
+        for member in sorted(left):
+            near = len((self._graph[member] | {member}) & frozenset(left))
+            if near < self.agreement.threshold:
+                raise Lost(
+                    f"{near} of the {len(self._graph[member]) + 1} clients around member {member} answered at exchange "
+                    f"'{stage}', and the threshold is {self.agreement.threshold}: {_MEANS[stage]}"
+                )
+
+
+_MEANS: Mapping[Stage, str] = {
+    "setup": "no secrets are shared",
+    "share": "no update is asked for",
+    "collect": "nobody would help to unmask so few",
+    "unmask": "the sum cannot be unmasked",
+}

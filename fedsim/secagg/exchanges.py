@@ -1,0 +1,126 @@
+"""The four exchanges of one round, over any Flower grid. Whatever a client answers, it can fail alone."""
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsim import records
+from fedsim.secagg import messages
+from fedsim.secagg.aggregator import Aggregator, Lost
+from fedsim.secagg.masks import Words
+from fedsim.secagg.messages import SECURE
+from fedsim.secagg.outcome import Outcome, Seen
+from fedsim.secagg.participant import Publics, Stage
+from fedsim.secagg.terms import Agreement
+from fedsim.server.replies import pseudonym_of, whole
+
+T = TypeVar("T")
+
+
+class Exchanges:
+    """One round with the clients of `asked`, Flower messages by node, of which each holds the weights and the configuration."""
+
+    def __init__(
+        self, grid: Grid, agreement: Agreement, asked: Mapping[int, Message], *, timeout: float | None, seed: int
+    ) -> None:
+        self._grid, self._agreement, self._asked, self._timeout = grid, agreement, asked, timeout
+        first = next(iter(asked.values()))
+        start = first.content[records.WEIGHTS]
+        assert isinstance(start, ArrayRecord)
+        self._shapes = {name: tuple(array.shape) for name, array in start.items()}
+        context = messages.context_of(first)
+        self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
+        self._seen = {node: Seen(node) for node in asked}
+        self._numbers: dict[int, int] = {}  # of members, by node
+
+    def run(self) -> Outcome:
+        """All four; a round without a sum is an outcome, too."""
+        try:
+            total = self._total()
+            clients = sum(seen.words is not None for seen in self._seen.values())
+            revealed = self._agreement.quantiser.decode(total, self._shapes, clients)
+        except (Lost, ValueError) as lost:
+            for seen in self._seen.values():
+                seen.reason = seen.reason or f"the round is lost: {lost}"
+            return Outcome(self._seen, None, str(lost))
+        return Outcome(self._seen, revealed)
+
+    def _total(self) -> Words:
+        aggregator = self._aggregator
+        publics = self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._publics)
+        self._numbers = {node: number for number, node in enumerate(sorted(publics, key=self._name), start=1)}
+        rosters = self._by_node(aggregator.advertised(self._by_number(publics)))
+        sealed = self._exchange(
+            "share",
+            {node: messages.ask_share(roster) for node, roster in rosters.items()},
+            lambda node, content: messages.shared_in(content, rosters[node]),
+        )
+        for node, texts in sealed.items():
+            self._seen[node].sealed = tuple(len(text) for text in texts.values())
+        for_each = self._by_node(aggregator.shared(self._by_number(sealed)))
+        vectors = self._exchange("collect", {node: messages.ask_collect(texts) for node, texts in for_each.items()}, self._words)
+        wanted = self._by_node(aggregator.collected(self._by_number(vectors)))
+        opened = self._exchange(
+            "unmask",
+            {node: messages.ask_unmask(asked) for node, asked in wanted.items()},
+            lambda node, content: messages.opened_in(content, wanted[node]),
+        )
+        return aggregator.unmasked(self._by_number(opened))
+
+    def _publics(self, node: int, content: RecordDict) -> Publics:
+        publics = messages.publics_in(content)
+        self._seen[node].publics = publics
+        return publics
+
+    def _words(self, node: int, content: RecordDict) -> Words:
+        words, seen = messages.words_in(content, self._agreement.quantiser.length(self._shapes)), self._seen[node]
+        if self._agreement.reveal:
+            metrics = records.reported(content)
+            seen.num_examples, seen.metrics = whole(metrics.pop(records.NUM_EXAMPLES)), metrics
+        seen.words = words
+        return words
+
+    def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
+        """What those of `asked` answer that answer rightly, by node; of the others it is written down why."""
+        sent = [self._message(stage, node, record) for node, record in asked.items()]
+        for message in sent:
+            self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
+        answers = {m.metadata.src_node_id: m for m in self._grid.send_and_receive(sent, timeout=self._timeout)}
+        found = {}
+        for node in asked:
+            seen, answer = self._seen[node], answers.get(node)
+            if answer is None:
+                seen.reason, seen.late = f"no answer in time at exchange '{stage}'", True
+            elif answer.has_error():
+                seen.reason = f"exchange '{stage}': {answer.error.reason or 'failed'}"
+            else:
+                seen.up[stage] = records.count_bytes(answer.content)
+                seen.pseudonym = seen.pseudonym or pseudonym_of(answer)
+                try:
+                    found[node] = read(node, answer.content)
+                    seen.answered += (stage,)
+                except Exception as error:  # whatever is wrong with it, one answer must not end the federation
+                    seen.reason = f"exchange '{stage}': malformed reply: {error or type(error).__name__}"
+        return found
+
+    def _message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
+        """What the strategy wants to send, in the exchange with the weights; beside it, what this exchange says."""
+        template = self._asked[node]
+        content = RecordDict(
+            {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
+        )
+        content[SECURE] = record
+        return Message(content, dst_node_id=node, message_type=template.metadata.message_type)
+
+    def _name(self, node: int) -> tuple[str, int]:
+        """Members are numbered by pseudonym, so that a simulation repeats: Flower draws node ids anew."""
+        return self._seen[node].pseudonym or "", node
+
+    def _by_number(self, answers: Mapping[int, T]) -> dict[int, T]:
+        return {self._numbers[node]: answer for node, answer in answers.items()}
+
+    def _by_node(self, found: Mapping[int, T]) -> dict[int, T]:
+        return {node: found[number] for node, number in self._numbers.items() if number in found}

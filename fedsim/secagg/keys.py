@@ -1,0 +1,71 @@
+"""The cryptography of secure aggregation, all of it out of the package `cryptography`: X25519, HKDF, ChaCha20-Poly1305."""
+
+import secrets
+from collections.abc import Callable
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+Draw = Callable[[int], bytes]
+"""From a number of bytes, as many random ones."""
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+DOMAIN = "fedleak secure aggregation 1"
+"""First in whatever a key is derived from, so that no other protocol can come to the same key."""
+
+
+def system(count: int) -> bytes:
+    """The system's randomness."""
+    return secrets.token_bytes(count)
+
+
+def seeded(secret: str, label: str) -> Draw:
+    """Randomness that repeats, for simulations: a key stream from a client's secret, another one for each label.
+
+    As safe as the secret, so long as no label is used twice for different ends.
+    """
+    key = _derive(secret.encode(), "randomness", label)
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: stream.update(bytes(count))
+
+
+def public_of(private: bytes) -> bytes:
+    """The X25519 public key, 32 bytes, of a private key of 32 random bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
+    """The 32-byte key for `purpose` in `context` that the owners of two key pairs share. Raises ValueError for no public key.
+
+    What both call the two ends must be in `context`: the key is bound to it.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise ValueError("a public key that is no point of the curve, or one of small order") from None
+    return _derive(shared, purpose, context)
+
+
+def _derive(secret: bytes, purpose: str, context: str) -> bytes:
+    info = f"{DOMAIN}/{purpose}/{context}".encode()
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def seal(key: bytes, text: bytes, about: str, draw: Draw) -> bytes:
+    """Encrypt `text` and authenticate it together with `about`, which the receiver knows; nonce first."""
+    nonce = draw(NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about.encode())
+
+
+def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
+    """The inverse of `seal`. Raises ValueError where any of it is not as it was."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
+    except (InvalidTag, ValueError):
+        raise ValueError(f"what was encrypted {about} does not open") from None

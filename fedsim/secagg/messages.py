@@ -1,0 +1,200 @@
+"""The four exchanges, and what a client keeps between them, as Flower's records. What others send may be anything."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedsim import records
+from fedsim.secagg.aggregator import Asked, Roster
+from fedsim.secagg.masks import Words
+from fedsim.secagg.participant import STAGES, Opened, Participant, Publics, Shares, Stage
+from fedsim.secagg.shamir import SHARE_BYTES
+
+SECURE = "secagg"
+"""Of the record with what one exchange says, both ways, and of a client's state."""
+MASKED = "masked"
+"""Of the record with a masked vector."""
+WORDS = "words"
+
+
+def context_of(message: Message) -> str:
+    """Names a round and its attempt, for keys to be bound to."""
+    config = message.content[records.CONFIG]
+    assert isinstance(config, ConfigRecord)
+    return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
+
+
+def stage_of(content: RecordDict) -> Stage | None:
+    """Which exchange a message of the server is of; None where it is of none. Raises ValueError for an unknown one."""
+    if SECURE not in content:
+        return None
+    stage = _record(content)["stage"]
+    if stage not in STAGES:
+        raise ValueError(f"unknown exchange {stage!r}. Known: {', '.join(STAGES)}")
+    return stage
+
+
+# --- what the server sends ---
+
+
+def ask_setup() -> ConfigRecord:
+    return ConfigRecord({"stage": "setup"})
+
+
+def ask_share(roster: Roster) -> ConfigRecord:
+    publics = roster.peers.values()
+    return ConfigRecord(
+        {
+            "stage": "share",
+            "number": roster.number,
+            "peers": list(roster.peers),
+            "mask-keys": [own.mask for own in publics],
+            "share-keys": [own.share for own in publics],
+        }
+    )
+
+
+def ask_collect(sealed: Mapping[int, bytes]) -> ConfigRecord:
+    return ConfigRecord({"stage": "collect", "peers": list(sealed), "sealed": list(sealed.values())})
+
+
+def ask_unmask(asked: Asked) -> ConfigRecord:
+    return ConfigRecord({"stage": "unmask", "summed": asked.summed, "dropped": asked.dropped})
+
+
+def roster_in(content: RecordDict) -> Roster:
+    record = _record(content)
+    masks, shares = _by_member(record, "peers", "mask-keys"), _by_member(record, "peers", "share-keys")
+    return Roster(_whole(record["number"]), {peer: Publics(masks[peer], shares[peer]) for peer in masks})
+
+
+def sealed_in(content: RecordDict) -> dict[int, bytes]:
+    """Of the server's message, and of a client's answer."""
+    return _by_member(_record(content), "peers", "sealed")
+
+
+def asked_in(content: RecordDict) -> Asked:
+    record = _record(content)
+    return Asked(_numbers(record["summed"]), _numbers(record["dropped"]))
+
+
+# --- what clients answer ---
+
+
+def answer_setup(publics: Publics) -> ConfigRecord:
+    return ConfigRecord({"mask-key": publics.mask, "share-key": publics.share})
+
+
+def answer_share(sealed: Mapping[int, bytes]) -> ConfigRecord:
+    return ConfigRecord({"peers": list(sealed), "sealed": list(sealed.values())})
+
+
+def answer_collect(words: Words) -> ArrayRecord:
+    return ArrayRecord({WORDS: records.pack(words)})
+
+
+def answer_unmask(opened: Opened) -> ConfigRecord:
+    return ConfigRecord(
+        {
+            "summed": list(opened.seeds),
+            "seeds": list(opened.seeds.values()),
+            "dropped": list(opened.keys),
+            "keys": list(opened.keys.values()),
+        }
+    )
+
+
+def publics_in(content: RecordDict) -> Publics:
+    record = _record(content)
+    found = Publics(_bytes(record["mask-key"]), _bytes(record["share-key"]))
+    if [len(key) for key in found] != [32, 32]:
+        raise ValueError("public keys that have not 32 bytes")
+    return found
+
+
+def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
+    """Raises ValueError where it is not for just the neighbours that were named."""
+    sealed = sealed_in(content)
+    if sealed.keys() != roster.peers.keys():
+        raise ValueError("shares for others than its neighbours")
+    return sealed
+
+
+def words_in(content: RecordDict, length: int) -> Words:
+    """(length,), read-only. Raises ValueError for anything else."""
+    record = content[MASKED]
+    if not isinstance(record, ArrayRecord) or WORDS not in record:
+        raise ValueError("no masked vector")
+    words = records.view(record[WORDS])
+    if words.dtype != np.uint32 or words.shape != (length,):
+        raise ValueError(f"a masked vector of {words.dtype} {words.shape}, and {length} words of uint32 are expected")
+    return cast(Words, words)
+
+
+def opened_in(content: RecordDict, asked: Asked) -> Opened:
+    """Raises ValueError where it is not just the shares that were asked for."""
+    record = _record(content)
+    opened = Opened(_by_member(record, "summed", "seeds"), _by_member(record, "dropped", "keys"))
+    if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
+        raise ValueError("other shares than those that were asked for")
+    if any(len(share) != SHARE_BYTES for shares in opened for share in shares.values()):
+        raise ValueError(f"shares that have not {SHARE_BYTES} bytes")
+    return opened
+
+
+# --- what a client keeps ---
+
+
+def kept(me: Participant) -> ConfigRecord:
+    """A client's state, private, for Flower's `Context.state`."""
+    plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
+    plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
+    plain |= {"channels": [own.share for own in me.peers.values()], "holders": list(me.shares)}
+    plain |= {"keys": [own.key for own in me.shares.values()], "seeds": [own.seed for own in me.shares.values()]}
+    return ConfigRecord(plain)
+
+
+def recalled(state: RecordDict) -> Participant | None:
+    """The inverse of `kept`; None where nothing was."""
+    if SECURE not in state:
+        return None
+    record: Mapping[str, Any] = _record(state)
+    plain = {key: record[key] for key in ("context", "threshold", "done", "mask_key", "share_key", "seed", "number")}
+    peers = zip(record["peers"], map(Publics, record["masks"], record["channels"]), strict=True)
+    shares = zip(record["holders"], map(Shares, record["keys"], record["seeds"]), strict=True)
+    return Participant(**plain, peers=dict(peers), shares=dict(shares))
+
+
+def _record(content: RecordDict) -> ConfigRecord:
+    record = content.get(SECURE)
+    if not isinstance(record, ConfigRecord):
+        raise ValueError("no record of secure aggregation")
+    return record
+
+
+def _by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
+    numbers, found = _numbers(record[members]), record[values]
+    if not isinstance(found, list) or len(found) != len(numbers):
+        raise ValueError(f"{values!r} without one value for each of {members!r}")
+    return {number: _bytes(value) for number, value in zip(numbers, found, strict=True)}
+
+
+def _numbers(value: object) -> list[int]:
+    if not isinstance(value, list) or len(set(value)) != len(value):
+        raise ValueError("a list of members that is none, or names one twice")
+    return [_whole(number) for number in value]
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is no member's number")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError(f"{type(value).__name__} in place of bytes")
+    return value

@@ -1,0 +1,104 @@
+"""The client's side of secure aggregation, as a Flower mod: what leaves the client is masked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedsim import records
+from fedsim.secagg import messages, participant
+from fedsim.secagg.keys import Draw, seeded, system
+from fedsim.secagg.messages import MASKED, SECURE
+from fedsim.secagg.participant import Participant, Stage
+from fedsim.secagg.terms import Agreement
+from fedsim.wire.codec import decode
+
+CallNext = Callable[[Message, Context], Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """How a client takes part.
+
+    agreement: its own copy, and not what a server says. pseudonym: under which it answers.
+    secret:    draws the keys, so that a simulation repeats exactly, together with round and attempt: a round that is asked for
+               again has fresh ones. None, as for any client that is not simulated, draws them from the system.
+    """
+
+    agreement: Agreement
+    pseudonym: str
+    secret: str | None = None
+
+    def draw(self, context: str, stage: Stage) -> Draw:
+        return system if self.secret is None else seeded(self.secret, f"{context}/{stage}")
+
+
+def secure(part_of: Callable[[Context], Part | None]) -> Callable[[Message, Context, CallNext], Message]:
+    """A mod, to be the outermost: answers the exchanges of secure aggregation, of which "collect" alone goes on to the client.
+
+    part_of: None for a client that takes no part; messages then pass as they are.
+    Keys and shares are in Flower's `Context.state` for the length of a round, and nowhere else.
+    Raises ValueError where the server asks for an update in clear, or out of turn: the reply is then an error.
+    """
+
+    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+        part, stage = part_of(context), messages.stage_of(message.content)
+        if message.metadata.message_type.partition(".")[0] != "train" or (part is None and stage is None):
+            return call_next(message, context)
+        if part is None or stage is None:
+            theirs, ours = ("not", "only") if stage is None else ("securely", "not")
+            raise ValueError(f"the server aggregates {theirs}, and this client takes part in secure aggregation {ours}")
+        known = messages.recalled(context.state)
+        content = RecordDict()
+        if stage == "collect":
+            content, me = _collect(part, _within(known, message), message, lambda: call_next(message, context))
+        elif stage == "setup":
+            me = _setup(part, known, messages.context_of(message))
+            content[SECURE] = messages.answer_setup(me.publics)
+        elif stage == "share":
+            me = _within(known, message)
+            me, sealed = participant.share(me, *messages.roster_in(message.content), part.draw(me.context, stage))
+            content[SECURE] = messages.answer_share(sealed)
+        else:
+            me, opened = participant.unmask(_within(known, message), *messages.asked_in(message.content))
+            content[SECURE] = messages.answer_unmask(opened)
+        content[records.CLIENT] = ConfigRecord({"pseudonym": part.pseudonym})
+        context.state[SECURE] = messages.kept(me)
+        return Message(content, reply_to=message)
+
+    return mod
+
+
+def _setup(part: Part, known: Participant | None, context: str) -> Participant:
+    """Raises ValueError for a round and attempt that began already: drawn from a secret, its keys would come again."""
+    if known is not None and known.context == context:
+        raise ValueError(f"{context} began already; ask again as another attempt")
+    return participant.setup(context, part.agreement.threshold, part.draw(context, "setup"))
+
+
+def _within(known: Participant | None, message: Message) -> Participant:
+    context = messages.context_of(message)
+    if known is None or known.context != context:
+        raise ValueError(f"asked about {context} before it began; this client has no keys for it")
+    return known
+
+
+def _collect(part: Part, me: Participant, message: Message, train: Callable[[], Message]) -> tuple[RecordDict, Participant]:
+    """The masked update of this round. What the client would send in clear stays here, but for what `reveal` asks for."""
+    me = participant.receive(me, messages.sealed_in(message.content))
+    start = message.content[records.WEIGHTS]
+    assert isinstance(start, ArrayRecord)
+    shapes = {name: tuple(array.shape) for name, array in start.items()}
+    reply = train()
+    if reply.has_error():
+        raise ValueError(reply.error.reason)
+    payload, metrics = records.take_payload(reply.content), reply.content[records.METRICS]
+    update = decode(payload, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    count = int(records.reported(reply.content)[records.NUM_EXAMPLES])
+    words = part.agreement.quantiser.encode({name: t.numpy() for name, t in update.items()}, shapes, count)
+    me, masked = participant.mask(me, words)
+    content = RecordDict({MASKED: messages.answer_collect(masked)})
+    if part.agreement.reveal:
+        content[records.METRICS] = metrics
+    return content, me

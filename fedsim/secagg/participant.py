@@ -1,0 +1,162 @@
+"""A client's part of secure aggregation: one function for each exchange, and what it refuses."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from fedsim.secagg import shamir
+from fedsim.secagg.keys import KEY_BYTES, Draw, agree, public_of, seal, unseal
+from fedsim.secagg.masks import Words, add_mask, subtract_mask
+
+Stage = Literal["setup", "share", "collect", "unmask"]
+STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")
+
+
+class Publics(NamedTuple):
+    """The public keys of one client in one round: what masks are agreed with, and what shares are encrypted with."""
+
+    mask: bytes
+    share: bytes
+
+
+class Shares(NamedTuple):
+    """One client's shares of the secrets of another: of the private key of its masks, and of the seed of its own mask."""
+
+    key: bytes
+    seed: bytes
+
+
+class Opened(NamedTuple):
+    """What one client gives to unmask a sum, by whose it is: shares of seeds of those in the sum, and of keys of the others."""
+
+    seeds: Mapping[int, bytes]
+    keys: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participant:
+    """What a client keeps between the exchanges of one round. Members are known by numbers from 1.
+
+    context: names the round and the attempt; every key is bound to it. done: the last exchange that it answered.
+    mask_key, share_key: private keys. seed: of the mask of its own. number: its own. peers: its neighbours' public keys.
+    shares:  of the secrets of its peers that shared theirs; of its own, the seed's alone.
+    """
+
+    context: str
+    threshold: int
+    done: Stage
+    mask_key: bytes = b""
+    share_key: bytes = b""
+    seed: bytes = b""
+    number: int = 0
+    peers: Mapping[int, Publics] = field(default_factory=dict)
+    shares: Mapping[int, Shares] = field(default_factory=dict)
+
+    @property
+    def publics(self) -> Publics:
+        return Publics(public_of(self.mask_key), public_of(self.share_key))
+
+
+def setup(context: str, threshold: int, draw: Draw) -> Participant:
+    """Begin a round with fresh keys; their public halves are to be advertised."""
+    mask_key, share_key, seed = (draw(KEY_BYTES) for _ in range(3))
+    return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)
+
+
+def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
+    """Split the two secrets among the peers and oneself. Returns what each peer is to get, encrypted for it.
+
+    Raises ValueError for too few peers, and for keys that come twice: one peer in two roles would count for two.
+    """
+    _after("setup", "share", me)
+    _enough(me, len(peers) + 1, "share")
+    if number in peers or min((number, *peers)) < 1:
+        raise ValueError(f"member {number} with peers {sorted(peers)}: members have distinct numbers from 1")
+    keys = [key for publics in (me.publics, *peers.values()) for key in publics]
+    if len(set(keys)) != len(keys):
+        raise ValueError("a public key comes twice among the neighbours and oneself; nothing is shared")
+    holders = sorted((number, *peers))
+    of_key = shamir.split(me.mask_key, me.threshold, holders, draw)
+    of_seed = shamir.split(me.seed, me.threshold, holders, draw)
+    me = replace(me, done="share", number=number, peers=dict(peers), shares={number: Shares(b"", of_seed[number])})
+    sealed = {
+        peer: seal(_channel(me, peer, outward=True), of_key[peer] + of_seed[peer], _about(me, number, peer), draw)
+        for peer in sorted(peers)
+    }
+    return me, sealed
+
+
+def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
+    """Open what the peers shared, which begins the exchange "collect".
+
+    Raises ValueError for too few peers, for strangers, for what does not open, and where a vector was sent already.
+    """
+    _after("share", "collect", me)
+    _enough(me, len(sealed) + 1, "collect")
+    if strangers := sorted(sealed.keys() - me.peers.keys()):
+        raise ValueError(f"member {strangers[0]} shared secrets, and is no neighbour")
+    shares = dict(me.shares)
+    for peer, text in sorted(sealed.items()):
+        opened = unseal(_channel(me, peer, outward=False), text, _about(me, peer, me.number))
+        if len(opened) != 2 * shamir.SHARE_BYTES:
+            raise ValueError(f"member {peer} shared {len(opened)} bytes, and two shares have {2 * shamir.SHARE_BYTES}")
+        shares[peer] = Shares(opened[: shamir.SHARE_BYTES], opened[shamir.SHARE_BYTES :])
+    return replace(me, shares=shares)
+
+
+def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
+    """Mask `words` (N,), modulo 2^32, in place, once: two vectors under the same keys would give away their difference."""
+    _after("share", "collect", me)
+    add_mask(words, me.seed)
+    for peer in sorted(me.shares.keys() - {me.number}):
+        seed = pairwise_seed(me.mask_key, me.peers[peer].mask, me.context)
+        (add_mask if me.number < peer else subtract_mask)(words, seed)
+    return replace(me, done="collect"), words
+
+
+def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
+    """Give shares: of the seeds of those in the sum, of the keys of those that dropped out. All secrets are forgotten then.
+
+    Raises ValueError where both are asked of one member: together they lay its update bare. So they do where too few are in the
+    sum, or this client is not.
+    """
+    _after("collect", "unmask", me)
+    summed, dropped = set(summed), set(dropped)
+    if both := sorted(summed & dropped):
+        raise ValueError(f"both shares of member {both[0]} are asked for, which would unmask it alone; none is given")
+    if strangers := sorted((summed | dropped) - me.shares.keys()):
+        raise ValueError(f"a share of member {strangers[0]} is asked for, which shared nothing here")
+    if me.number not in summed:
+        raise ValueError("this client sent its vector, and is not to be in the sum; no share is given")
+    _enough(me, len(summed), "unmask")
+    opened = Opened(
+        seeds={member: me.shares[member].seed for member in sorted(summed)},
+        keys={member: me.shares[member].key for member in sorted(dropped)},
+    )
+    return Participant(context=me.context, threshold=me.threshold, done="unmask"), opened
+
+
+def pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
+    """The seed of the mask that two members share, from the private key of one and the public key of the other."""
+    ends = sorted((public_of(private).hex(), public.hex()))
+    return agree(private, public, "mask", "/".join((context, *ends)))
+
+
+def _channel(me: Participant, peer: int, *, outward: bool) -> bytes:
+    """The key of what goes from this client to a peer, or the other way."""
+    ends = [me.publics.share.hex(), me.peers[peer].share.hex()]
+    return agree(me.share_key, me.peers[peer].share, "share", "/".join((me.context, *(ends if outward else ends[::-1]))))
+
+
+def _about(me: Participant, sender: int, receiver: int) -> str:
+    return f"in {me.context}, from {sender} to {receiver}"
+
+
+def _after(before: Stage, stage: Stage, me: Participant) -> None:
+    if me.done != before:
+        raise ValueError(f"asked for exchange '{stage}' of {me.context} after '{me.done}'; each is answered once, in order")
+
+
+def _enough(me: Participant, count: int, stage: Stage) -> None:
+    if count < me.threshold:
+        raise ValueError(f"{count} members at exchange '{stage}', and the threshold is {me.threshold}; nothing is sent")

@@ -1,0 +1,102 @@
+"""An update as 32-bit words that can be added without overflow, and the weighted mean out of their sum."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.secagg.masks import Words
+from fedsim.wire.masked import HEADER
+
+LARGEST = 2**31 - 1
+"""What the sum of all clients' words stays within, up or down: 32 bits, one of them for the sign."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """What a sum says. mean: of the updates, by name, float64, weighted by their numbers of examples.
+
+    num_examples: of all clients. clipped, clipped_clients: coordinates beyond the range, over all clients, and clients with any.
+    """
+
+    mean: dict[str, NDArray[np.floating]]
+    num_examples: int
+    clipped: int
+    clipped_clients: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiser:
+    """Coordinates in [-clip, clip] as whole numbers in [-target_range, target_range], to the nearest.
+
+    The weighted mean is off by at most half a step of `clip / target_range` in each coordinate: an update is multiplied by its
+    weight before it is rounded, and weights are at least 1.
+    clients: at most so many are added. max_weight: the largest weight. Raises ValueError where their sum could overflow.
+    """
+
+    clip: float
+    target_range: int
+    clients: int
+    max_weight: int
+
+    def __post_init__(self) -> None:
+        largest = self.clients * self.max_weight * self.target_range
+        if largest > LARGEST:
+            raise ValueError(
+                f"{self.clients} clients x a weight of up to {self.max_weight} x a target range of {self.target_range} add up to "
+                f"{largest}, and 32-bit words hold {LARGEST}; lower secure_aggregation.bits or secure_aggregation.max_weight"
+            )
+
+    def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
+        """(HEADER + coordinates,) words of an update, its tensors in order of their names.
+
+        shapes: of what was sent, by name; a tensor that is not in `update` counts as zero. weight: the number of examples.
+        Raises ValueError for a weight out of range, for other names or shapes, and for what is no finite number.
+        """
+        if not 1 <= weight <= self.max_weight:
+            raise ValueError(f"{weight} examples, and secure_aggregation.max_weight is {self.max_weight}")
+        if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
+            raise ValueError(
+                f"the update's tensor {wrong[0]!r} is of shape {update[wrong[0]].shape}; sent was {shapes.get(wrong[0])}"
+            )
+        words = np.zeros(self.length(shapes), np.uint32)
+        clipped = 0
+        for name, place in _places(shapes).items():
+            if name in update:
+                scaled, beyond = self._scaled(name, update[name], weight)
+                words[place] = scaled.view(np.uint32)
+                clipped += beyond
+        words[:HEADER] = weight, min(clipped, LARGEST // self.clients), clipped > 0
+        return words
+
+    def _scaled(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
+        flat = values.reshape(-1)
+        if not np.isfinite(flat).all():
+            raise ValueError(f"{int((~np.isfinite(flat)).sum())} values of {name!r} are no finite numbers, and cannot be masked")
+        beyond = int(np.count_nonzero(np.abs(flat) > self.clip))
+        within = np.clip(flat.astype(np.float64), -self.clip, self.clip)
+        return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond
+
+    def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
+        """What the sum over `clients` clients says. Raises ValueError where it is the sum of no such vectors."""
+        num_examples, clipped, clipped_clients = map(int, total[:HEADER])
+        if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
+            raise ValueError(f"the sum over {clients} clients makes no sense: a vector or a share was wrong")
+        step = self.clip / self.target_range / num_examples
+        mean = {name: total[place].view(np.int32).reshape(shapes[name]) * step for name, place in _places(shapes).items()}
+        return Revealed(mean, num_examples, clipped, clipped_clients)
+
+    def length(self, shapes: Shapes) -> int:
+        """How many words an update of these shapes is."""
+        return HEADER + sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def _places(shapes: Shapes) -> dict[str, slice]:
+    places, start = {}, HEADER
+    for name in sorted(shapes):
+        size = int(np.prod(shapes[name]))
+        places[name] = slice(start, start + size)
+        start += size
+    return places

@@ -1,0 +1,99 @@
+"""Records secure aggregation as what a server sees of it: masked vectors, and one update, that of the sum."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from fedsim.secagg.outcome import Outcome, Seen
+from fedsim.secagg.quantisation import Revealed
+from fedsim.server.strategy import Recording, distinct
+from fedsim.wire.codec import Payload, encode
+from fedsim.wire.masked import MASKED, SUM, Masked
+from fedsim.wire.recorder import Reply
+
+
+class SecureRecording(Recording):
+    """A recording strategy over a `SecureGrid`, which is to tell it of each round by `observe`.
+
+    Each client that was asked has a row: "masked" where its vector is in the sum, "failed" or "late" otherwise. What it sent is
+    in its file, as far as it came. The sum is one more observation, of client "sum": the mean of the updates, and the total of
+    examples.
+    """
+
+    _outcome: Outcome | None = None
+
+    def observe(self, outcome: Outcome) -> None:
+        """What the grid saw of the round that is to be aggregated next."""
+        self._outcome = outcome
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        outcome, self._outcome = self._outcome, None
+        assert outcome is not None
+        self.pseudonyms |= {node: seen.pseudonym for node, seen in outcome.seen.items() if seen.pseudonym is not None}
+        named = distinct(sorted((self._name(node), node) for node in outcome.seen))
+        summed = {node for node in named if outcome.is_summed(node)}
+        for node, client in named.items():
+            self._record(server_round, replace(_reply(outcome, node), client=client))
+        if outcome.revealed is not None and self._writes(server_round):
+            self._recorder.received(server_round, self._sum(outcome.revealed))
+        if self._writes(server_round):
+            self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
+        sizes = {client: _sizes(outcome.seen[node]) for node, client in named.items()}
+        self.traffic = {
+            "bytes_down": sum(own["down"] for own in sizes.values()),
+            "bytes_up": sum(own["up"] for own in sizes.values()),
+            "clients": len(summed),
+            "missing": len(named) - len(summed),
+            "bytes": sizes,
+        }
+        if outcome.revealed is not None:
+            self.traffic |= clipped(outcome.revealed)
+        by_node = {message.metadata.src_node_id: message for message in replies}
+        return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
+
+    def _record(self, server_round: int, reply: Reply) -> None:
+        """Every client has a row, or the cohort of the sum would not be known; a file, only if it is wanted."""
+        if self._writes(server_round):
+            self._recorder.received(server_round, reply if self._keeps(reply) else replace(reply, payload=None))
+
+    def _sum(self, revealed: Revealed) -> Reply:
+        start = self._replies.start
+        update = {name: torch.from_numpy(revealed.mean[name].astype(array.dtype)) for name, array in start.items()}
+        metrics = {name: float(number) for name, number in clipped(revealed).items()}
+        return Reply(client=SUM, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
+
+
+def clipped(revealed: Revealed) -> dict[str, int]:
+    """For a round's metrics: coordinates beyond the range, over all clients, and clients with any; not which ones."""
+    return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
+
+
+def _reply(outcome: Outcome, node: int) -> Reply:
+    seen = outcome.seen[node]
+    summed = outcome.is_summed(node)
+    masked = None
+    if seen.publics is not None:
+        masked = Masked(
+            words=None if seen.words is None else torch.from_numpy(seen.words.copy()),
+            mask_key=seen.publics.mask,
+            share_key=seen.publics.share,
+            sealed=seen.sealed,
+            up=dict(seen.up),
+            down=dict(seen.down),
+        )
+    return Reply(
+        client=str(node),
+        node=str(node),
+        status="masked" if summed else "late" if seen.late else "failed",
+        reason=seen.reason,
+        payload=None if masked is None else Payload(tensors=masked.to_tensors(), codec=MASKED),
+        num_examples=seen.num_examples,
+        bytes=_sizes(seen)["up"],
+        metrics=seen.metrics,
+    )
+
+
+def _sizes(seen: Seen) -> dict[str, int]:
+    return {"up": sum(seen.up.values()), "down": sum(seen.down.values())}

@@ -1,0 +1,149 @@
+"""How secure aggregation is configured, and what of that fits a federation."""
+
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any
+
+from fedsim.secagg.quantisation import LARGEST, Quantiser
+from fedsim.wire.observation import Training
+
+AVERAGES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
+"""Strategies that go by the weighted mean of the updates alone."""
+NEIGHBOURS = 64
+MAX_WEIGHT = 1000
+FEWEST_LEVELS = 127
+"""The coarsest range that is chosen unasked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What server and clients go by, all of it public.
+
+    clients:    asked in each round.
+    threshold:  so many must answer every exchange, and hold a share of each secret; fewer learn nothing.
+    neighbours: of each client in the graph of masks, even; all others where they are no more than that.
+    clip, target_range, max_weight: see `Quantiser`.
+    reveal:     whether clients also send their own number of examples and their metrics, in clear.
+    """
+
+    clients: int
+    threshold: int
+    neighbours: int
+    clip: float
+    target_range: int
+    max_weight: int
+    reveal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clients < 2:
+            raise ValueError(f"secure aggregation needs at least 2 clients a round: a sum over {self.clients} hides nothing")
+        around = min(self.neighbours + 1, self.clients)
+        if not 2 <= self.threshold <= around:
+            raise ValueError(
+                f"secure_aggregation.threshold must be from 2 to {around}, which is how many clients hold shares of a secret "
+                f"(itself and up to {self.neighbours} neighbours of {self.clients} clients), got {self.threshold}"
+            )
+        _ = self.quantiser
+
+    @property
+    def quantiser(self) -> Quantiser:
+        return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)
+
+    def as_public(self) -> dict[str, Any]:
+        """Plain data, for a manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The table `secure_aggregation` of an experiment; every key may be left out.
+
+    threshold:  see `Agreement`; by default more than half of those that hold shares of a secret.
+    neighbours: see `Agreement`.
+    clip:       coordinates of an update beyond [-clip, clip] are cut off there, counted, and reported.
+    bits:       of a coordinate, one for the sign; by default as many as fit into 32 with the clients and their weights.
+    max_weight: the largest number of examples of a client; by default `batch_size * steps`, and 1000 where clients train epochs.
+    reveal:     see `Agreement`.
+    """
+
+    threshold: int | None = None
+    neighbours: int = NEIGHBOURS
+    clip: float = 3.0
+    bits: int | None = None
+    max_weight: int | None = None
+    reveal: bool = False
+
+    def __post_init__(self) -> None:
+        for key, least, most in (("threshold", 2, 2**20), ("neighbours", 2, 2**20), ("bits", 2, 31), ("max_weight", 1, LARGEST)):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ValueError(f"{key} must be a whole number from {least} to {most}, got {value!r}")
+        if self.neighbours % 2:
+            raise ValueError(f"neighbours must be even, got {self.neighbours}")
+        if type(self.clip) not in (int, float) or not (isfinite(self.clip) and self.clip > 0):
+            raise ValueError(f"clip must be positive and finite, got {self.clip!r}")
+        if type(self.reveal) is not bool:
+            raise ValueError(f"reveal must be true or false, got {self.reveal!r}")
+
+    @classmethod
+    def parse(cls, value: Any) -> "Terms | None":
+        """From `true`, `false` or a table; None for `false`. Raises ValueError for anything else, naming the key."""
+        if isinstance(value, cls):
+            return value
+        if value is False:
+            return None
+        known = [field.name for field in fields(cls)]
+        given = {} if value is True else value
+        if not isinstance(given, dict):
+            raise ValueError(f"expected false, true or a table of {', '.join(known)}, got {value!r}")
+        if unknown := sorted(given.keys() - set(known)):
+            raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}")
+        return cls(**given)
+
+    def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
+        """What holds for a federation with `clients` clients a round. Raises ValueError where it cannot work.
+
+        central: whether the strategy adds noise, for privacy, to updates that it clips.
+        """
+        check_strategy(strategy)
+        if central:
+            raise ValueError(
+                "strategy.central clips each client's own update on the server, and with secure aggregation the server sees "
+                "nothing but their weighted mean; let clients do it: defense = 'clip(...) | gaussian(...)'"
+            )
+        if training.buffers == "shared":
+            raise ValueError(
+                "training.buffers = 'shared' sends batch-norm statistics in clear, beside a masked update; use 'none' or 'local'"
+            )
+        most = training.batch_size * training.steps if training.steps else None
+        weight = self.max_weight or most or MAX_WEIGHT
+        if most is not None and weight < most:
+            raise ValueError(f"secure_aggregation.max_weight must be at least batch_size * steps = {most}, got {weight}")
+        return Agreement(
+            clients=clients,
+            threshold=self.threshold or min(self.neighbours + 1, clients) // 2 + 1,
+            neighbours=self.neighbours,
+            clip=float(self.clip),
+            target_range=2 ** (self.bits - 1) - 1 if self.bits else _widest(clients, weight),
+            max_weight=weight,
+            reveal=self.reveal,
+        )
+
+
+def check_strategy(name: str) -> None:
+    """Raises ValueError for a strategy that needs more than the mean: each client's own update, or a number of its own."""
+    if name not in AVERAGES:
+        raise ValueError(
+            f"strategy {name} acts on each client's own update, and with secure aggregation the server sees nothing but their "
+            f"weighted mean; use one of {', '.join(AVERAGES)}, or secure_aggregation = false"
+        )
+
+
+def _widest(clients: int, weight: int) -> int:
+    widest = LARGEST // (clients * weight)
+    if widest < FEWEST_LEVELS:
+        raise ValueError(
+            f"{clients} clients x a weight of up to {weight} leave a target range of {widest} in 32-bit words, which is coarser "
+            f"than {FEWEST_LEVELS}; lower secure_aggregation.max_weight, or set secure_aggregation.bits"
+        )
+    return widest

@@ -1,0 +1,197 @@
+"""What an attacker who knows how a client trained makes of it, and what one who does not misses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from attacker.attacks import Case, inverting_gradients
+from attacker.attacks.simulation import (
+    as_gradient,
+    channel_of,
+    facts_of,
+    gradient_of,
+    network_of,
+    omitted_of,
+    shares,
+    through,
+    total_step,
+)
+from defenses import DefenseSpec
+from defenses.gradients import GradientSpec
+from defenses.networks import Bottleneck
+from fedsim import models
+from fedsim.training import _SGD, train
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these models are too small for more
+    yield
+    torch.set_num_threads(threads)
+
+
+def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 1, 6, 6, generator=rng), torch.randint(3, (count,), generator=rng)
+
+
+def observed(
+    gradient: str = "plain", network: str = "", *, certain: bool = False, defense: str = "", **changes: Any
+) -> Observation:
+    """What a server sees of one client; `certain` makes a bottleneck's deviation vanish."""
+    spec = ModelSpec(name="mlp", arguments={"hidden": [8]}, network=network)
+    model = models.build(spec, DATA, seed=1)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    if certain:
+        (name,) = [name for name, m in model.named_modules() if isinstance(m, Bottleneck)]
+        weights[f"{name}.encoder.bias"][weights[f"{name}.encoder.bias"].numel() // 2 :] = -40.0
+    training = Training(**{"learning_rate": 0.1, "batch_size": 4, "steps": 1, **changes})
+    x, y = examples()
+    rule, rng = GradientSpec.parse(gradient).build(), torch.Generator().manual_seed(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        trained = train(model, weights, [(x, y)] * (training.steps or 1), training, DATA, rule=rule, rng=rng)
+    return Observation(
+        round=1,
+        client="c",
+        cohort=("c",),
+        num_examples=4 * (training.steps or 1),
+        model=spec,
+        data=DATA,
+        training=training,
+        defenses=DefenseSpec.parse(defense),
+        gradient=GradientSpec.parse(gradient),
+        weights=weights,
+        payload=encode(trained.update),
+    )
+
+
+def seen(o: Observation) -> dict[str, Tensor]:
+    return as_gradient(o.update, o.weights, o.training, o.training.steps or 1)
+
+
+def simulated(o: Observation, *, knows: bool) -> dict[str, Tensor]:
+    """At the truth."""
+    model = network_of(o)
+    gradient = gradient_of(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *examples())
+    if not knows:
+        return gradient
+    channel = channel_of(o, model)
+    return through(channel, channel.learn(o.update), gradient, o.weights, o.training, 1)
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor], without: frozenset[str] = frozenset()) -> float:
+    """Squared, relative to `b`."""
+    names = [name for name in b if name not in without]
+    return float(sum((a[n] - b[n]).square().sum() for n in names) / sum(b[n].square().sum() for n in names))
+
+
+@pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0)", "fed_cdp(0.05, noise=0)", "soteria(0.5)"])
+def test_at_the_truth_who_knows_the_rule_gets_the_clients_gradient_and_who_ignores_it_does_not(gradient: str) -> None:
+    o = observed(gradient)
+    assert distance(simulated(o, knows=True), seen(o)) < 1e-9
+    assert distance(simulated(o, knows=False), seen(o)) > 1e-2
+
+
+@pytest.mark.parametrize("gradient", ["dp_sgd(0.3, noise=0.5)", "fed_cdp(0.05, noise=0.5)", "fed_cdp(0.05, snr_db=3)"])
+def test_what_is_left_at_the_truth_is_the_noise_that_the_channel_tells_of(gradient: str) -> None:
+    o = observed(gradient)
+    model = network_of(o)
+    left = sum(float((g - seen(o)[name]).square().sum()) for name, g in simulated(o, knows=True).items())
+    power = float(channel_of(o, model).noise(o.update)) / total_step(o.training, 1) ** 2
+    assert left == pytest.approx(power, rel=0.25)  # 323 values, and for the ratio an estimate
+
+
+def test_a_defense_of_the_update_comes_after_the_rule() -> None:
+    o = observed("dp_sgd(0.3, noise=0.5)", defense="gaussian(0.1)")
+    power = channel_of(o, network_of(o)).noise(o.update)
+    parts = [channel_of(observed("dp_sgd(0.3, noise=0.5)"), network_of(o)), DefenseSpec.parse("gaussian(0.1)").channel()]
+    assert torch.allclose(power, sum(part.noise(o.update) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact"),
+    [({}, True), ({"steps": 2}, False), ({"weight_decay": 0.1}, False), ({"defense": "gaussian(0.1)"}, False)],
+)
+def test_the_layer_that_soteria_prunes_is_left_out_where_zeros_do_not_show(changes: dict[str, Any], exact: bool) -> None:
+    o = observed("soteria(0.5)", **changes)
+    head, _ = models.head(network_of(o))
+    assert omitted_of(o, network_of(o)) == (frozenset() if exact else {head})
+
+
+def test_the_noise_of_precode_is_averaged_out_and_its_divergence_counts_for_who_knows() -> None:
+    o = observed(network="precode(bottleneck=6, beta=0.2)", certain=True)
+    assert distance(simulated(o, knows=True), seen(o)) < 1e-6
+    assert distance(simulated(o, knows=False), seen(o)) > 1e-3
+
+
+def test_the_block_of_precode_is_left_out_and_simulating_draws_nothing() -> None:
+    o = observed(network="precode(bottleneck=6)")
+    model = network_of(o)
+    assert omitted_of(o, model) == {
+        f"3.bottleneck.{part}.{kind}" for part in ("encoder", "decoder") for kind in ("weight", "bias")
+    }
+    assert omitted_of(observed(network="dropout"), network_of(observed(network="dropout"))) == frozenset()
+    state = torch.get_rng_state()
+    one, two = (simulated(o, knows=True) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "network"),
+    [("dp_sgd(0.3)", ""), ("soteria", ""), ("plain", "precode(4)"), ("fed_cdp(1, noise=1)", "dropout(0.5)")],
+)
+def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
+    o = observed(gradient, network)
+    model = network_of(o)
+    simulate = gradient_of(model, DATA, rule=o.gradient.build())
+    xs, ys = zip(*(examples(seed=s) for s in (1, 2, 3)), strict=True)
+    together = vmap(simulate, in_dims=(None, 0, 0))(o.weights, torch.stack(xs), torch.stack(ys))
+    for i in range(3):
+        alone = simulate(o.weights, xs[i], ys[i])
+        assert all(torch.allclose(together[name][i], alone[name], atol=1e-6) for name in alone)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_shares_of_the_steps_are_those_of_the_optimiser(momentum: float) -> None:
+    """A unit gradient in one step and none in the others leaves its share in the update."""
+    training = Training(learning_rate=0.1, batch_size=1, steps=4, momentum=momentum)
+    for step, share in enumerate(shares(training, 4)):
+        optimiser = _SGD({"w": torch.zeros(())}, training)
+        for now in range(4):
+            optimiser.step((torch.tensor(float(now == step)),))
+        assert optimiser.update[0].item() == pytest.approx(-share)
+    assert sum(shares(training, 4)) == pytest.approx(total_step(training, 4))
+
+
+def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
+    def sizes(count: int, **changes: Any) -> list[int]:
+        o = observed()
+        training = Training(**{"learning_rate": 0.1, "batch_size": 4, **changes})
+        made = Observation(**{**{f: getattr(o, f) for f in o.__dataclass_fields__}, "num_examples": count, "training": training})
+        return [step.size for step in facts_of(made, network_of(o)).steps]
+
+    assert sizes(10, epochs=2) == [4, 4, 2, 4, 4, 2]
+    assert sizes(8, steps=2) == [4, 4]
+    assert sizes(6, steps=2) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "network"), [("dp_sgd(0.3, noise=0.01)", ""), ("soteria(0.5)", ""), ("plain", "precode(6)")]
+)
+def test_an_attack_goes_downhill_by_what_it_knows(gradient: str, network: str) -> None:
+    o = observed(gradient, network)
+    (found,) = inverting_gradients(steps=40, tv=0.0)(
+        [Case((o,), known_labels=examples()[1])], rng=torch.Generator().manual_seed(0)
+    )
+    assert found.loss[-1] < 0.7 * found.loss[0]

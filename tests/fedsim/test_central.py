@@ -1,0 +1,238 @@
+"""Noise on the server: what it does to the mean, what is written down, and what a strategy under it keeps between rounds."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedsim import engine, records
+from fedsim.experiment import ExperimentError
+from fedsim.server import strategies
+from fedsim.server.averaging import Averaging
+from fedsim.server.checkpoint import remember, remind
+from fedsim.wire import Recording
+
+Federate = Callable[..., Any]
+SIZE = 20_000
+NOISELESS = {"noise_multiplier": 0.0, "clipping_norm": 1e6}
+
+
+@pytest.fixture(autouse=True)
+def _noise_is_put_back() -> Any:
+    state = np.random.get_state()
+    np.random.seed(7)
+    yield
+    np.random.set_state(state)
+
+
+def strategy(clients: int = 4, name: str = "FedAvg", **central: Any) -> Any:
+    return strategies.build(name, clients=clients, fraction=1.0, central=central)
+
+
+def weights(values: Any) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32)), "b": Array(np.float32([0.25]))})
+
+
+def one_round(
+    server: Any, updates: list[Any], *, examples: list[int] | None = None, failed: int = 0, start: Any = None, number: int = 1
+) -> Any:
+    """The weights after one round of `updates`, by name, in which `failed` more clients failed."""
+    count = len(updates) + failed
+    begun = np.zeros(SIZE, np.float32) if start is None else start
+    grid: Any = engine.LocalGrid(lambda message, context: message, count)  # type: ignore[arg-type]
+    messages = list(server.configure_train(number, weights(begun), ConfigRecord(), grid))
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = "m"
+    shares = examples or [1] * len(updates)
+    replies = [
+        Message(
+            RecordDict({"arrays": weights(begun + update), "metrics": MetricRecord({"num-examples": share})}), reply_to=message
+        )
+        for message, update, share in zip(messages, updates, shares, strict=False)
+    ]
+    replies += [Message(Error(1, "unplugged"), reply_to=message) for message in messages[len(updates) :]]
+    aggregated, _ = server.aggregate_train(number, replies)
+    return None if aggregated is None else {name: t.double() for name, t in records.to_tensors(aggregated).items()}
+
+
+def along(axis: int, length: float) -> Any:
+    update = np.zeros(SIZE, np.float32)
+    update[axis] = length
+    return update
+
+
+# --- the mean ---
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_the_mean_is_of_clipped_updates_with_equal_shares(kind: str) -> None:
+    server = strategy(3, kind=kind, noise_multiplier=0.0, clipping_norm=1.0)
+    after = one_round(server, [along(0, 50.0), along(1, -0.5), along(2, 2.0)], examples=[1, 1000, 5])
+    assert after["w"][:3] == pytest.approx(np.array([1.0, -0.5, 1.0]) / 3, abs=1e-6)
+    assert not after["w"][3:].any()
+    assert after["b"] == 0.25
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+def test_the_noise_on_the_mean_has_the_deviation_that_is_accounted_for(failed: int) -> None:
+    """z * S / m, with m those who answered; each client weighs S / m at most."""
+    server = strategy(4 + failed, noise_multiplier=3.0, clipping_norm=0.5)
+    after = one_round(server, [along(0, 9.0), along(1, 9.0), along(2, 9.0), along(3, 9.0)], failed=failed)
+    noise = after["w"][4:]
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.03)
+    assert abs(float(noise.mean())) < 4 * 3.0 * 0.5 / 4 / math.sqrt(SIZE)
+    assert float(torch.linalg.vector_norm(after["w"])) < 2 * 3.0 * 0.5 / 4 * math.sqrt(SIZE)
+
+
+def test_every_round_has_fresh_noise() -> None:
+    server = strategy(1, noise_multiplier=1.0, clipping_norm=1.0)
+    first, second = (one_round(server, [along(0, 1.0)], number=number)["w"][1:] for number in (1, 2))
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 4 / math.sqrt(SIZE)
+
+
+def test_a_round_of_failures_leaves_the_model_as_it_is() -> None:
+    assert one_round(strategy(2, noise_multiplier=1.0, clipping_norm=1.0), [], failed=2) is None
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+@pytest.mark.parametrize("start", [0.0, 0.37])
+def test_a_client_that_changes_nothing_does_not_end_the_run(kind: str, start: float) -> None:
+    begun = np.full(SIZE, start, np.float32)
+    server = strategy(2, kind=kind, noise_multiplier=0.0, clipping_norm=1.0)
+    after = one_round(server, [along(0, 0.5), along(0, 0.0)], start=begun)
+    assert after["w"][0] == pytest.approx(start + 0.25, abs=1e-6)
+    assert after["w"][1:] == pytest.approx(begun[1:], abs=1e-6)
+    tiny = one_round(server, [along(0, 0.5), along(1, 1e-30)], start=np.zeros(SIZE, np.float32))  # squared, nothing in float32
+    assert tiny["w"][0] == pytest.approx(0.25, abs=1e-6)
+
+
+# --- the norm that adapts ---
+
+
+def test_the_norm_goes_to_the_median_of_the_lengths() -> None:
+    lengths = [0.5, 1.0, 2.0, 4.0, 8.0]
+    for first in (0.01, 100.0):
+        server = strategy(5, kind="adaptive", noise_multiplier=0.0, clipping_norm=first, norm_learning_rate=0.5)
+        for number in range(1, 80):
+            one_round(server, [along(0, length) for length in lengths], number=number)
+        assert 1.0 < server.inner.clipping_norm < 4.0, first
+
+
+@pytest.mark.parametrize("first", [0.01, 100.0])
+def test_the_noise_is_for_the_norm_that_was_clipped_to_also_where_it_falls(first: float) -> None:
+    server = strategy(100, kind="adaptive", noise_multiplier=2.0, clipping_norm=first, norm_learning_rate=2.0)
+    noise = one_round(server, [along(0, 1.0)] * 100)["w"][1:]
+    after, on_the_mean = server.inner.clipping_norm, server.inner.noise_multiplier
+    assert (after > 2 * first) if first < 1 else (after < first / 2)
+    assert float(noise.std()) == pytest.approx(on_the_mean * max(first, after) / 100, rel=0.03)
+    # the noise on the mean and on the count, with half a client's weight each way, together hide as much as was asked for
+    assert on_the_mean**-2 + (2 * server.inner.clipped_count_stddev) ** -2 == pytest.approx(2.0**-2)
+
+
+# --- in a federation ---
+
+
+def trained(run: Any) -> dict[str, Tensor]:
+    *_, last = Recording(run.out / "recording").observations()
+    return dict(last.weights)
+
+
+def test_without_noise_and_with_a_wide_norm_it_trains_as_without_it(federate: Federate) -> None:
+    """Every client takes as many steps, so that their shares are equal anyway."""
+    plain = trained(federate("plain", rounds=3))
+    for kind in ("fixed", "adaptive"):
+        central = trained(federate(kind, rounds=3, strategy={"name": "FedAvg", "central": {"kind": kind, **NOISELESS}}))
+        for name, tensor in plain.items():
+            assert torch.allclose(central[name], tensor, rtol=0, atol=1e-6)
+            assert central[name].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_what_clients_sent_is_recorded_before_clip_and_noise(federate: Federate, kind: str) -> None:
+    """In the first round, updates are those of a plain run, bit for bit; the model that comes of them is another."""
+    central = {"kind": kind, "noise_multiplier": 0.1, "clipping_norm": 1e-3}
+    runs = [
+        federate(name, rounds=2, strategy=s)
+        for name, s in (("plain", "FedAvg"), ("noisy", {"name": "FedAvg", "central": central}))
+    ]
+    (plain, plain_2), (noisy, noisy_2) = (
+        [list(Recording(run.out / "recording").observations(rounds={number})) for number in (1, 2)] for run in runs
+    )
+    for ours, theirs in zip(noisy, plain, strict=True):
+        assert (ours.client, ours.num_examples) == (theirs.client, 4)
+        assert all(torch.equal(ours.update[name], theirs.update[name]) for name in theirs.update)
+        assert math.sqrt(sum(float(t.square().sum()) for t in ours.update.values())) > 0.01
+    moved = {name: noisy_2[0].weights[name] - noisy[0].weights[name] for name in noisy[0].weights}
+    assert math.sqrt(sum(float(t.square().sum()) for t in moved.values())) < 0.01
+    assert any(not torch.equal(noisy_2[0].weights[name], plain_2[0].weights[name]) for name in moved)
+
+
+def test_shared_statistics_are_averaged_by_examples_and_get_no_noise() -> None:
+    def sent(weight: float, variance: float) -> ArrayRecord:
+        return ArrayRecord({"w": Array(np.float32([weight])), "var": Array(np.float32([variance]))})
+
+    server = Averaging(strategy(2, noise_multiplier=5.0, clipping_norm=1.0), frozenset({"var"}))
+    grid: Any = engine.LocalGrid(lambda message, context: message, 2)  # type: ignore[arg-type]
+    messages = list(server.configure_train(1, sent(0, 1), ConfigRecord(), grid))
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = "m"
+    replies = [
+        Message(RecordDict({"arrays": sent(1, variance), "metrics": MetricRecord({"num-examples": share})}), reply_to=message)
+        for message, variance, share in zip(messages, (2.0, 6.0), (1, 3), strict=True)
+    ]
+    after = records.to_tensors(server.aggregate_train(1, replies)[0])  # type: ignore[arg-type]
+    assert after["var"] == 5.0
+    assert after["w"] not in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", strategies.NAMES)
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, kind: str) -> None:
+    old, new = (strategy(4, name, kind=kind, noise_multiplier=0.1, clipping_norm=0.5) for _ in range(2))
+    for number in (1, 2):
+        assert one_round(old, [along(i, 1.0 + i) for i in range(4)], number=number) is not None
+    memory = remember(old)
+    assert memory.unsaved == ()
+    remind(new, memory)
+    assert new.inner.clipping_norm == old.inner.clipping_norm
+    again = []
+    for server in (old, new):
+        np.random.seed(1)
+        again.append(one_round(server, [along(i, 1.0 + i) for i in range(4)], number=3)["w"])
+    assert torch.equal(*again)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("central", "words"),
+    [
+        ({"noise_multiplier": -1.0, "clipping_norm": 1.0}, "noise_multiplier must be finite and not negative, got -1"),
+        ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, r"clipping_norm must be positive and finite, got 0\.0"),
+        ({"noise_multiplier": 1.0, "clipping_norm": math.nan}, "clipping_norm must be positive and finite, got nan"),
+        ({"noise_multiplier": 1.0}, "strategy.central: missing .*'clipping_norm'"),
+        ({"kind": "fixed", "noise_multiplier": 1.0, "clipping_norm": 1.0, "clipped_quantile": 0.5}, "clipped_quantile"),
+        ({"kind": "moving", "noise_multiplier": 1.0}, "kind must be one of fixed, adaptive, got 'moving'"),
+        ({"kind": "adaptive", "noise_multiplier": 1.0, "clipped_quantile": 2}, r"clipped_quantile must be in \[0, 1\], got 2"),
+        ({"kind": "adaptive", "noise_multiplier": 1.0, "norm_learning_rate": 0}, "norm_learning_rate must be positive"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(central: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        strategy(40, **central)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.central must be a table"):
+        strategies.build("FedAvg", clients=2, fraction=1.0, central=1.0)
+
+
+def test_with_secure_aggregation_there_is_nothing_to_clip(tiny: Callable[..., Any]) -> None:
+    with pytest.raises(ExperimentError, match=r"strategy\.central clips each client's own update"):
+        tiny(strategy={"name": "FedAvg", "central": NOISELESS}, secure_aggregation=True)

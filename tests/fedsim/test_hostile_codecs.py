@@ -1,0 +1,163 @@
+"""Codecs believe nothing that they are sent: what no encoder makes is refused, and takes no memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.wire.codec import CODECS, Payload, codec_of, decode, encode
+from fedsim.wire.packing.bits import pack
+
+Tensors = dict[str, Tensor]
+
+PACKING = ("bits", "levels", "sparse")
+N = 4096
+START = {"w": torch.zeros(64, 64), "b": torch.zeros(())}
+
+
+def u8(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
+
+
+def index(*values: int) -> Tensor:
+    return torch.from_numpy(np.array(values, np.uint16))
+
+
+HIGH = pack(np.array([1, 1, 0, 0, 0, 0, 1]), 1)
+"""Gaps of 3 positions among 4096: 10 lower bits each."""
+
+FORGED: dict[str, tuple[str, Tensors, str]] = {
+    "nothing": ("levels", {}, "is sent as"),
+    "no part": ("levels", {"w": torch.zeros(64, 64)}, "'w' is no part of a packed update"),
+    "an unknown part": ("levels", {"w/exec": zeros(1)}, "is sent as"),
+    "codes alone": ("levels", {"w/codes": zeros(512)}, "is sent as"),
+    "a layout of another codec": ("levels", {"w/mask": zeros(512), "w/values": torch.zeros(0)}, "is sent as"),
+    "another shape": ("levels", {"w/dense": torch.zeros(N)}, r"has shape \(4096,\), and the one that was sent \(64, 64\)"),
+    "an empty palette": ("levels", {"w/palette": torch.zeros(0)}, r"has palette of shape \(0,\), where 1 to 4096"),
+    "a palette of many": ("levels", {"w/palette": torch.zeros(N + 1), "w/codes": zeros(13 * 512)}, "has palette of shape"),
+    "a palette of rows": ("levels", {"w/palette": torch.zeros(1, 1)}, "has palette of shape"),
+    "three bits": ("bits", {"w/palette": torch.zeros(3), "w/codes": zeros(1024)}, r"has palette of shape \(3,\), where 1 to 2"),
+    "a palette without codes": ("levels", {"w/palette": torch.zeros(2)}, "2 values without codes"),
+    "codes for one value": ("levels", {"w/palette": torch.zeros(1), "w/codes": zeros(0)}, "1 values with codes"),
+    "too few codes": ("levels", {"w/palette": torch.zeros(2), "w/codes": zeros(511)}, r"has codes of shape \(511,\), where 512 "),
+    "too many codes": ("levels", {"w/palette": torch.zeros(2), "w/codes": zeros(513)}, r"has codes of shape \(513,\)"),
+    "codes of a wide type": ("levels", {"w/palette": torch.zeros(2), "w/codes": torch.zeros(512)}, r"codes of type .*32"),
+    "complex values": ("levels", {"w/palette": torch.zeros(1, dtype=torch.complex128)}, r"palette of type torch\.complex128"),
+    "a code too high": ("levels", {"w/palette": torch.zeros(3), "w/codes": zeros(1024) + 255}, "has code 3 in a palette of 3"),
+    "values for no place": ("sparse", {"w/values": torch.zeros(1)}, r"has values of shape \(1,\), where 0 values would fit"),
+    "places for no value": ("sparse", {"w/index": index(1)}, "is sent as"),
+    "two kinds of places": ("sparse", {"w/values": torch.ones(1), "w/index": index(1), "w/mask": zeros(512)}, "is sent as"),
+    "half the gaps": ("sparse", {"w/values": torch.ones(1), "w/high": zeros(1)}, "is sent as"),
+    "a place outside": ("sparse", {"w/values": torch.ones(1), "w/index": index(N)}, "1 positions that do not ascend among 4096"),
+    "places twice": ("sparse", {"w/values": torch.ones(2), "w/index": index(7, 7)}, "2 positions that do not ascend"),
+    "places that descend": ("sparse", {"w/values": torch.ones(2), "w/index": index(7, 3)}, "2 positions that do not ascend"),
+    "no places": ("sparse", {"w/values": torch.ones(0), "w/index": index()}, "0 positions"),
+    "more values than places": ("sparse", {"w/values": torch.ones(2), "w/index": index(7)}, "has 2 values for 1 positions"),
+    "more values than weights": ("sparse", {"w/values": torch.ones(N + 1), "w/index": index(7)}, "has values of shape"),
+    "a wide index": ("sparse", {"w/values": torch.ones(1), "w/index": torch.tensor([7])}, r"index of type torch\.int64"),
+    "a short mask": ("sparse", {"w/values": torch.ones(1), "w/mask": zeros(511)}, "has 511 bytes for 4096 numbers"),
+    "a long mask": ("sparse", {"w/values": torch.ones(1), "w/mask": zeros(513)}, r"has mask of shape \(513,\)"),
+    "an empty mask": ("sparse", {"w/values": torch.ones(0), "w/mask": zeros(512)}, "0 positions"),
+    "no gaps": ("sparse", {"w/values": torch.ones(0), "w/high": zeros(1), "w/low": zeros(0)}, "1 bytes of gaps for 0"),
+    "gaps that run on": ("sparse", {"w/values": torch.ones(3), "w/high": torch.cat([HIGH, u8(0)]), "w/low": zeros(10)}, "2 byte"),
+    "gaps that run out": ("sparse", {"w/values": torch.ones(3), "w/high": u8(0b11000001), "w/low": zeros(10)}, "do not ascend"),
+    "too many gaps": ("sparse", {"w/values": torch.ones(N), "w/high": zeros(512) + 255, "w/low": zeros(9)}, "512 bytes of gaps"),
+    "short lower bits": ("sparse", {"w/values": torch.ones(3), "w/high": HIGH, "w/low": zeros(9)}, "has 9 bytes for 3 numbers"),
+    "endless lower bits": ("sparse", {"w/values": torch.ones(3), "w/high": HIGH, "w/low": zeros(10**5)}, "has low of shape"),
+    "equal gaps": ("sparse", {"w/values": torch.ones(3), "w/high": HIGH, "w/low": zeros(10)}, "3 positions that do not ascend"),
+    "codes of no place": (
+        "sparse", {"w/palette": torch.ones(2), "w/codes": zeros(2), "w/index": index(7)}, "has 2 bytes for 1 numbers"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_no_encoder_makes_is_refused_in_a_line(name: str) -> None:
+    codec, tensors, words = FORGED[name]
+    whole = {**tensors, "b/dense": torch.zeros(())} if tensors else {"w/": zeros(1), "b/dense": torch.zeros(())}
+    with pytest.raises(ValueError, match=words) as error:
+        decode(Payload(tensors=whole, codec=codec), START)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_names_are_those_of_the_weights(codec: str) -> None:
+    for update in ({"w": torch.zeros(64, 64)}, {**START, "x": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="its names differ from the weights of its round"):
+            decode(encode(update, codec), START)
+
+
+@pytest.mark.parametrize("codec", ["bits", "levels"])
+@pytest.mark.parametrize("shape", [(63, 64), (65, 64), (0,)])
+def test_an_update_of_another_size_is_refused(codec: str, shape: tuple[int, ...]) -> None:
+    for value in (0.0, 1.0):
+        update = {"w": torch.full(shape, value), "b": torch.zeros(())}
+        update["w"].view(-1)[1:2] = -3.0
+        with pytest.raises(ValueError, match="'w' has"):
+            decode(encode(update, codec), START)
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_what_is_too_large_is_refused_by_its_description_alone(codec: str) -> None:
+    """As a header describes it, before any of it is in memory."""
+    at = torch.arange(N)
+    updates = {
+        "dense": torch.ones(N),
+        "few": at % 2 + 1.0,
+        "high and low": torch.where(at % 10 == 0, at + 1.0, 0.0),
+        "mask": torch.where(at % 3 > 0, at + 1.0, 0.0),
+        "index": torch.where(at == 7, 2.0, 0.0),
+        "codes": torch.where(at % 3 > 0, at % 5 + 1.0, 0.0),
+    }
+    seen = set()
+    for update in updates.values():
+        fair = encode({"w": update.reshape(64, 64)}, "dense" if codec == "weights" else codec).tensors
+        described = {name: t.to("meta") for name, t in fair.items()}
+        codec_of(codec).fits(described, {"w": START["w"]})
+        for name, t in described.items():
+            seen.add(name)
+            with pytest.raises(ValueError, match=r"shape \(1099511627776,\)"):
+                codec_of(codec).fits({**described, name: t.new_empty(2**40)}, {"w": START["w"]})
+    parts = {"sparse": {"values", "palette", "codes", "index", "mask", "high", "low"}, "dense": set(), "weights": set()}
+    assert seen >= {f"w/{part}" for part in parts.get(codec, {"palette", "codes"})}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_bytes_at_random_are_refused_or_give_tensors_of_the_right_shapes(data: st.DataObject) -> None:
+    codec = data.draw(st.sampled_from(PACKING))
+    fair = encode({"w": (torch.arange(N) % 40 == 0).float().reshape(64, 64), "b": torch.zeros(())}, codec).tensors
+    tensors = {name: t.clone() for name, t in fair.items()}
+    name = data.draw(st.sampled_from(sorted(tensors)))
+    flat = tensors[name].reshape(-1)
+    if len(flat):
+        raw = flat.view(torch.uint8)
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans()):
+        tensors[name] = flat[: data.draw(st.integers(0, len(flat)))]
+    try:
+        found = decode(Payload(tensors=tensors, codec=codec), START)
+    except ValueError:
+        return
+    assert {n: t.shape for n, t in found.items()} == {n: t.shape for n, t in START.items()}
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_decoding_takes_no_more_memory_than_the_weights_justify(codec: str) -> None:
+    start = {"w": torch.empty(1_000_000, device="meta")}
+    w = torch.zeros(1_000_000)
+    w[:: 3 if codec == "sparse" else 2] = 1.0
+    payload = encode({"w": w}, codec)
+    tracemalloc.start()
+    decode(payload, start)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * w.nbytes

@@ -1,0 +1,218 @@
+"""What an experiment promises, round by round: which noise counts for whom, how often, and how it is written down."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from defenses.accounting import epsilon, epsilon_drawn, epsilon_poisson, reconstruction_bound, reconstruction_bound_renyi
+from defenses.sensitivity import Noise
+from fedsim.cli import app
+from fedsim.experiment import ExperimentError
+from fedsim.privacy import INFINITY, accounts, most_uses, steps_a_round
+from fedsim.schedule import Cursor, batches
+from fedsim.wire import Training
+
+Tiny = Callable[..., Any]
+
+
+def row(tiny: Tiny, number: int, *, smallest: int = 40, buffers: bool = False, **changes: Any) -> dict[str, Any]:
+    return accounts(tiny(**changes), tensors=4, smallest=smallest, buffers=buffers).row(number)
+
+
+# --- how often an example is used ---
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 4, 5, 7, 12])
+@pytest.mark.parametrize("how_long", [{"steps": 1}, {"steps": 2}, {"steps": 5}, {"epochs": 1}, {"epochs": 3}])
+def test_no_example_is_used_more_often_than_the_accounts_say_and_one_at_the_head_of_each_epoch_is_as_often(
+    how_long: dict[str, int], size: int, drop_last: bool
+) -> None:
+    training = Training(learning_rate=0.1, batch_size=4, drop_last=drop_last, **how_long)  # type: ignore[arg-type]
+    if drop_last and size < 4:
+        pytest.skip("no batch at all")
+    rng = np.random.default_rng(0)
+    at_random = [rng.permutation(size) for _ in range(50)]
+    at_random[1::2] = [order[::-1] for order in at_random[::2]]  # what comes last in one epoch comes first in the next
+    for orders in (at_random, [np.arange(size)] * 50):
+        cursor, used = Cursor(), []
+        for _ in range(7):
+            chosen, cursor = batches(cursor, size, training, lambda epoch, orders=orders: orders[epoch])  # type: ignore[misc]
+            assert len(chosen) == steps_a_round(training, size)
+            used.append(Counter(int(i) for step in chosen for i in step))
+        for first, last in combinations(range(8), 2):
+            assert max(sum(used[first:last], Counter()).values()) <= most_uses(training, size, first + 1, last)
+    assert [sum(used[:last], Counter())[0] for last in range(1, 8)] == [
+        most_uses(training, size, 1, last) for last in range(1, 8)
+    ]
+
+
+# --- noise that a client adds ---
+
+
+def test_noise_on_the_update_hides_a_client_and_rounds_add_up(tiny: Tiny) -> None:
+    found = row(
+        tiny, 3, defense="clip(0.5) | gaussian(1)", privacy={"delta": 1e-4, "prior": 0.2}, clients={"count": 8, "fraction": 0.25}
+    )
+    assert found == {
+        "epsilon": epsilon(Noise(2.0), delta=1e-4, times=3),  # the server knows whom it asked: drawing them changes nothing
+        "epsilon_round": epsilon(Noise(2.0), delta=1e-4),
+        "delta": 1e-4,
+        "unit": "client",
+        "relation": "replace-one",
+        "prior": 0.2,
+        "bound": pytest.approx(reconstruction_bound(0.2, math.sqrt(3) / 2)),  # sqrt(T) C / sigma
+    }
+    assert found["epsilon_round"] < found["epsilon"]
+
+
+def test_laplace_noise_has_a_bound_of_its_own(tiny: Tiny) -> None:
+    found = row(tiny, 4, defense="clip(0.5) | laplace(1)")
+    assert found["bound"] == pytest.approx(reconstruction_bound_renyi(0.01, 1.0))
+    assert found["epsilon"] == epsilon(Noise(2.0, "laplace"), delta=1e-5, times=4)
+
+
+@pytest.mark.parametrize(
+    ("defense", "why"),
+    [
+        ("", "no noise"),
+        ("clip(1)", "no noise"),
+        ("gaussian(1)", "nothing bounds"),
+        ("clip(1) | gaussian(snr_db=3)", "follows the data"),
+    ],
+)
+def test_no_guarantee_is_infinity_in_words_and_says_why(tiny: Tiny, defense: str, why: str) -> None:
+    found = row(tiny, 2, defense=defense)
+    assert (found["epsilon"], found["epsilon_round"], found["bound"]) == (INFINITY, INFINITY, 1.0)
+    assert why in found["why"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_noise_in_the_gradient_hides_an_example_as_often_as_it_is_used(tiny: Tiny) -> None:
+    training = {"learning_rate": 0.5, "batch_size": 4, "steps": 5}  # half an epoch of 40 examples
+    found = row(tiny, 6, gradient="dp_sgd(max_norm=3, noise=2)", training=training)
+    assert found["unit"] == "example"
+    assert found["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=3)  # three epochs, not 30 steps
+    assert found["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5)
+    assert found["bound"] == pytest.approx(reconstruction_bound(0.01, math.sqrt(3) / 2))
+    assert found["epsilon_if_poisson"] == epsilon_poisson(Noise(2.0), delta=1e-5, times=30, rate=0.1)
+    fewer = row(tiny, 6, gradient="dp_sgd(max_norm=3, noise=2)", training=training, smallest=10)
+    assert fewer["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three to an epoch
+
+
+def test_what_comes_after_the_gradient_rule_is_post_processing_and_noise_on_the_update_hides_more(tiny: Tiny) -> None:
+    plain, after = (row(tiny, 2, gradient="dp_sgd(1, 2)", defense=defense) for defense in ("", "top_k(0.1, error_feedback=True)"))
+    assert plain == after
+    both = row(tiny, 2, gradient="dp_sgd(1, 2)", defense="clip(1) | gaussian(3)")
+    assert both == row(tiny, 2, defense="clip(1) | gaussian(3)")
+    assert both["unit"] == "client"
+
+
+def test_statistics_in_clear_and_mixed_examples_undo_it(tiny: Tiny) -> None:
+    shared = {"learning_rate": 0.5, "batch_size": 4, "steps": 1, "buffers": "shared"}
+    for changes in ({"defense": "clip(1) | gaussian(3)"}, {"gradient": "dp_sgd(1, 2)"}):
+        leaking = row(tiny, 1, training=shared, buffers=True, **changes)
+        assert leaking["epsilon"] == INFINITY
+        assert "batch-norm" in leaking["why"]
+        assert row(tiny, 1, training=shared, **changes)["epsilon"] != INFINITY  # a network without any
+    central = row(tiny, 1, training=shared, buffers=True, strategy=CENTRAL)["central"]
+    assert central["epsilon"] == INFINITY
+    mixed = row(tiny, 1, gradient="dp_sgd(1, 2)", inputs="mixup(0.4)")
+    assert mixed["epsilon"] == INFINITY
+
+
+# --- noise that the server adds ---
+
+CENTRAL = {"name": "FedAvg", "central": {"noise_multiplier": 2.0, "clipping_norm": 0.1}}
+
+
+def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
+    found = row(tiny, 5, strategy=CENTRAL, clients={"count": 10, "fraction": 0.2})
+    assert found["epsilon"] == INFINITY
+    central = found["central"]
+    assert central["epsilon"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=5, drawn=2, population=10)
+    assert central["epsilon_round"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=1, drawn=2, population=10)
+    assert central["bound"] == pytest.approx(reconstruction_bound(0.01, math.sqrt(5) / 2))
+    assert (central["unit"], central["relation"]) == ("client", "replace-one")
+    everyone = row(tiny, 5, strategy=CENTRAL, clients={"count": 10})["central"]
+    assert everyone["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=5) > central["epsilon"]
+
+
+def test_central_noise_is_made_for_the_mean_alone(tiny: Tiny) -> None:
+    assert row(tiny, 1, strategy={**CENTRAL, "name": "FedAdam"})["central"]["epsilon"] == INFINITY
+    silent = {"name": "FedAvg", "central": {"noise_multiplier": 0, "clipping_norm": 0.1}}
+    assert row(tiny, 1, strategy=silent)["central"]["epsilon"] == INFINITY
+    assert "central" not in row(tiny, 1)
+
+
+# --- in the experiment, and in metrics.jsonl ---
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"delta": 0}, r"privacy\.delta: .*greater than 0"),
+        ({"delta": 1.0}, r"privacy\.delta: .*less than 1"),
+        ({"prior": 2}, r"privacy\.prior: .*less than 1"),
+        ({"epsilon": 2}, r"privacy\.epsilon: unknown key"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(tiny: Tiny, privacy: dict[str, float], words: str) -> None:
+    with pytest.raises(ExperimentError, match=words):
+        tiny(privacy=privacy)
+
+
+def strictly(line: str) -> dict[str, Any]:
+    def no_number(text: str) -> float:
+        raise AssertionError(f"{text} is not JSON")
+
+    parsed: dict[str, Any] = json.loads(line, parse_constant=no_number)
+    return parsed
+
+
+@pytest.mark.parametrize("defense", ["", "clip(0.5) | gaussian(0.1)"])
+def test_every_round_says_what_is_spent(federate: Callable[..., Any], defense: str) -> None:
+    run = federate(rounds=3, defense=defense, privacy={"prior": 0.1})
+    first, *rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert "privacy" not in first
+    expected = accounts(run.experiment, tensors=4, smallest=40, buffers=False)
+    assert [found["privacy"] for found in rows] == [expected.row(number) for number in (1, 2, 3)]
+    spent = [found["privacy"]["epsilon"] for found in rows]
+    assert spent[0] < spent[1] < spent[2] if defense else spent == [INFINITY] * 3
+    assert all(0.1 < found["privacy"]["bound"] <= 1 for found in rows)
+
+
+def test_the_smallest_client_and_the_networks_own_tensors_are_counted(federate: Callable[..., Any]) -> None:
+    run = federate(
+        rounds=2, gradient="fed_cdp(max_norm=1, noise=2)", training={"learning_rate": 0.1, "batch_size": 100, "steps": 3}
+    )
+    size = min(np.bincount(np.arange(len(run.data().train)) % 3))  # dealt out evenly
+    rows = [strictly(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    uses = most_uses(run.experiment.training, int(size), 1, 2)
+    assert uses == 2  # six steps, five to an epoch
+    assert rows[2]["privacy"]["epsilon"] == epsilon(Noise(1.0), delta=1e-5, times=uses)  # weight and bias of two layers
+
+
+def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any]) -> None:
+    runner = CliRunner()
+    for name, changes, shown, hidden in (
+        ("plain", {}, [], ["epsilon"]),
+        ("noisy", {"defense": "clip(0.5) | gaussian(2)"}, ["epsilon (client)"], ["example", "global"]),
+        ("central", {"strategy": CENTRAL}, ["epsilon (global model)"], ["client)"]),
+    ):
+        run = federate(name, rounds=1, **changes)
+        told = runner.invoke(app, ["show", str(run.out)], env={"COLUMNS": "200"})
+        assert told.exit_code == 0, told.output
+        flat = " ".join(told.output.replace("┃", " ").split())
+        assert all(words in flat for words in shown), flat
+        assert not any(words in flat for words in hidden), flat
+    measured = json.loads(runner.invoke(app, ["show", str(run.out), "--json"]).stdout)["per_round"][0]
+    assert measured["epsilon_client"] == INFINITY
+    assert measured["epsilon_central"] == pytest.approx(epsilon(Noise(2.0), delta=1e-5))

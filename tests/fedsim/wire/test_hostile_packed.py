@@ -1,0 +1,118 @@
+"""A recording of packed updates may come from anywhere too: what does not unpack is a damaged file, and named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.wire import DamagedFile, Manifest, Recorder, Recording, Reply, files
+from fedsim.wire import tensors as tensors_module
+from fedsim.wire.codec import encode
+
+Forge = Callable[..., Path]
+Refused = Callable[..., DamagedFile]
+ANNA = "rounds/00001/anna.safetensors"
+N = 4096
+UPDATE = {"w": torch.where(torch.arange(N) % 20 == 0, 1.0, 0.0).reshape(64, 64), "b": torch.tensor(0.5), "codes": torch.ones(9)}
+BUFFERS = {"w": torch.tensor(3.0), "codes": torch.tensor([1, 2])}
+"""Named like weights, and like a part."""
+
+
+@pytest.fixture(params=["sparse", "bits", "levels"])
+def codec(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def packed(tmp_path: Path, manifest: Manifest, codec: str) -> Path:
+    """A recording of one round of two clients."""
+    recorder = Recorder(tmp_path / "recording", manifest)
+    recorder.sent(1, {name: torch.zeros_like(t) for name, t in UPDATE.items()}, BUFFERS)
+    for number, client in enumerate(("anna", "bert")):
+        payload = encode({name: t * (1 + number) for name, t in UPDATE.items()}, codec)
+        recorder.received(1, Reply(client=client, node=str(number), payload=payload, buffers=BUFFERS, num_examples=7))
+    recorder.commit(1, ("anna", "bert"))
+    return tmp_path / "recording"
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return load((folder / ANNA).read_bytes())
+
+
+def forged(folder: Path, forge: Forge, tensors: dict[str, Tensor]) -> None:
+    files.write_tensors(folder / "made", tensors)
+    forge(folder, ANNA, (folder / "made").read_bytes())
+    (folder / "made").unlink()
+
+
+def test_a_packed_update_is_read_back_and_buffers_beside_it(packed: Path, codec: str) -> None:
+    seen = list(Recording(packed).observations())
+    assert [o.payload.codec for o in seen] == [codec, codec]
+    for number, o in enumerate(seen):
+        assert {name: t.numpy().tobytes() for name, t in o.update.items()} == {
+            name: (t * (1 + number)).numpy().tobytes() for name, t in UPDATE.items()
+        }
+        assert {name: t.tolist() for name, t in o.buffers_after.items()} == {"w": 3.0, "codes": [1, 2]}
+        assert set(o.sent) == (set(UPDATE) if codec == "sparse" else set())
+    assert (packed / ANNA).stat().st_size < N
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "a part is missing": {"w/codes": None, "w/high": None, "w/mask": None, "w/index": None},
+    "a part too many": {"w/dense": torch.zeros(64, 64)},
+    "a weight is missing": {"b/dense": None},
+    "a weight too many": {"x/dense": torch.zeros(3)},
+    "a name that is no part": {"w": torch.zeros(64, 64)},
+    "another shape": {"codes/dense": torch.zeros(3, 3)},
+    "a buffer of another shape": {"buffer:w": torch.zeros(2)},
+    "a buffer of another kind": {"buffer:w": torch.tensor(3)},
+    "a palette of a million": {"w/palette": torch.zeros(10**6)},
+    "codes for a million": {"w/codes": torch.zeros(10**6, dtype=torch.uint8)},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_payload_that_does_not_fit_is_refused_before_it_is_read(
+    packed: Path, name: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {**tensors_of(packed), **CHANGES[name]}
+    forged(packed, forge, {key: t for key, t in tensors.items() if t is not None})
+    recording = Recording(packed)
+    recording.sent(1)
+    monkeypatch.setattr(tensors_module, "_room", lambda size: pytest.fail(f"takes {size} bytes"))
+    with pytest.raises(DamagedFile) as error:
+        recording.observation(recording.rows()[0])
+    assert error.value.path == packed / ANNA
+    assert len(str(error.value)) < 1000
+
+
+def test_what_fits_and_does_not_unpack_is_a_damaged_file_too(packed: Path, codec: str, forge: Forge, refused: Refused) -> None:
+    tensors = tensors_of(packed)
+    if codec == "sparse":
+        tensors["w/high"] = torch.zeros_like(tensors["w/high"])
+        words = "'w' has .* bytes of gaps for 0 positions"
+    else:
+        tensors["w/palette"] = torch.zeros(3)
+        tensors["w/codes"] = torch.full((1024,), 255, dtype=torch.uint8)
+        words = "'w' has (code 3 in a palette of 3|palette of shape)"
+    forged(packed, forge, tensors)
+    refused(packed, ANNA, words)
+    told: list[DamagedFile] = []
+    assert [o.client for o in Recording(packed).observations(on_damage=told.append)] == ["bert"]
+    assert [error.path for error in told] == [packed / ANNA]
+
+
+@pytest.mark.parametrize("claimed", ["dense", "weights", "sparse", "bits", "levels"])
+def test_another_codec_in_the_index_than_in_the_file(packed: Path, codec: str, claimed: str, change_index: Any) -> None:
+    change_index(packed, "UPDATE observations SET codec = ? WHERE client = 'anna'", claimed)
+    if claimed == codec or {claimed, codec} == {"bits", "levels"}:
+        assert len(list(Recording(packed).observations())) == 2
+    else:
+        with pytest.raises(DamagedFile) as error:
+            list(Recording(packed).observations())
+        assert error.value.path == packed / ANNA

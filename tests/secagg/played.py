@@ -1,0 +1,56 @@
+"""A round of secure aggregation without Flower."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.secagg import participant
+from fedsim.secagg.aggregator import Aggregator
+from fedsim.secagg.keys import seeded
+from fedsim.secagg.masks import Words
+from fedsim.secagg.terms import Agreement
+
+CONTEXT = "round 1, attempt 1"
+Fails = Mapping[str, Sequence[int]]
+
+
+def agreed(clients: int, **changes: Any) -> Agreement:
+    settings = {"threshold": clients // 2 + 1, "neighbours": 64, "clip": 1.0, "target_range": 2**20, "max_weight": 10}
+    return Agreement(clients=clients, **{**settings, **changes})
+
+
+@dataclass
+class Round:
+    """One round of clients 1, 2, ... with words of their own. fails: by exchange, who does not answer it and none after."""
+
+    agreement: Agreement
+    words: Mapping[int, Words]
+    fails: Fails = field(default_factory=dict)
+    masked: dict[int, Words] = field(default_factory=dict)
+    members: dict[int, participant.Participant] = field(default_factory=dict)
+
+    def run(self) -> Words:
+        gone: set[int] = set()
+        draws = {i: seeded(f"client {i}", "all") for i in self.words}
+        server = Aggregator(self.agreement, CONTEXT, random.Random(0))
+        me = self.members
+
+        def left(stage: str, asked: Any) -> list[int]:
+            gone.update(self.fails.get(stage, ()))
+            return [i for i in asked if i not in gone]
+
+        for i in left("setup", self.words):
+            me[i] = participant.setup(CONTEXT, self.agreement.threshold, draws[i])
+        rosters = server.advertised({i: me[i].publics for i in me})
+        sealed = {}
+        for i in left("share", rosters):
+            me[i], sealed[i] = participant.share(me[i], *rosters[i], draws[i])
+        given = server.shared(sealed)
+        for i in left("collect", given):
+            me[i], self.masked[i] = participant.mask(participant.receive(me[i], given[i]), self.words[i].copy())
+        wanted = server.collected(self.masked)
+        opened = {}
+        for i in left("unmask", wanted):
+            me[i], opened[i] = participant.unmask(me[i], *wanted[i])
+        return server.unmasked(opened)

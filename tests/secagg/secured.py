@@ -1,0 +1,54 @@
+"""What tests ask of a federation with secure aggregation."""
+
+import json
+
+import torch
+from torch import Tensor
+
+from fedsim.app import Run
+from fedsim.server.checkpoint import Checkpoint
+from fedsim.wire import Observation, Recording
+
+EPOCH = {
+    "partition": {"name": "dirichlet", "alpha": 1.0},
+    "training": {"learning_rate": 0.1, "batch_size": 64, "epochs": 1, "momentum": 0.5},
+}
+"""Clients with different numbers of examples."""
+
+
+def recorded(run: Run) -> Recording:
+    return Recording(run.out / "recording")
+
+
+def weights_after(run: Run) -> dict[str, Tensor]:
+    state = Checkpoint.read(run.out / "state")
+    assert state is not None
+    return dict(state.arrays)
+
+
+def mean_of(updates: list[Observation]) -> dict[str, Tensor]:
+    """By the definition, in double precision."""
+    total = sum(o.num_examples or 0 for o in updates)
+    return {
+        name: torch.stack([(o.num_examples or 0) / total * o.update[name].double() for o in updates]).sum(dim=0)
+        for name in updates[0].update
+    }
+
+
+def half_a_step(run: Run) -> float:
+    agreement = run.experiment.agreement()
+    assert agreement is not None
+    return 0.5 * agreement.clip / agreement.target_range
+
+
+def assert_is_mean(run: Run, observation: Observation, updates: list[Observation]) -> None:
+    """Within quantisation, and the rounding of float32."""
+    for name, expected in mean_of(updates).items():
+        error = (observation.update[name].double() - expected).abs()
+        assert bool((error <= half_a_step(run) + 1e-7 * expected.abs()).all()), name
+
+
+def of_partitions(run: Run) -> list[str]:
+    """Pseudonyms by partition."""
+    folders = sorted((run.out / "clients").glob("partition-*"))
+    return [json.loads((folder / "identity.json").read_text())["pseudonym"] for folder in folders]

@@ -1,0 +1,87 @@
+"""Clients that drop out of a round at any exchange, in any way."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from failing import Failing, Fails
+from secured import EPOCH, assert_is_mean, of_partitions, recorded
+
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.upkeep import verify
+from fedsim.wire import Row
+from fedsim.wire.files import read_json_lines
+
+Federate = Callable[..., Run]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
+    for other in ("fails", "late", "lost"):
+        monkeypatch.setattr(Failing, other, fails if other == kind else {})
+    monkeypatch.setattr(engine, "LocalGrid", Failing)
+
+
+def rows_of(run: Run, number: int) -> dict[str, Row]:
+    return {row.client: row for row in recorded(run).rows(rounds={number})}
+
+
+@pytest.mark.parametrize("kind", ["fails", "late", "lost"])
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_the_mean_is_that_of_the_clients_whose_vectors_came(
+    stage: str, kind: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
+    failing(monkeypatch, kind, {(1, stage): (1, 3)})
+    secure = federate("secure", **EPOCH, rounds=2)
+    names = of_partitions(secure)
+    gone = set() if stage == "unmask" else {names[1], names[3]}
+    updates = [o for o in recorded(plain).observations() if o.client not in gone]
+    found = next(iter(recorded(secure).observations(rounds={1})))
+    assert found.cohort == tuple(o.client for o in updates)
+    assert_is_mean(secure, found, updates)
+    rows = rows_of(secure, 1)
+    reason = "exchange '{}': told to fail" if kind == "fails" else "no answer in time at exchange '{}'"
+    for partition in (1, 3):
+        known = rows.get(names[partition]) or next(row for row in rows.values() if row.client.isdigit())
+        assert reason.format(stage) in known.reason
+        assert known.status == ("masked" if stage == "unmask" else "failed" if kind == "fails" else "late")
+    again = next(iter(recorded(secure).observations(rounds={2})))  # who failed is back in the next round
+    assert len(again.cohort) == 5
+
+
+def test_one_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1, clients={"count": 7})
+    failing(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
+    secure = federate("secure", **EPOCH, rounds=1, clients={"count": 7}, secure_aggregation={"threshold": 3})
+    names = of_partitions(plain)
+    updates = [o for o in recorded(plain).observations() if names.index(o.client) not in (0, 2, 4)]
+    (found,) = recorded(secure).observations()
+    assert found.cohort == tuple(o.client for o in updates)
+    assert_is_mean(secure, found, updates)
+
+
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_below_the_threshold_the_round_is_lost_and_the_run_goes_on(
+    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing(monkeypatch, "fails", {(1, stage): (0, 1, 2)})
+    run = federate(rounds=2)
+    told = f"2 of 5 clients answered at exchange '{stage}', and the threshold is 3"
+    assert told in caplog.text
+    rows = rows_of(run, 1)
+    assert "sum" not in rows
+    assert [row.status for row in rows.values()] == ["failed"] * 5
+    assert sum(told in row.reason for row in rows.values()) == 2
+    one, two = (recorded(run).sent(number).weights for number in (1, 2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    metrics = read_json_lines(run.out / "metrics.jsonl")
+    assert [(row["clients"], row["missing"]) for row in metrics[1:]] == [(0, 5), (5, 0)]
+    assert len(next(iter(recorded(run).observations())).cohort) == 5
+    assert verify(run.out).damaged == ()
+
+
+def test_no_share_leaves_a_client_where_the_round_is_lost_before(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "fails", {(1, "collect"): (0, 1, 2)})
+    federate(rounds=1)
+    assert "unmask" not in {stage for stage, *_ in Failing.seen}

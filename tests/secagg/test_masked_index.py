@@ -1,0 +1,104 @@
+"""Rows of masked vectors and sums that no recorder writes, and files that are no masked vector."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.app import Run
+from fedsim.wire import DamagedFile, Recorder, Recording, Reply
+from fedsim.wire.files import write_tensors
+from fedsim.wire.masked import Masked, fits
+from fedsim.wire.recorder import is_plain
+
+WEIGHTS = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
+
+
+def made(**changes: Any) -> Masked:
+    words = torch.arange(3 + 7, dtype=torch.int64).to(torch.uint32)
+    settings: dict[str, Any] = {"words": words, "mask_key": b"m" * 32, "share_key": b"s" * 32, "sealed": (160, 161)}
+    return Masked(**{**settings, "up": {"setup": 3, "collect": 9}, "down": {"setup": 4}, **changes})
+
+
+def read(tensors: dict[str, torch.Tensor]) -> Masked:
+    fits(tensors, WEIGHTS)
+    return Masked.from_tensors(tensors)
+
+
+@pytest.mark.parametrize("changes", [{}, {"words": None, "up": {}, "sealed": ()}])
+def test_a_masked_vector_comes_back_as_it_was(changes: dict[str, Any]) -> None:
+    masked = made(**changes)
+    tensors = masked.to_tensors()
+    found = read(tensors)
+    assert {**vars(found), "words": None} == {**vars(masked), "words": None}
+    assert (found.words is None) == (masked.words is None)
+    assert found.words is None or torch.equal(found.words, masked.words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("words", torch.zeros(9).to(torch.uint32)),
+        ("words", torch.zeros(10, dtype=torch.int32)),
+        ("mask_key", torch.zeros(31, dtype=torch.uint8)),
+        ("up", torch.zeros(5, dtype=torch.int64)),
+        ("sealed", torch.zeros(2, 2, dtype=torch.int64)),
+        ("more", torch.zeros(1)),
+        ("share_key", None),
+        ("up", torch.tensor([1, -1, 0, 0])),
+    ],
+)
+def test_what_is_none_is_refused(name: str, tensor: torch.Tensor | None) -> None:
+    tensors = made().to_tensors()
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    with pytest.raises(ValueError, match=r"was to be|is not made of|no list of sizes|no size"):
+        read(tensors)
+
+
+@pytest.fixture
+def run(federate: Callable[..., Run]) -> Run:
+    return federate(rounds=1)
+
+
+def change(run: Run, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(run.out / "recording" / "index.sqlite")) as index, index:
+        assert index.execute(statement, values).rowcount
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE observations SET status = 'masked' WHERE client = 'sum'",
+        "UPDATE observations SET status = 'failed' WHERE client = 'sum'",
+        "UPDATE observations SET codec = 'masked' WHERE client = 'sum'",
+        "UPDATE observations SET status = 'complete' WHERE status = 'masked'",
+    ],
+)
+def test_rows_that_no_recorder_writes_are_damage(statement: str, run: Run) -> None:
+    change(run, statement)
+    with pytest.raises(DamagedFile, match=r"is not to be in (status|codec)"):
+        list(Recording(run.out / "recording").observations())
+
+
+def test_a_file_that_is_no_masked_vector_is_damage(run: Run) -> None:
+    recording = Recording(run.out / "recording")
+    row = next(row for row in recording.rows() if row.status == "masked")
+    assert row.file is not None
+    digest = write_tensors(run.out / "recording" / row.file, {"words": torch.zeros(3)})
+    change(run, "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
+    row = next(row for row in recording.rows() if row.status == "masked")
+    with pytest.raises(DamagedFile, match="is not made of"):
+        recording.masked(row)
+
+
+def test_no_client_is_called_sum(run: Run, tmp_path: Path) -> None:
+    assert not is_plain("sum")
+    recorder = Recorder(tmp_path / "recording", Recording(run.out / "recording").manifest)
+    with pytest.raises(ValueError, match="not 'global' or 'sum'"):
+        recorder.received(1, Reply(client="sum/", node="1"))

@@ -1,0 +1,117 @@
+"""One masked vector alone looks like words drawn uniformly; what is not masked does not."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from played import Round, agreed
+from scipy import stats
+
+from fedsim.secagg.masks import CHUNK, Words, add_mask, subtract_mask
+
+SIZE = 200_000
+SANE = 1e-4
+"""Of some twenty fixed draws, one would be below this by chance once in five hundred choices of seeds."""
+
+Seen = dict[int, Words]
+
+
+def quantised(seed: int) -> Words:
+    update = np.random.default_rng(seed).normal(0, 1e-3, SIZE)
+    words: Words = agreed(3).quantiser.encode({"w": update.astype(np.float32)}, {"w": (SIZE,)}, 4)
+    return words
+
+
+@pytest.fixture(scope="module")
+def masked() -> Seen:
+    played = Round(agreed(3), {i: quantised(7) for i in (1, 2, 3)})  # three clients with the very same update
+    played.run()
+    return played.masked
+
+
+def p_values(words: Words) -> dict[str, float]:
+    """Chi-square over the values of each byte, over bits, over pairs of neighbouring bytes' low nibbles, and a test of the words'
+    distribution and of their order."""
+    as_bytes = words.view(np.uint8).reshape(-1, 4)
+    found = {f"byte {i}": _chi_square(np.bincount(as_bytes[:, i], minlength=256)) for i in range(4)}
+    ones = np.unpackbits(words.view(np.uint8)).reshape(-1, 32).sum(axis=0)
+    found["bits"] = float(stats.chi2.sf((4 * (ones - len(words) / 2) ** 2 / len(words)).sum(), 32))
+    pairs = (words[:-1] & 15) * 16 + (words[1:] & 15)
+    found["neighbours"] = _chi_square(np.bincount(pairs[::2], minlength=256))
+    found["words"] = float(stats.kstest(words / 2**32, "uniform").pvalue)
+    runs = np.abs(np.corrcoef(words[:-1] / 2**32, words[1:] / 2**32)[0, 1]) * np.sqrt(len(words))
+    found["order"] = float(2 * stats.norm.sf(runs))
+    return found
+
+
+def _chi_square(counts: NDArray[np.int64]) -> float:
+    return float(stats.chisquare(counts).pvalue)
+
+
+@pytest.mark.parametrize("client", [1, 2, 3])
+def test_a_masked_vector_is_not_told_from_uniform_words(client: int, masked: Seen) -> None:
+    found = p_values(masked[client])
+    assert min(found.values()) > SANE, found
+
+
+def test_the_test_can_fail() -> None:
+    """An update that is quantised and not masked fails it, but for its finest bits; so do words with one bit a little off."""
+    plain = p_values(quantised(7))
+    assert max(plain[name] for name in ("byte 1", "byte 2", "byte 3", "words")) < 1e-9, plain
+    words = np.random.default_rng(0).integers(0, 2**32, SIZE, dtype=np.uint32)
+    assert min(p_values(words).values()) > SANE
+    biased = words.copy()
+    biased[: SIZE // 50] |= 1
+    assert min(p_values(biased).values()) < SANE
+
+
+def test_half_a_mask_is_not_enough() -> None:
+    """A mask of 31 bits, and masks that repeat after some words, are found out."""
+    words = quantised(7)
+    rng = np.random.default_rng(1)
+    assert min(p_values(words + rng.integers(0, 2**31, len(words), dtype=np.uint32)).values()) < SANE
+    repeated = np.resize(rng.integers(0, 2**32, 1000, dtype=np.uint32), len(words))
+    assert min(p_values(words + repeated).values()) < SANE
+
+
+def test_the_same_update_masked_twice_gives_vectors_that_have_nothing_in_common(masked: Seen) -> None:
+    for a, b in ((1, 2), (1, 3), (2, 3)):
+        assert np.mean(masked[a] == masked[b]) < 1e-4
+        together = np.corrcoef(masked[a] / 2**32, masked[b] / 2**32)[0, 1]
+        assert abs(together) * np.sqrt(SIZE) < 4
+        assert min(p_values(masked[a] - masked[b]).values()) > SANE  # else a difference would tell of the updates
+
+
+def test_masks_cancel_over_everyone_and_over_nobody_else(masked: Seen) -> None:
+    """Without unmasking even the sum over all is random: each has a mask of its own."""
+    assert min(p_values(masked[1] + masked[2] + masked[3]).values()) > SANE
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 3])
+def test_a_mask_goes_as_it_came(size: int) -> None:
+    words = np.arange(size, dtype=np.uint32)
+    masked = words.copy()
+    add_mask(masked, bytes(32))
+    assert size == 0 or not np.array_equal(masked, words)
+    subtract_mask(masked, bytes(32))
+    assert np.array_equal(masked, words)
+
+
+def test_the_key_stream_is_chacha20() -> None:
+    """The first block for a key, counter and nonce of zeros, RFC 8439, appendix A.1, test vector 1; and no block comes twice."""
+    words = np.zeros(3 * CHUNK, np.uint32)
+    add_mask(words, bytes(32))
+    assert len(np.unique(words.reshape(-1, 16), axis=0)) == len(words) // 16
+    assert words.astype("<u4").tobytes().hex().startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+
+
+def test_one_bit_of_a_seed_changes_all(some_words: Callable[[int], Seen]) -> None:
+    one, two = np.zeros(1000, np.uint32), np.zeros(1000, np.uint32)
+    add_mask(one, bytes(32))
+    for place in range(0, 256, 37):  # also in the upper half: no seed is folded
+        seed = bytearray(32)
+        seed[place // 8] = 1 << place % 8
+        two[:] = 0
+        add_mask(two, bytes(seed))
+        assert np.mean(one == two) < 0.01

@@ -1,0 +1,166 @@
+"""What a client refuses, whatever a server asks for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsim.secagg import participant
+from fedsim.secagg.keys import agree, public_of, seal, seeded, system, unseal
+from fedsim.secagg.participant import Participant, Publics
+
+CONTEXT = "round 1, attempt 1"
+Members = dict[int, Participant]
+Sealed = dict[int, dict[int, bytes]]
+
+
+def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
+    """Members that have shared their secrets, and what each is to get."""
+    begun = {i: participant.setup(CONTEXT, threshold, system) for i in range(1, count + 1)}
+    publics = {i: me.publics for i, me in begun.items()}
+    members, given = {}, {}
+    for i, me in begun.items():
+        members[i], given[i] = participant.share(me, i, {j: key for j, key in publics.items() if j != i}, system)
+    return members, {i: {j: given[j][i] for j in given if j != i} for i in given}
+
+
+def collected(count: int = 4, threshold: int = 3) -> Members:
+    members, given = shared(count, threshold)
+    return {i: participant.mask(participant.receive(me, given[i]), np.zeros(4, np.uint32))[0] for i, me in members.items()}
+
+
+def test_both_kinds_of_shares_of_one_peer_are_never_given() -> None:
+    with pytest.raises(ValueError, match="both shares of member 2 are asked for"):
+        participant.unmask(collected()[1], [1, 2, 3], [2, 4])
+
+
+def test_nor_one_after_the_other() -> None:
+    me, opened = participant.unmask(collected()[1], [1, 2, 3], [4])
+    assert (set(opened.seeds), set(opened.keys)) == ({1, 2, 3}, {4})
+    with pytest.raises(ValueError, match=r"'unmask' .* after 'unmask'"):
+        participant.unmask(me, [1, 3, 4], [2])
+    assert (me.mask_key, me.share_key, me.seed, me.shares) == (b"", b"", b"", {})
+
+
+def test_too_few_in_the_sum_are_not_unmasked() -> None:
+    with pytest.raises(ValueError, match="2 members at exchange 'unmask', and the threshold is 3"):
+        participant.unmask(collected()[1], [1, 2], [3, 4])
+
+
+def test_a_client_whose_vector_was_sent_stays_in_the_sum() -> None:
+    with pytest.raises(ValueError, match="is not to be in the sum"):
+        participant.unmask(collected()[1], [2, 3, 4], [])
+
+
+def test_shares_of_strangers_are_not_given() -> None:
+    with pytest.raises(ValueError, match="a share of member 7"):
+        participant.unmask(collected()[1], [1, 2, 3], [7])
+
+
+def test_a_second_vector_under_the_same_keys_is_refused() -> None:
+    """The difference of the two would be the difference of two updates, in clear."""
+    members, given = shared()
+    me, _ = participant.mask(participant.receive(members[1], given[1]), np.zeros(4, np.uint32))
+    with pytest.raises(ValueError, match=r"'collect' .* after 'collect'"):
+        participant.mask(me, np.ones(4, np.uint32))
+    with pytest.raises(ValueError, match=r"'collect' .* after 'collect'"):
+        participant.receive(me, given[1])
+
+
+def test_exchanges_out_of_turn_are_refused() -> None:
+    begun = participant.setup(CONTEXT, 2, system)
+    with pytest.raises(ValueError, match=r"'collect' .* after 'setup'"):
+        participant.receive(begun, {})
+    with pytest.raises(ValueError, match=r"'unmask' .* after 'setup'"):
+        participant.unmask(begun, [1, 2], [])
+    members, _ = shared()
+    with pytest.raises(ValueError, match=r"'share' .* after 'share'"):
+        participant.share(members[1], 1, members[1].peers, system)
+
+
+def test_a_public_key_that_comes_twice_is_refused() -> None:
+    me = participant.setup(CONTEXT, 2, system)
+    one, two = (participant.setup(CONTEXT, 2, system).publics for _ in range(2))
+    same = [{2: one, 3: one}, {2: one, 3: Publics(two.mask, one.share)}, {2: one, 3: Publics(one.share, two.share)}]
+    for peers in (*same, {2: one, 3: me.publics}):
+        with pytest.raises(ValueError, match="comes twice"):
+            participant.share(me, 1, peers, system)
+    assert participant.share(me, 1, {2: one, 3: two}, system)
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+def test_numbers_of_members_are_distinct_and_from_one(number: int) -> None:
+    me, peer = (participant.setup(CONTEXT, 2, system) for _ in range(2))
+    with pytest.raises(ValueError, match="distinct numbers from 1"):
+        participant.share(me, number, {2: peer.publics}, system)
+
+
+def test_too_few_neighbours_are_refused() -> None:
+    """Below the threshold shares would be useless; and a mask shared with one peer hides nothing from it."""
+    me, peer = (participant.setup(CONTEXT, 3, system) for _ in range(2))
+    with pytest.raises(ValueError, match="2 members at exchange 'share', and the threshold is 3"):
+        participant.share(me, 1, {2: peer.publics}, system)
+    members, given = shared()
+    with pytest.raises(ValueError, match="2 members at exchange 'collect'"):
+        participant.receive(members[1], {2: given[1][2]})
+
+
+def test_shares_for_another_or_from_another_do_not_open() -> None:
+    members, given = shared()
+    for wrong in ({2: given[1][3], 3: given[1][3]}, {2: given[3][2], 3: given[1][3]}, {2: given[1][2][:-1], 3: given[1][3]}):
+        with pytest.raises(ValueError, match="does not open"):
+            participant.receive(members[1], wrong)
+    with pytest.raises(ValueError, match="member 9 shared secrets"):
+        participant.receive(members[1], {**given[1], 9: b""})
+    other = replace(members[1], context="round 2, attempt 1")
+    with pytest.raises(ValueError, match="does not open"):
+        participant.receive(other, given[1])
+
+
+def test_a_key_of_small_order_is_refused() -> None:
+    """All would agree with it on the same key."""
+    for public in (bytes(32), (1).to_bytes(32, "little")):
+        with pytest.raises(ValueError, match="small order"):
+            agree(system(32), public, "mask", CONTEXT)
+
+
+def test_keys_are_bound_to_purpose_round_and_both_ends() -> None:
+    one, two, three = (system(32) for _ in range(3))
+    assert participant.pairwise_seed(one, public_of(two), CONTEXT) == participant.pairwise_seed(two, public_of(one), CONTEXT)
+    seeds = [
+        participant.pairwise_seed(one, public_of(two), CONTEXT),
+        participant.pairwise_seed(one, public_of(two), "round 1, attempt 2"),
+        participant.pairwise_seed(one, public_of(three), CONTEXT),
+        agree(one, public_of(two), "share", CONTEXT),
+        agree(one, public_of(two), "mask", CONTEXT),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(len(seed) == 32 for seed in seeds)
+
+
+def test_the_way_there_and_the_way_back_have_keys_of_their_own() -> None:
+    me, peer = (participant.setup(CONTEXT, 2, system) for _ in range(2))
+    me, sealed = participant.share(me, 1, {2: peer.publics}, system)
+    with pytest.raises(ValueError, match="does not open"):  # a ciphertext sent back to its sender, relabelled
+        participant.receive(me, {2: sealed[2]})
+
+
+def test_what_is_sealed_is_authenticated_with_what_it_is_about() -> None:
+    key = system(32)
+    sealed = seal(key, b"text", "from 1 to 2", system)
+    assert unseal(key, sealed, "from 1 to 2") == b"text"
+    for wrong in ((key, sealed, "from 1 to 3"), (system(32), sealed, "from 1 to 2"), (key, b"", "from 1 to 2")):
+        with pytest.raises(ValueError, match="does not open"):
+            unseal(*wrong)
+    assert seal(key, b"text", "from 1 to 2", system) != sealed
+
+
+def test_a_seeded_draw_repeats_and_another_label_gives_another() -> None:
+    assert seeded("secret", "a")(100) == seeded("secret", "a")(40) + _rest("a", 40, 60)
+    assert seeded("secret", "a")(32) != seeded("secret", "b")(32) != seeded("secre", "ta")(32)
+
+
+def _rest(label: str, skipped: int, count: int) -> bytes:
+    draw = seeded("secret", label)
+    draw(skipped)
+    return draw(count)

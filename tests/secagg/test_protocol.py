@@ -1,0 +1,126 @@
+"""A whole round without Flower: the sum over those that are left, whoever drops out, and when."""
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+from played import CONTEXT, Round, agreed
+
+from fedsim.secagg import participant, shamir
+from fedsim.secagg.aggregator import Aggregator, Lost
+from fedsim.secagg.keys import system
+from fedsim.secagg.masks import Words
+
+MakeWords = Callable[[int], dict[int, Words]]
+
+
+def total(words: dict[int, Words], *without: int) -> list[int]:
+    return list(sum((own.astype(object) for i, own in words.items() if i not in without), 0) % 2**32)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 12])
+def test_the_sum_is_exact(clients: int, some_words: MakeWords) -> None:
+    words = some_words(clients)
+    assert Round(agreed(clients), words).run().tolist() == total(words)
+
+
+@pytest.mark.parametrize("neighbours", [2, 4, 6])
+def test_the_sum_over_a_graph_of_neighbours_is_exact(neighbours: int, some_words: MakeWords) -> None:
+    words = some_words(11)
+    assert Round(agreed(11, neighbours=neighbours, threshold=2), words).run().tolist() == total(words)
+
+
+@pytest.mark.parametrize("stage", ["setup", "share", "collect"])
+@pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
+def test_who_drops_out_before_its_vector_is_not_in_the_sum(stage: str, gone: tuple[int, ...], some_words: MakeWords) -> None:
+    words = some_words(5)
+    assert Round(agreed(5), words, {stage: gone}).run().tolist() == total(words, *gone)
+
+
+@pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
+def test_who_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int, ...], some_words: MakeWords) -> None:
+    words = some_words(5)
+    assert Round(agreed(5), words, {"unmask": gone}).run().tolist() == total(words)
+
+
+def test_one_drops_out_at_each_exchange(some_words: MakeWords) -> None:
+    words = some_words(9)
+    fails = {"setup": (4,), "share": (9,), "collect": (1,), "unmask": (6,)}
+    assert Round(agreed(9), words, fails).run().tolist() == total(words, 4, 9, 1)
+
+
+def test_dropouts_in_a_graph_of_neighbours(some_words: MakeWords) -> None:
+    words = some_words(20)
+    fails = {"share": (3,), "collect": (7, 16), "unmask": (5,)}
+    found = Round(agreed(20, neighbours=8, threshold=4), words, fails).run()
+    assert found.tolist() == total(words, 3, 7, 16)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("setup", "2 of 5 clients answered at exchange 'setup', and the threshold is 3"),
+        ("share", "2 of 5 clients answered at exchange 'share', and the threshold is 3"),
+        ("collect", "2 of 5 clients answered at exchange 'collect', and the threshold is 3"),
+        ("unmask", "2 of 5 clients answered at exchange 'unmask', and the threshold is 3: the sum cannot be unmasked"),
+    ],
+)
+def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_words: MakeWords) -> None:
+    with pytest.raises(Lost, match=words):
+        Round(agreed(5), some_words(5), {stage: (1, 2, 4)}).run()
+    if stage != "unmask":
+        return
+    assert Round(agreed(5, threshold=2), some_words(5), {stage: (1, 2, 4)}).run().tolist() == total(some_words(5))
+
+
+def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
+    """In a ring, whoever has lost a neighbour has two of three shares left."""
+    with pytest.raises(
+        Lost, match=r"2 of the 3 clients around member \d+ answered at exchange 'collect', and the threshold is 3"
+    ):
+        Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"collect": (5,)}).run()
+    with pytest.raises(Lost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
+        Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"unmask": (5,)}).run()
+
+
+def test_a_sum_that_would_come_in_parts_is_not_unmasked(some_words: MakeWords) -> None:
+    """A ring without two members that are no neighbours: masks cancel within each arc."""
+    rounds = [Round(agreed(8, neighbours=2, threshold=2), some_words(8), {"collect": (1, i)}) for i in range(2, 9)]
+    lost = 0
+    for one in rounds:
+        try:
+            one.run()
+        except Lost as error:
+            lost += "are not linked by masks" in str(error) or "around member" in str(error)
+    assert lost == 5
+
+
+def test_two_clients_under_one_key_end_the_round() -> None:
+    one, two = (participant.setup(CONTEXT, 2, system).publics for _ in range(2))
+    with pytest.raises(Lost, match="the same public key"):
+        Aggregator(agreed(3), CONTEXT, Random(0)).advertised({1: one, 2: two, 3: one})
+
+
+def test_wrong_shares_are_found_out(some_words: MakeWords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not subtracted as if they were a mask."""
+    real = shamir.combine
+    monkeypatch.setattr(shamir, "combine", lambda shares, threshold: real({**shares, min(shares): bytes(66)}, threshold))
+    with pytest.raises(Lost, match="cannot be unmasked at exchange 'unmask': the shares are not all of one secret"):
+        Round(agreed(5), some_words(5)).run()
+
+
+def test_shares_of_another_key_than_the_advertised_one_are_found_out(
+    some_words: MakeWords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shamir, "combine", lambda shares, threshold: bytes(32))
+    with pytest.raises(Lost, match="another key than member 2 advertised"):
+        Round(agreed(5), some_words(5), {"collect": (2,)}).run()
+
+
+def test_no_word_of_a_masked_vector_is_that_of_the_vector(some_words: MakeWords) -> None:
+    words = some_words(4)
+    played = Round(agreed(4), words)
+    played.run()
+    for i, masked in played.masked.items():
+        assert np.mean(masked == words[i]) < 0.05

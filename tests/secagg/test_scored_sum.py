@@ -1,0 +1,65 @@
+"""An attack on the sum is scored against the examples of everyone in it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec
+from attacker.replay import Replay
+from attacker.scoring import Scorer
+from attacker.scoring.oracle import true_labels
+from fedsim import models
+from fedsim.app import Run
+from fedsim.training import train
+from fedsim.truth import TruthReader
+from fedsim.wire import Recording
+
+Federate = Callable[..., Run]
+SETTINGS = {"clients": {"count": 3}, "rounds": 2, "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1}}
+
+
+@pytest.fixture
+def run(federate: Federate) -> Run:
+    return federate(**SETTINGS)
+
+
+def test_every_example_of_the_cohort_has_a_row(run: Run) -> None:
+    recording = Recording(run.out / "recording")
+    spec = AttackSpec(name="dlg", arguments={"steps": 3, "restarts": 1})
+    done = Replay(recording=recording, spec=spec, out=run.out / "reconstructions").run()
+    assert (done.done, done.failed) == (2, {})
+    rows = Scorer(run.out, [run.out / "truth"]).score(done.folder)
+    truth = TruthReader(run.out / "truth")
+    for number in (1, 2):
+        cohort = recording.summed(number)
+        used = [truth.used(number, 1, client).steps[0][0] for client in cohort]
+        own = [row for row in rows if row["rounds"] == [number]]
+        assert [row["client"] for row in own] == ["sum"] * 3
+        assert [(row["batch"], row["position"], row["index"]) for row in own] == [(b, 0, i) for b, i in enumerate(used, start=1)]
+        assert all(row["psnr"] is not None for row in own)
+        assert len({row["case"] for row in own}) == 1
+    assert {row["secure_aggregation"]["threshold"] for row in rows} == {2}
+
+
+def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: Run) -> None:
+    """What an attack on the sum goes by: one batch, made of all clients' ones."""
+    observation = next(Recording(run.out / "recording").observations())
+    scorer = Scorer(run.out, [run.out / "truth"])
+    _, x, y = scorer.originals(1, 1, "sum", observation.cohort)
+    assert observation.num_examples == len(y) == 3
+    network = models.build(observation.model, observation.data)
+    update = train(network, dict(observation.weights), [(x, y)], observation.training, observation.data).update
+    for name, expected in update.items():
+        assert torch.allclose(observation.update[name], expected, atol=1e-6)
+
+
+def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: Path) -> None:
+    run = federate("epochs", clients={"count": 3}, rounds=1, training={"learning_rate": 0.1, "batch_size": 64, "epochs": 2})
+    recording, scorer = Recording(run.out / "recording"), Scorer(run.out, [run.out / "truth"])
+    row = next(row for row in recording.rows() if row.client == "sum")
+    told = true_labels(scorer, row, recording.summed(1))
+    _, _, labels = scorer.originals(1, 1, "sum", recording.summed(1))
+    assert told.tolist() == sorted(labels.tolist())
+    assert len(told) == row.num_examples

@@ -1,0 +1,167 @@
+"""What a client keeps and refuses, and what becomes of messages that make no sense."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from failing import Failing
+from secured import recorded, weights_after
+
+from fedsim import engine, records
+from fedsim.app import Run, client_app, server_app
+from fedsim.secagg import messages
+from fedsim.secagg.mod import Part
+from fedsim.secagg.participant import setup
+from fedsim.upkeep import verify
+
+Federate = Callable[..., Run]
+
+
+def test_no_key_is_left_when_a_round_is_over(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[Failing] = []
+
+    class Kept(Failing):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            grids.append(self)
+
+    monkeypatch.setattr(engine, "LocalGrid", Kept)
+    run = federate()
+    for context in grids[0]._contexts.values():
+        left = {key: value for key, value in context.state["secagg"].items() if isinstance(value, bytes | list)}
+        assert set(left) > {"mask_key", "share_key", "seed"}
+        assert not any(left.values())
+        assert set(context.state) == {"secagg"}
+    files = [path for path in (run.out / "clients").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if b"secagg" in path.read_bytes()]
+
+
+def tampered(monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[Any, int], None], *, answers: bool) -> None:
+    """Change a message, or an answer, of partition 2 in round 1."""
+
+    class Between(Failing):
+        def _one(self, message: Any) -> Any:
+            ours = stage == (messages.stage_of(message.content) or "")
+            ours &= list(self._contexts).index(message.metadata.dst_node_id) == 2 and records.number(message, "server-round") == 1
+            if ours and not answers:
+                change(message.content, 0)
+            answer = super()._one(message)
+            if ours and answers and answer is not None and answer.has_content():
+                change(answer.content, 0)
+            return answer
+
+    monkeypatch.setattr(engine, "LocalGrid", Between)
+
+
+def empty(content: Any, _: int) -> None:
+    for key in list(content):
+        if key != "config":
+            del content[key]
+
+
+def strange(content: Any, _: int) -> None:
+    for record in content.config_records.values():
+        for key in list(record):
+            if key not in ("stage", "server-round", "attempt"):
+                record[key] = ["", "x"]
+    for record in content.array_records.values():
+        for key in list(record):
+            record[key] = records.pack(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("change", [empty, strange])
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_an_answer_that_makes_no_sense_is_that_of_one_client(
+    stage: str, change: Callable[[Any, int], None], federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tampered(monkeypatch, stage, change, answers=True)
+    run = federate(rounds=1)
+    (found,) = recorded(run).observations()
+    assert len(found.cohort) == (5 if stage == "unmask" else 4)
+    (reason,) = [row.reason for row in recorded(run).rows() if row.reason]
+    assert reason.startswith(f"exchange '{stage}': malformed reply: ")
+
+
+@pytest.mark.parametrize("stage", ["setup", "share", "unmask"])
+def test_a_question_that_makes_no_sense_is_answered_with_an_error(
+    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tampered(monkeypatch, stage, strange if stage != "setup" else empty, answers=False)
+    run = federate(rounds=1)
+    (found,) = recorded(run).observations()
+    assert len(found.cohort) == (5 if stage == "unmask" else 4)
+
+
+def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., Any], tmp_path: Path) -> None:
+    """The server of another experiment asks for it, and the other way round."""
+
+    def run_of(name: str, secure: bool) -> Run:
+        return Run(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
+
+    for secure, words in ((False, "the server aggregates not"), (True, "the server aggregates securely")):
+        server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
+        engine.run_local(server_app(lambda _, run=server: run), client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
+        rows = recorded(server).rows(rounds={1})
+        assert {row.status for row in rows} == {"failed"}
+        assert any(words in row.reason for row in rows)
+        assert not list((clients.out / "truth").glob("*.jsonl"))  # nobody trained
+
+
+def test_the_same_client_seed_repeats_and_each_attempt_has_keys_of_its_own(federate: Federate) -> None:
+    one, two = federate("one"), federate("two")
+    contents = [
+        {path.name: path.read_bytes() for path in sorted((run.out / "recording" / "rounds").rglob("*.safetensors"))}
+        for run in (one, two)
+    ]
+    assert contents[0] == contents[1]
+    agreement = one.experiment.agreement()
+    assert agreement is not None
+    part, unseeded = Part(agreement=agreement, pseudonym="p", secret="s"), Part(agreement=agreement, pseudonym="p")
+    contexts = ("round 1, attempt 1", "round 1, attempt 1", "round 1, attempt 2", "round 2, attempt 1")
+    keys = [setup("", 2, part.draw(context, "setup")).mask_key for context in contexts]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    assert len({setup("", 2, unseeded.draw(contexts[0], "setup")).mask_key for _ in range(9)}) == 9
+
+
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
+    stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same weights, bit for bit, as one that was left alone: masks cancel exactly."""
+    changes = {"rounds": 3, "defense": "clip(0.5) | gaussian(0.01)"}
+    reference = federate("reference", **changes)
+
+    class Stops(Failing):
+        def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
+            answers = list(super().send_and_receive(messages_, timeout=timeout))
+            if self.seen[-1][0] == stage and records.number(self.seen[-1][2], "server-round") == 2:
+                raise RuntimeError("the server stops")
+            return answers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "LocalGrid", Stops)
+        with pytest.raises(engine.EngineError, match="the server stops"):
+            federate("run", **changes)
+    run = federate("run", **changes, resume=True)
+    before, after = weights_after(reference), weights_after(run)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    rows = recorded(run).rows(rounds={2})
+    assert {row.attempt for row in rows} == {2}
+    ours, theirs = (recorded(r).masked(recorded(r).rows(rounds={2})[0]) for r in (run, reference))
+    assert ours.mask_key != theirs.mask_key
+    assert ours.words is not None
+    assert theirs.words is not None
+    assert float((ours.words == theirs.words).float().mean()) < 0.01
+    assert verify(run.out).damaged == ()
+
+
+def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate) -> None:
+    run = federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
+    rows = recorded(run).rows()
+    assert {row.status for row in rows} == {"failed"}
+    assert any("no finite numbers" in row.reason for row in rows)

@@ -1,0 +1,190 @@
+"""Federations with secure aggregation, beside the same ones without: what comes out, and what is recorded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from failing import Failing
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from secured import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
+
+from fedsim import engine, records
+from fedsim.app import Run
+from fedsim.upkeep import verify
+from fedsim.wire.files import read_json_lines
+
+Federate = Callable[..., Run]
+
+
+@pytest.mark.parametrize("bits", [None, 12])
+def test_the_secure_mean_is_the_weighted_mean_within_quantisation(bits: int | None, federate: Federate) -> None:
+    table = {"bits": bits, "max_weight": 800} if bits else True
+    plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
+    secure = federate("secure", **EPOCH, secure_aggregation=table, rounds=1)
+    updates = list(recorded(plain).observations())
+    assert len({o.num_examples for o in updates}) == 5
+    (found,) = recorded(secure).observations()
+    assert found.client == "sum"
+    assert found.cohort == tuple(o.client for o in updates)
+    assert found.num_examples == sum(o.num_examples or 0 for o in updates)
+    assert_is_mean(secure, found, updates)
+    if bits:  # coarse enough for the bound to be felt: an error in the sign, or in the weights, would be far outside
+        worst = max(float((found.update[n].double() - m).abs().max()) for n, m in mean_of(updates).items())
+        assert worst > 1e-3 * half_a_step(secure)
+    after = weights_after(secure)
+    for name, update in found.update.items():
+        assert torch.allclose(after[name], found.weights[name] + update, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+def test_any_strategy_that_averages_ends_where_it_ends_without(name: str, federate: Federate) -> None:
+    changes = {**EPOCH, "strategy": name, "rounds": 3, "clients": {"count": 4, "fraction": 0.75}}
+    plain, secure = federate("plain", **changes, secure_aggregation=False), federate("secure", **changes)
+    before, after = weights_after(plain), weights_after(secure)
+    moved = next(iter(recorded(plain).observations())).weights
+    for weight, tensor in after.items():
+        assert (tensor - before[weight]).norm() < 1e-3 * (tensor - moved[weight]).norm()
+
+
+def test_a_defense_acts_before_the_mask(federate: Federate) -> None:
+    changes = {**EPOCH, "defense": "clip(0.05) | gaussian(0.01)", "rounds": 1}
+    plain, secure = federate("plain", **changes, secure_aggregation=False), federate("secure", **changes)
+    updates = list(recorded(plain).observations())
+    (found,) = recorded(secure).observations()
+    assert_is_mean(secure, found, updates)
+    assert max(float(t.abs().max()) for t in found.update.values()) > 1e-3
+
+
+@pytest.mark.parametrize("defense", ["", "clip(0.5)"])
+def test_what_is_on_the_wire(defense: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four exchanges, of which one carries the weights; nothing of a client's own is in clear, and words have 32 bits."""
+    monkeypatch.setattr(engine, "LocalGrid", Failing)
+    run = federate(rounds=1, defense=defense)
+    size = sum(w.numel() for w in next(recorded(run).observations()).weights.values())
+    assert [stage for stage, *_ in Failing.seen] == [s for s in ("setup", "share", "collect", "unmask") for _ in range(5)]
+    for stage, _, message, answer in Failing.seen:
+        assert answer is not None
+        assert ("arrays" in message.content) == (stage == "collect")
+        assert set(answer.content) == {"client", "masked" if stage == "collect" else "secagg"}
+        assert not list(answer.content.metric_records)
+        for record in answer.content.array_records.values():
+            assert {key: (array.dtype, tuple(array.shape)) for key, array in record.items()} == {"words": ("uint32", (3 + size,))}
+        if stage == "collect":
+            assert records.count_bytes(answer.content) < 4 * size + 300
+
+
+def test_numbers_and_metrics_are_in_clear_only_where_that_is_asked_for(federate: Federate) -> None:
+    hidden, shown = federate("hidden", **EPOCH), federate("shown", **EPOCH, secure_aggregation={"reveal": True})
+    rows = {name: recorded(run).rows() for name, run in (("hidden", hidden), ("shown", shown))}
+    for row in rows["hidden"]:
+        assert (row.num_examples is None) == (row.client != "sum")
+        assert row.client == "sum" or row.metrics == {}
+    own = [row.num_examples for row in rows["shown"] if row.client != "sum" and row.round == 1]
+    assert len(set(own)) == 5
+    assert sum(number or 0 for number in own) == next(row.num_examples for row in rows["shown"] if row.client == "sum")
+    assert weights_after(hidden).keys() == weights_after(shown).keys()
+    assert all(torch.equal(t, weights_after(shown)[name]) for name, t in weights_after(hidden).items())
+
+
+def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
+    run = federate(client_seed=5)
+    recording = recorded(run)
+    rows = recording.rows(rounds={1})
+    assert [row.status for row in rows if row.client != "sum"] == ["masked"] * 5
+    assert [count.masked for count in recording.counts()] == [5, 5]
+    assert "sum" not in recording.clients()
+    size = sum(w.numel() for w in recording.sent(1).weights.values())
+    keys = set()
+    for row in rows:
+        if row.client == "sum":
+            continue
+        seen = recording.masked(row)
+        assert seen.words is not None
+        assert (seen.words.dtype, tuple(seen.words.shape)) == (torch.uint32, (3 + size,))
+        keys |= {seen.mask_key, seen.share_key}
+        assert len(seen.sealed) == 4
+        assert len(set(seen.sealed)) == 1
+        assert set(seen.up) == set(seen.down) == {"setup", "share", "collect", "unmask"}
+        assert (row.bytes, row.codec) == (sum(seen.up.values()), "masked")
+        with pytest.raises(ValueError, match="is masked; the update of its cohort is that of 'sum'"):
+            recording.observation(row)
+    assert len(keys) == 10
+    assert keys.isdisjoint(recording.masked(row).mask_key for row in recording.rows(rounds={2}) if row.client != "sum")
+    with pytest.raises(ValueError, match="no masked vector"):
+        recording.masked(next(row for row in rows if row.client == "sum"))
+    metrics = read_json_lines(run.out / "metrics.jsonl")[1]
+    assert metrics["bytes_up"] == sum(row.bytes for row in rows)
+    assert metrics["bytes_down"] == sum(sum(recording.masked(row).down.values()) for row in rows if row.client != "sum")
+    assert (metrics["clients"], metrics["missing"], metrics["secagg_clipped"], metrics["secagg_clipped_clients"]) == (5, 0, 0, 0)
+    agreement = run.experiment.agreement()
+    assert agreement is not None
+    assert recording.manifest.secure_aggregation == agreement.as_public()
+    assert recording.manifest.codec == "masked"
+    checked = verify(run.out)
+    assert checked.damaged == checked.unexpected == ()
+
+
+def test_masked_words_add_up_to_the_sum_only_without_the_masks(federate: Federate) -> None:
+    """The server's own sum over what it recorded says nothing: each client's own mask is in it."""
+    run = federate(rounds=1)
+    recording = recorded(run)
+    words = [recording.masked(row).words for row in recording.rows() if row.status == "masked"]
+    total = sum((w.numpy() for w in words if w is not None), np.zeros(len(words[0]), np.uint32))  # type: ignore[arg-type]
+    agreement = run.experiment.agreement()
+    assert agreement is not None
+    with pytest.raises(ValueError, match="makes no sense"):
+        agreement.quantiser.decode(total, {}, 5)
+
+
+@pytest.mark.parametrize("clients", ["2", "all"])
+def test_the_cohort_is_known_also_where_few_clients_are_recorded(clients: str, federate: Federate) -> None:
+    run = federate(record={"clients": clients})
+    recording = recorded(run)
+    assert all(len(o.cohort) == 5 for o in recording.observations())
+    files = [row.client for row in recording.rows() if row.file and row.client != "sum"]
+    assert len(files) == (4 if clients == "2" else 10)
+    assert verify(run.out).damaged == ()
+
+
+def test_a_masked_vector_that_is_damaged_is_named(federate: Federate) -> None:
+    run = federate(rounds=1)
+    row = next(row for row in recorded(run).rows() if row.status == "masked")
+    assert row.file is not None
+    path = run.out / "recording" / row.file
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert [name for name, _ in verify(run.out).damaged] == [f"recording/{row.file}"]
+    assert len(list(recorded(run).observations())) == 1
+
+
+def test_what_is_clipped_is_counted_and_reported(federate: Federate) -> None:
+    plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1)
+    secure = federate("secure", **EPOCH, secure_aggregation={"clip": 0.01}, rounds=1)
+    beyond = [sum(int((t.abs() > 0.01).sum()) for t in o.update.values()) for o in recorded(plain).observations()]
+    row = read_json_lines(secure.out / "metrics.jsonl")[1]
+    assert row["secagg_clipped"] == sum(beyond) > 0
+    assert row["secagg_clipped_clients"] == sum(count > 0 for count in beyond)
+    (found,) = recorded(secure).observations()
+    assert found.metrics["secagg_clipped"] == sum(beyond)
+    assert max(float(t.abs().max()) for t in found.update.values()) <= 0.01 + 1e-9
+
+
+def test_the_strategy_gets_equal_replies(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> None:
+    got: list[Any] = []
+    real = FedAvg.aggregate_train
+
+    def spy(self: Any, server_round: int, replies: Any) -> Any:
+        got.append([reply.content for reply in replies])
+        return real(self, server_round, replies)
+
+    monkeypatch.setattr(FedAvg, "aggregate_train", spy)
+    federate(rounds=1, **EPOCH)
+    (contents,) = got
+    assert len(contents) == 5
+    for content in contents:
+        assert {key: dict(record) for key, record in content.metric_records.items()} == {"metrics": {"num-examples": 1}}
+        (record,) = content.array_records.values()
+        assert isinstance(record, ArrayRecord)
+        assert all(array.data == contents[0]["arrays"][name].data for name, array in record.items())

@@ -1,0 +1,85 @@
+"""Shamir's secret sharing, beside a secret worked out by hand, and what fewer shares than the threshold say."""
+
+import itertools
+import secrets
+
+import pytest
+
+from fedsim.secagg.keys import seeded, system
+from fedsim.secagg.shamir import PRIME, SHARE_BYTES, combine, split
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(32, "big")
+
+
+def test_a_line_worked_out_by_hand() -> None:
+    """f(x) = 5 + 7 x: two shares of threshold 2."""
+    shares = {1: (12).to_bytes(SHARE_BYTES, "big"), 3: (26).to_bytes(SHARE_BYTES, "big")}
+    assert combine(shares, 2) == number(5)
+
+
+def test_shares_are_the_values_of_a_polynomial_whose_coefficients_are_drawn() -> None:
+    """An oracle with all coefficients known: what is drawn is 66 bytes each, of which the last 7 bits are left out."""
+    drawn = iter([(2 << 7).to_bytes(SHARE_BYTES, "big"), (3 << 7).to_bytes(SHARE_BYTES, "big")])
+    shares = split(number(11), 3, [1, 2, 5], lambda count: next(drawn))
+    assert {x: int.from_bytes(share, "big") for x, share in shares.items()} == {x: 11 + 2 * x + 3 * x * x for x in (1, 2, 5)}
+
+
+@pytest.mark.parametrize(("threshold", "points"), [(1, (1, 2)), (2, (1, 2)), (3, (2, 5, 6, 9, 11)), (5, (1, 2, 3, 4, 5))])
+def test_any_shares_enough_give_the_secret(threshold: int, points: tuple[int, ...]) -> None:
+    for secret in (secrets.token_bytes(32), bytes(32), b"\xff" * 32):
+        shares = split(secret, threshold, points, system)
+        for count in range(threshold, len(points) + 1):
+            for some in itertools.combinations(points, count):
+                assert combine({point: shares[point] for point in some}, threshold) == secret
+
+
+def test_one_share_less_fits_every_secret() -> None:
+    """For any other secret there is exactly one polynomial through the same shares, and its coefficients are no less likely."""
+    threshold, known = 3, (1, 4)
+    shares = split(number(1), threshold, [1, 2, 4], system)
+    values = {point: int.from_bytes(shares[point], "big") for point in known}
+    for other in (0, 2, 2**255):
+        # the polynomial through (0, other) and the two shares, in Newton's form, has a coefficient for each choice of `other`
+        points = {0: other, **values}
+        slope = {(a, b): (points[b] - points[a]) * pow(b - a, -1, PRIME) for a, b in itertools.combinations(points, 2)}
+        second = (slope[1, 4] - slope[0, 1]) * pow(4, -1, PRIME) % PRIME
+        at_2 = (other + slope[0, 1] * 2 + second * 2 * 1) % PRIME
+        told = {**{point: shares[point] for point in known}, 2: at_2.to_bytes(SHARE_BYTES, "big")}
+        assert combine(told, threshold) == number(other)
+
+
+def test_coefficients_are_drawn_over_the_whole_field() -> None:
+    """So each share alone is uniform: its top byte takes all values that it can, whatever the secret."""
+    draw = seeded("any", "shares")
+    tops = [int.from_bytes(split(bytes(32), 2, [1, 2], draw)[1], "big") >> 513 for _ in range(4000)]
+    assert len(set(tops)) == 256
+    expected = len(tops) / 256
+    assert sum((tops.count(value) - expected) ** 2 / expected for value in range(256)) < 340  # chi-square, 255 degrees, p 0.0003
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_share_of_another_polynomial_is_found_out(count: int) -> None:
+    """Also where there are no more shares than needed: what comes out is no secret."""
+    one, other = (split(number(7), 3, [1, 2, 3, 4], system) for _ in range(2))
+    for wrong in range(1, count + 1):
+        mixed = {point: (other if point == wrong else one)[point] for point in range(1, count + 1)}
+        with pytest.raises(ValueError, match="not all of one secret"):
+            combine(mixed, 3)
+
+
+def test_what_cannot_be_split_or_combined() -> None:
+    with pytest.raises(ValueError, match="32 bytes, got 31"):
+        split(bytes(31), 2, [1, 2], system)
+    for threshold in (0, 3):
+        with pytest.raises(ValueError, match=f"from 1 to the 2 shares, got {threshold}"):
+            split(bytes(32), threshold, [1, 2], system)
+    for points in ([0, 1], [2, 2]):
+        with pytest.raises(ValueError, match="distinct and at least 1"):
+            split(bytes(32), 2, points, system)
+    shares = split(bytes(32), 3, [1, 2, 3], system)
+    with pytest.raises(ValueError, match="2 shares, and 3 are needed"):
+        combine({point: shares[point] for point in (1, 2)}, 3)
+    with pytest.raises(ValueError, match="share at 2 is none"):
+        combine({**shares, 2: b"short"}, 3)

@@ -1,0 +1,137 @@
+"""How secure aggregation is configured, and what is refused before any work."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.app import Run
+from fedsim.experiment import ExperimentError, read
+from fedsim.secagg.quantisation import LARGEST
+from fedsim.secagg.terms import Agreement, Terms
+from fedsim.wire.observation import Training
+
+STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
+EPOCHS = Training(learning_rate=0.1, batch_size=8, epochs=3)
+
+
+def settled(clients: int = 5, training: Training = STEPS, strategy: str = "FedAvg", **table: Any) -> Agreement:
+    return Terms(**table).settle(clients=clients, training=training, strategy=strategy)
+
+
+def test_what_is_left_out_follows_from_the_federation() -> None:
+    assert settled() == Agreement(
+        clients=5, threshold=3, neighbours=64, clip=3.0, target_range=LARGEST // (5 * 24), max_weight=24, reveal=False
+    )
+    assert settled(training=EPOCHS).max_weight == 1000
+    assert [settled(clients=n).threshold for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 33]
+    assert settled(clients=100, neighbours=10).threshold == 6
+    assert settled(bits=8).target_range == 127
+    assert settled(clip=2).clip == 2.0
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"threshold": 1}, "threshold must be a whole number from 2 to .*got 1"),
+        ({"threshold": "3"}, "threshold must be a whole number .*got '3'"),
+        ({"threshold": True}, "threshold must be a whole number .*got True"),
+        ({"neighbours": 3}, "neighbours must be even, got 3"),
+        ({"neighbours": 0}, "neighbours must be a whole number from 2"),
+        ({"clip": 0}, "clip must be positive and finite, got 0"),
+        ({"clip": float("inf")}, "clip must be positive and finite, got inf"),
+        ({"bits": 1}, "bits must be a whole number from 2 to 31, got 1"),
+        ({"bits": 32}, "bits must be a whole number from 2 to 31, got 32"),
+        ({"max_weight": 0}, "max_weight must be a whole number from 1"),
+        ({"reveal": 1}, "reveal must be true or false, got 1"),
+        ({"revel": True}, "unknown key 'revel'; known: threshold, neighbours, clip, bits, max_weight, reveal"),
+        (3, "expected false, true or a table of threshold.*, got 3"),
+        ("yes", "expected false, true or a table of threshold.*, got 'yes'"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Terms.parse(table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"threshold": 6}, r"threshold must be from 2 to 5, .*got 6"),
+        ({"clients": 50, "neighbours": 4, "threshold": 6}, r"threshold must be from 2 to 5, .*4 neighbours of 50 clients.*got 6"),
+        ({"clients": 1}, "at least 2 clients a round"),
+        ({"max_weight": 23}, r"at least batch_size \* steps = 24, got 23"),
+        (
+            {"bits": 26},
+            "5 clients x a weight of up to 24 x a target range of 33554431 add up to 4026531720, and 32-bit words hold",
+        ),
+        ({"clients": 10**6, "max_weight": 10**4}, "leave a target range of 0 in 32-bit words, which is coarser than 127"),
+        (
+            {"training": replace(STEPS, buffers="shared")},
+            "sends batch-norm statistics in clear",
+        ),
+        *(({"strategy": name}, f"strategy {name} acts on each client's own") for name in ("FedMedian", "Krum", "MultiKrum")),
+        *(({"strategy": name}, f"strategy {name} acts on each client's own") for name in ("FedTrimmedAvg", "Bulyan", "QFedAvg")),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settled(**settings)
+
+
+def test_the_range_is_used_up_and_not_exceeded() -> None:
+    found = settled(clients=7, max_weight=30)
+    assert 7 * 30 * found.target_range <= LARGEST < 7 * 30 * (found.target_range + 1)
+
+
+@pytest.mark.parametrize("value", [True, {"threshold": 4, "clip": 0.5, "bits": 16, "reveal": True}])
+def test_an_experiment_reads_back_what_it_prints(value: Any, experiment: Callable[..., Any], tmp_path: Path) -> None:
+    made = experiment(secure_aggregation=value)
+    (tmp_path / "e.toml").write_text(made.to_toml())
+    assert read(tmp_path / "e.toml") == made
+    assert made.agreement().threshold == (3 if value is True else 4)
+    assert read(tmp_path / "e.toml", [("secure_aggregation", False)]).agreement() is None
+
+
+def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(experiment(secure_aggregation=False).to_toml())
+    assert read(tmp_path / "e.toml").agreement() is None
+    assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).agreement().threshold == 3  # type: ignore[union-attr]
+    assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).agreement().threshold == 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "FedMedian"}, "strategy FedMedian acts on each client's own update"),
+        ({"strategy": "Krum"}, "strategy Krum acts on each client's own update"),
+        ({"clients": {"count": 5, "fraction": 0.2}}, "at least 2 clients a round"),
+        ({"secure_aggregation": {"threshold": 9}}, "threshold must be from 2 to 5"),
+        ({"secure_aggregation": {"clipp": 9}}, "tiny.toml: secure_aggregation: unknown key 'clipp'"),
+        ({"secure_aggregation": 1}, "secure_aggregation: expected false, true or a table"),
+        (
+            {"training": {"learning_rate": 1, "batch_size": 4, "steps": 1, "mode": "train", "buffers": "shared"}},
+            "sends batch-norm statistics in clear",
+        ),
+        (
+            {"strategy": {"name": "FedAvg", "central": {"max_norm": 1, "noise_multiplier": 1}}},
+            "strategy.central clips each client's own update on the server",
+        ),
+    ],
+)
+def test_an_experiment_that_cannot_work_is_refused(changes: dict[str, Any], words: str, experiment: Callable[..., Any]) -> None:
+    with pytest.raises(ExperimentError, match=words):
+        experiment(**changes)
+
+
+def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_work(
+    experiment: Callable[..., Any], tmp_path: Path
+) -> None:
+    training = {"learning_rate": 0.1, "batch_size": 8, "epochs": 1}
+    made = experiment(training=training, secure_aggregation={"max_weight": 100})
+    with pytest.raises(
+        ValueError, match=r"a client holds (\d+) examples, and secure_aggregation.max_weight is 100; set it to \1"
+    ):
+        Run(experiment=made, out=tmp_path / "run", device="cpu").check()
