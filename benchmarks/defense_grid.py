@@ -21,7 +21,7 @@ class Entry:
     """One defense. key: of the experiment. settings: mild, middle and strong; one only where there are no strengths.
 
     expected: for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and knowing it.
-    trained:  settings for the federation that measures accuracy, where its clients' batches ask for other ones.
+    trained:  settings for the federation that measures accuracy, where its network or its batches ask for other ones.
     why:      of the declaration.
     """
 
@@ -96,9 +96,10 @@ GRID = (
     ),
     Entry(
         "withhold",
-        ("withhold(['6.bias'])", "withhold(['6.*'])", "withhold(['2.*', '4.*', '6.*', '8.*'])"),
+        ("withhold(['6.bias'])", "withhold(['0.*'])", "withhold(['2.*', '4.*', '6.*', '9.*'])"),
         FALLS,
         "the first convolution alone, without the head that tells the label",
+        trained=("withhold(['1.bias'])", "withhold(['1.*'])", "withhold(['1.*', '3.weight'])"),
     ),
     Entry(
         "dp_sgd",
@@ -147,11 +148,15 @@ GRID = (
     ),
     Entry(
         "instahide",
-        ("instahide(k=2, public='{public}')", "instahide(k=4, public='{public}')", "instahide(k=6, public='{public}')"),
+        (
+            "instahide(k=3, public='{public}', flips=0.02)",
+            "instahide(k=3, public='{public}')",
+            "instahide(k=6, public='{public}')",
+        ),
         FALLS,
         "what is inverted is a mixture with random signs",
         key="inputs",
-        trained=("instahide(k=1)", "instahide(k=2)", "instahide(k=4)"),
+        trained=("instahide(k=1, flips=0.01)", "instahide(k=2, flips=0.2)", "instahide(k=4)"),
     ),
     Entry(
         "secure_aggregation",

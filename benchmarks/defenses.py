@@ -106,14 +106,13 @@ def main() -> None:
                 found.append(one)
                 print(f"{len(found)} of {len(jobs)}: {one.job.name}", file=sys.stderr)
     checks = [check for one in found if one.job.strength == "strong" for check in _checks(none, one)]
-    declared = [check for check in checks if check["declared"] != "n/a"]
     losses = [none.row["accuracy"] - one.row["accuracy"] for one in found if one.job.strength == "mild"]
     told("defenses, PSNR from none to the strongest in dB", checks, {}, replace(asked, json=False))
     summary = {
-        "as_declared": sum(check["holds"] for check in declared) / len(declared) if declared else None,
-        "pairs": len(declared),
+        "as_declared": sum(check["holds"] for check in checks) / len(checks) if checks else None,
+        "pairs": len(checks),
         "worst_accuracy_loss": max(losses, default=None),
-        "differs": "; ".join(_words(check) for check in declared if not check["holds"]) or "none",
+        "differs": "; ".join(_words(check) for check in checks if not check["holds"]) or "none",
     }
     told("defenses", [one.row for one in (none, *found)], summary, asked)
 
@@ -155,14 +154,18 @@ def _measure(job: Job) -> Found:
     warnings.simplefilter("ignore")
     key = job.entry.key if job.entry else "defense"
     photos = {"data": {"name": "npz", "train": str(job.folder / "private.npz"), "test": str(job.folder / "public.npz")}}
-    attacked = _federate({**ATTACKED, **photos, "clients": {"count": job.images}, key: job.attacked}, job, "attacked")
     trained = _federate({**TRAINED, key: job.trained}, job, "trained")
+    if job.entry is not None and set(job.entry.expected) == {"n/a"}:
+        attacked, pairs = trained, ()
+    else:
+        settings = {**ATTACKED, **photos, "clients": {"count": job.images}, key: job.attacked}
+        attacked, pairs = _federate(settings, job, "attacked"), PAIRS
     name = job.entry.name if job.entry else "none"
     row: dict[str, Any] = {"defense": name, "strength": job.strength, "setting": str(job.attacked)}
     last, first = (read_json_lines(run.out / "metrics.jsonl")[-1] for run in (trained, attacked))
     row |= {"accuracy": last["accuracy"], "bytes_up": first["bytes_up"], "epsilon": last.get("privacy", {}).get("epsilon")}
     psnr = {}
-    for attack, knows in PAIRS:
+    for attack, knows in pairs:
         if job.entry is None and knows:  # there is nothing to know
             psnr[attack, knows] = psnr[attack, False]
             continue
@@ -200,6 +203,8 @@ def _checks(none: Found, strong: Found) -> Iterator[dict[str, Any]]:
     """Each attacker's paired difference between the strongest setting and no defense, beside what was declared."""
     assert strong.job.entry is not None
     for pair, declared in zip(PAIRS, strong.job.entry.expected, strict=True):
+        if declared == "n/a":
+            continue
         before, after = none.psnr[pair], strong.psnr[pair]
         difference = mean([after[index] - before[index] for index in before])
         yield {

@@ -43,9 +43,10 @@ MIN_PRIVATE = 0.3
 
 
 def mixup(alpha: float = 0.4) -> Mixing:
-    """Mix each example with another of its batch, and their labels likewise (Zhang et al. 2018).
+    """Mix each example with another of its batch, and their labels likewise.
 
     alpha: the share is drawn from Beta(alpha, alpha), once a batch, and the partners are a permutation of the batch; positive.
+    Source: Zhang et al. 2018, "mixup: beyond empirical risk minimization".
     """
     if not 0 < alpha < math.inf:
         raise ValueError(f"mixup: alpha must be positive and finite, got {alpha}")
@@ -58,18 +59,24 @@ def mixup(alpha: float = 0.4) -> Mixing:
     return Mixing(mix, least=2)
 
 
-def instahide(k: int = 4, public: str = "") -> Mixing:
-    """Mix k images by random shares, and mirror each pixel at mid-grey with probability one half (Huang et al. 2020).
+def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
+    """Mix k images by random shares, and mirror pixels at mid-grey at random.
 
     k:      images in a mixture; at least 1, with public ones at least 3.
     public: a data set for k - 2 of them, beside two private ones, whose labels alone are mixed: their shares add up to less
             than 1, as published. Without one, all k come from the batch, by permutations of it that may meet an image twice.
 
+    flips:  probability of each pixel to be mirrored, in [0, 0.5]; 0.5 as published, which is hard to learn from.
+
     Shares are uniform on the simplex, none above 0.65; with public images, those of private ones add up to at least 0.3.
     The paper flips signs of values around 0; in [0, 1], x becomes 1 - x. Nothing is flipped or mixed in evaluation.
+
+    Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
     if k < (3 if public else 1):
         raise ValueError(f"instahide: k must be at least {3 if public else 1}{' with public images' * bool(public)}, got {k}")
+    if not 0 <= flips <= 0.5:
+        raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k
 
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: Pool | None) -> tuple[Tensor, Tensor]:
@@ -82,7 +89,7 @@ def instahide(k: int = 4, public: str = "") -> Mixing:
             images += [pool[torch.randint(len(pool), (len(x),), generator=rng)].to(x) for _ in range(k - private)]
         mixed = sum(_columns(share, x) * image for share, image in zip(shares.T, images, strict=True))
         labels = sum(share[:, None] * y[order] for share, order in zip(shares.T, orders, strict=False))
-        mirrored = (torch.rand(x.shape, generator=rng) < 0.5).to(x.device)
+        mirrored = (torch.rand(x.shape, generator=rng) < flips).to(x.device)
         return torch.where(mirrored, 1 - mixed, mixed), labels
 
     return Mixing(mix, least=2 if k > 1 and not public else 1, public=public)

@@ -68,11 +68,12 @@ class Dropout(Stochastic):
 
 
 def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.Module:
-    """A copy of `model` with a variational bottleneck before its last linear layer (PRECODE, Scheliga et al. 2022).
+    """A copy of `model` with a variational bottleneck before its last linear layer.
 
     bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence, in bits; not negative.
     Published code draws in evaluation, too; here evaluation goes by the mean.
     Raises ValueError where there is no linear layer.
+    Source: PRECODE, Scheliga et al. 2022, with the sizes of its released code.
     """
     if not 1 <= bottleneck <= MAX_BOTTLENECK:
         raise ValueError(f"precode: bottleneck must be from 1 to {MAX_BOTTLENECK}, got {bottleneck}")
@@ -86,9 +87,10 @@ def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.
 
 
 def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
-    """A copy of `model` with dropout before its last linear layer (Srivastava et al. 2014).
+    """A copy of `model` with dropout before its last linear layer.
 
     p: probability that a feature is dropped, in [0, 1). Raises ValueError where there is no linear layer.
+    Source: Srivastava et al. 2014, section 4.
     """
     if not 0 <= p < 1:
         raise ValueError(f"dropout: p must be in [0, 1), got {p}")

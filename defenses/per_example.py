@@ -21,25 +21,27 @@ PER_EXAMPLE_BYTES = 2**28
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> Rule:
-    """Clip the gradient of each example, add noise to their sum, divide by the batch (Abadi et al. 2016, algorithm 1).
+    """Clip the gradient of each example, add noise to their sum, divide by the batch.
 
     max_norm: bound C on the Euclidean norm of one example's whole gradient; positive.
     noise:    standard deviation of the noise on the sum, in units of C; not negative.
     The divisor is the true number of examples in the batch. Needs a loss that is a mean over examples: batch norm that goes by
     the batch is refused.
+    Source: DP-SGD, Abadi et al. 2016, algorithm 1.
     """
     _check_bounds("dp_sgd", max_norm, noise)
     return _per_example(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
 
 
 def fed_cdp(max_norm: float = 4.0, noise: float | None = None, snr_db: float | None = None, snr_scope: str = "tensor") -> Rule:
-    """Clip each tensor of each example's gradient, average, add noise (Fed-CDP, Wei et al. 2021).
+    """Clip each tensor of each example's gradient, average, add noise.
 
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
     noise:     standard deviation of the noise on the sum over examples, in units of C: on the mean it is noise * C / batch.
     snr_db:    instead, signal to noise in decibels: the noise has 10^(-snr_db / 10) of the mean square of the clipped and
                averaged gradient. It then depends on the data: there is no differential privacy to account for.
     snr_scope: that mean square is one of each "tensor", or of the whole "gradient".
+    Source: Fed-CDP, Wei et al. 2021, with the bound on each tensor of its released code.
     """
     _check_bounds("fed_cdp", max_norm, noise or 0.0)
     if (noise is None) == (snr_db is None):

@@ -16,13 +16,14 @@ ROWS = 64
 
 
 def soteria(prune: float = 0.8, layer: str = "") -> Rule:
-    """Zero those columns of a linear layer's gradient whose lack misleads a reconstruction most (Sun et al. 2021).
+    """Zero those columns of a linear layer's gradient whose lack misleads a reconstruction most.
 
     prune: share of the layer's R input features whose columns are zeroed, those with the smallest `scores`; in [0, 1).
     layer: name of the layer; "" for the last linear one.
     All other gradients stay as they are, those of earlier layers among them, and so does the network. A step costs as much as
     R more backward passes.
     An attacker who knows it compares the columns that were sent, or, where zeros do not show, leaves the layer out.
+    Source: Sun et al. 2021, with the magnitude of the feature in the denominator.
     """
     if not 0 <= prune < 1:
         raise ValueError(f"soteria: prune must be in [0, 1), got {prune}")

@@ -98,6 +98,7 @@ class Run:
             models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
         public_images(InputsSpec.parse(self.experiment.inputs), data)
         self._try_rule(model, data)
+        self.experiment.update_defense().build().init(dict(model.named_parameters()))
         self.strategy()
         sizes = [len(part) for part in _split(self.experiment.to_toml())]
         training = self.experiment.training

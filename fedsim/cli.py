@@ -268,7 +268,10 @@ def import_(
 
 @app.command("list", epilog="Example:  fedsim list defenses")
 def list_(
-    kind: Annotated[str, typer.Argument(help="models, datasets, partitions, strategies, defenses, gradients, networks or inputs.")], as_json: Json = False
+    kind: Annotated[
+        str, typer.Argument(help="models, datasets, partitions, strategies, defenses, gradients, networks or inputs.")
+    ],
+    as_json: Json = False,
 ) -> None:
     """List what an experiment can name."""
     with errors_told():

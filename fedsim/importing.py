@@ -28,7 +28,7 @@ CLIENT = "imported"
 class Settings(BaseModel):
     """What the server knows beside the two state dicts.
 
-    model, training, data, defense: as in an experiment; the model may be `module:function`.
+    model, training, data, defense, gradient, network, inputs: as in an experiment; the model may be `module:function`.
     num_examples: that the client reported, where it did; most attacks need it.
     names:   from a tensor's name in the files to its name in the model, where they differ.
     layout:  torch, or keras, which is that of JAX and Flax too: kernels (height, width, in, out) and (in, out) are turned round.
@@ -42,6 +42,9 @@ class Settings(BaseModel):
     training: Training
     data: DataSpec
     defense: str = ""
+    gradient: str = "plain"
+    network: str = ""
+    inputs: str = ""
     num_examples: int | None = Field(default=None, gt=0)
     names: dict[str, str] = {}
     layout: Literal["torch", "keras"] = "torch"
@@ -82,7 +85,7 @@ def import_recording(before: Path, after: Path, settings: Settings, out: Path) -
     """
     if (out / "recording").exists():
         raise ValueError(f"{out} holds a recording already; choose another folder, or fedsim delete it")
-    spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments)
+    spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments, network=settings.network)
     model = models.build(spec, settings.data)
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     sent, returned = (_fitted(_state_dict(path), model.state_dict(), weights, settings, path) for path in (before, after))
@@ -94,7 +97,9 @@ def import_recording(before: Path, after: Path, settings: Settings, out: Path) -
         model=spec,
         data=settings.data,
         training=settings.training,
-        defense=DefenseSpec.parse(settings.defense),
+        defense=DefenseSpec.parse(settings.defense, learning_rate=settings.training.learning_rate),
+        gradient=settings.gradient,
+        inputs=settings.inputs,
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={"torch": torch.__version__, "numpy": np.__version__},
     )

@@ -48,5 +48,5 @@ def _described(factory: Callable[..., Any]) -> dict[str, Any]:
     return {"summary": summary(factory), "arguments": arguments, "reference": reference(factory)}
 
 
-HIDDEN = ("shape", "num_classes", "examples", "clients", "rng")
+HIDDEN = ("shape", "num_classes", "examples", "clients", "rng", "model")
 """What a factory gets from the program."""

@@ -35,7 +35,7 @@ class GradientMatching:
     boxed:     keep x in [0, 1] after every step.
     agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
-                   out what misleads, and stop at the power of the noise.
+                   out what misleads, and start again only where more than the noise is left unexplained.
     sees_gradient: False gives the null: the same search by the prior alone, with random labels.
     """
 

@@ -26,6 +26,7 @@ from attacker.attacks.simulation import (
 from attacker.reconstruction import Reconstruction, slots_of
 from defenses.channel import Known, transparent
 from fedsim import models
+from fedsim.wire.masked import SUM
 from fedsim.wire.observation import Observation
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ class _Best:
     restarts: int = 0
 
 
+def _schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
+    """Sizes of the batches behind an update, and a client's local steps.
+
+    Behind a sum is one batch, of all its clients' examples; they are taken to have trained alike.
+    """
+    count, training = observation.num_examples or 0, observation.training
+    if observation.client == SUM:
+        each = -(-count // max(1, len(observation.cohort)))
+        return (count,), training.steps or len(training.batch_sizes(each) or (each,))
+    sizes = training.batch_sizes(count) or (count,)
+    return sizes, training.steps or len(sizes)
+
+
 class Search:
     """One call of a `GradientMatching`: everything that its cases share, and one `_Best` for each."""
 
@@ -53,8 +67,7 @@ class Search:
         first = cases[0].observations[0]
         assert first.num_examples is not None
         self.data, self.training, self.count = first.data, first.training, first.num_examples
-        self.sizes = first.training.batch_sizes(self.count) or (self.count,)
-        self.steps = first.training.steps or len(self.sizes)
+        self.sizes, self.steps = _schedule(first)
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.model: nn.Module = network_of(first).to(attack.device)
         knows = attack.knows_defense
@@ -84,18 +97,19 @@ class Search:
     def _thresholds(self) -> None:
         """(cases,) losses that are enough, and those above which a search is stuck.
 
-        Below the power of known noise there is nothing to be learned. A null has no gradient to go by: one start is all.
+        A search that ended at the power of known noise is not stuck. It is no reason to end one before: the examples that fit the
+        noise best are nearer to the true ones than those at which the loss first falls to its power. A null has no gradient to go
+        by: one start is all.
         """
         stop, objective = self.attack.stop, self.attack.objective
         worst = vmap(objective.worst)(self.compared)
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return
-        least = torch.full_like(worst, stop.tolerance)
+        self.enough = (stop.precision * worst).clamp(min=stop.tolerance)
+        self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
         if objective.squares:
-            least = least.maximum(vmap(self.channel.noise)(self.seen) / total_step(self.training, self.steps) ** 2)
-        self.enough = (stop.precision * worst).maximum(least)
-        self.stuck = (stop.stuck * worst).maximum(least)
+            self.stuck = self.stuck.maximum(vmap(self.channel.noise)(self.seen) / total_step(self.training, self.steps) ** 2)
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()

@@ -12,5 +12,6 @@ The server is honest but curious, and together with fewer than `threshold` clien
 Against a server that lies there is no defense beyond what a client refuses: keys that come twice, fewer neighbours or survivors
 than the threshold, a second vector under the same keys, both kinds of shares of one peer. Nothing authenticates public keys, so
 a lying server could stand in for a client's neighbours. A client that sends nonsense spoils the sum, as it could without masks.
-What a sum says is not hidden: who took part, the total of examples, and how many coordinates were clipped.
+What a sum says is not hidden: who took part, the total of examples, and how many coordinates were clipped. Nor is what several
+sums say together: a round that is asked for again, after a crash of the server, may be summed over other clients.
 """

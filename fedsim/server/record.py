@@ -28,6 +28,8 @@ def record(
     training: Training,
     data: DataSpec,
     defense: str = "",
+    gradient: str = "plain",
+    inputs: str = "",
     rounds: str = "all",
     clients: str = "all",
 ) -> Strategy:
@@ -37,6 +39,7 @@ def record(
               Its state dict must have the names that the server sends; buffers may be missing there.
     training: what clients are told to do; the attacker goes by it. data: the public shape of their data.
     defense:  what clients do to their updates, where they use `fedsim.client.update_mod`.
+    gradient, inputs: what clients do while they train, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
     rounds, clients: what is written down, as in an experiment.
 
     Around a strategy that clips or adds noise on the server, what clients sent is recorded, before that: give the outermost one.
@@ -58,6 +61,8 @@ def record(
         data=data,
         training=training,
         defense=chosen,
+        gradient=gradient,
+        inputs=inputs,
         codec=chosen.codec(),
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},

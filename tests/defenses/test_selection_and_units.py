@@ -129,6 +129,15 @@ def test_a_masked_channel_acts_on_its_tensors_alone() -> None:
     assert list(expected) == list(seen)
 
 
+def test_a_masked_channel_learns_from_its_tensors_alone() -> None:
+    """One threshold for the tensors that were ranked together: the others, which are larger, had no part in it."""
+    seen = {"a": torch.tensor([4.0, 3.0, 0.0, 0.0]), "b": torch.full((4,), 9.0)}
+    channel = channels.masked(channels.top_k(0.5, scope="global"), ["a"])
+    known = channel.learn(seen)
+    assert list(known) == ["a"]
+    assert known["a"].tolist() == [True, True, False, False]
+
+
 def test_an_attacker_expects_nothing_of_what_is_withheld() -> None:
     expected = channels.withhold(["6.*"]).expect(update(), {})
     assert (expected["6.weight"] == 0).all()
@@ -158,6 +167,19 @@ def test_a_clip_of_the_gradient_is_one_of_the_update_at_the_learning_rate_times_
 def test_the_sign_that_counts_is_that_of_the_gradient() -> None:
     """A zero is positive in the gradient, so that it goes down in the update."""
     assert once(in_gradient_units(sign(), 0.5), {"w": torch.tensor([2.0, -3.0, 0.0])})["w"].tolist() == [0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize("spec", ["uniform(3)", "top_k(0.5)"])
+def test_a_channel_learns_in_units_of_the_gradient(spec: str) -> None:
+    """A cell of the gradient is wider than one of the update, and what it says of a guess is the same."""
+    given = {"w": torch.randn(50, generator=rng(1), dtype=torch.float64)}
+    guess = {"w": torch.randn(50, generator=rng(2), dtype=torch.float64)}
+    plain, converted = DefenseSpec.parse(spec), DefenseSpec.parse(f"in_gradient_units({spec}, 0.01)")
+    expected = []
+    for one in (plain, converted):
+        channel = one.channel()
+        expected.append(channel.expect(guess, channel.learn(once(one.build(), given)))["w"])
+    assert torch.allclose(expected[0], expected[1], atol=1e-12)
 
 
 def test_a_defense_that_remembers_does_so_in_units_of_the_gradient() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from defenses import Defense, Update, gradient_dropout, prune, random_k, top_k
+from defenses import Defense, DefenseSpec, Update, channels, gradient_dropout, prune, random_k, top_k
 from defenses.sparsification import kept, largest
 
 
@@ -173,6 +173,53 @@ def test_equal_tensors_lose_different_coordinates() -> None:
     for defense in (gradient_dropout(0.5), random_k(0.5)):
         sent = once(defense, {"a": torch.ones(40), "b": torch.ones(40)})
         assert not torch.equal(sent["a"], sent["b"])
+
+
+# --- what the attacker makes of it ---
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "top_k(0.3)",
+        "top_k(0.3, scope='global')",
+        "random_k(0.3)",
+        "random_k(0.3, rescale=True)",
+        "random_k(0.3, scope='global', rescale=True)",
+        "prune(0.7)",
+        "prune(threshold=0.5)",
+        "gradient_dropout(0.7)",
+        "gradient_dropout(0.7, rescale=True)",
+    ],
+)
+def test_the_true_update_explains_what_was_sent_without_a_rest(spec: str) -> None:
+    """Also where coordinates that were sent are zero, and where ties are left out that the share alone would have kept."""
+    channel = DefenseSpec.parse(spec).channel()
+    update = {"a": torch.randn(40, generator=rng(1)), "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]), "c": torch.zeros(3, 2)}
+    sent = once(DefenseSpec.parse(spec).build(), update)
+    expected = channel.expect(update, channel.learn(sent))
+    assert all(torch.allclose(expected[name], sent[name], rtol=1e-6) for name in update)
+
+
+def test_ties_that_were_pruned_are_not_taken_as_sent() -> None:
+    seen = {"w": torch.tensor(of(prune(0.5), 1, 1, 1, 3))}
+    assert channels.prune(0.5).learn(seen)["w"].tolist() == [False, False, False, True]
+
+
+def test_where_less_than_k_is_not_zero_the_attacker_knows_the_zeros_as_well() -> None:
+    seen = {"w": torch.tensor(of(top_k(0.75), 0, 3, 0, 0))}
+    assert channels.top_k(0.75).learn(seen)["w"].all()
+    assert not channels.random_k(0.75).learn(seen)["w"].all()
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("channel", [channels.top_k, channels.random_k])
+def test_under_noise_the_largest_are_taken_as_sent(channel, scope: str) -> None:
+    update = {"a": torch.randn(100, generator=rng(1)), "b": torch.randn(40, generator=rng(2))}
+    sent = once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
+    noisy = {name: t + 0.01 * torch.randn(t.shape, generator=rng(3)) for name, t in sent.items()}
+    known = channel(0.1, scope=scope).learn(noisy)
+    assert all(torch.equal(known[name], sent[name] != 0) for name in update)
 
 
 # --- wrong arguments ---

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array
+from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis.extra import numpy as arrays
 
@@ -58,3 +58,11 @@ def test_tensors_are_copies_that_may_be_written_to() -> None:
     tensor = records.to_tensor(array)
     tensor.add_(1)
     assert torch.equal(records.to_tensor(array), torch.tensor([1.0, 2.0]))
+
+
+def test_bytes_are_counted_as_flower_counts_them_and_empty_values_as_none() -> None:
+    """Flower's own count fails for those, and a client may send them."""
+    full = RecordDict({"a": ConfigRecord({"k": "text", "list": [1, 2]}), "m": MetricRecord({"n": 3})})
+    assert records.count_bytes(full) == sum(record.count_bytes() for record in full.values())
+    empty = RecordDict({"a": ConfigRecord({"k": "text", "list": [1, 2], "no": "", "bytes": b"", "none": []}), "m": full["m"]})
+    assert records.count_bytes(empty) == records.count_bytes(full) + len("no" + "bytes" + "none")

@@ -1,10 +1,12 @@
 """Clients that drop out of a round at any exchange, in any way."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from failing import Failing, Fails
+from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, of_partitions, recorded
 
 from fedsim import engine
@@ -48,6 +50,23 @@ def test_the_mean_is_that_of_the_clients_whose_vectors_came(
         assert known.status == ("masked" if stage == "unmask" else "failed" if kind == "fails" else "late")
     again = next(iter(recorded(secure).observations(rounds={2})))  # who failed is back in the next round
     assert len(again.cohort) == 5
+
+
+@pytest.mark.parametrize(("kind", "errors"), [("fails", 2), ("late", 0)])
+def test_the_strategy_gets_errors_and_nothing_of_who_is_late(
+    kind: str, errors: int, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[list[bool]] = []
+    real = FedAvg.aggregate_train
+
+    def spy(self: Any, server_round: int, replies: Any) -> Any:
+        got.append([reply.has_error() for reply in replies])
+        return real(self, server_round, replies)
+
+    monkeypatch.setattr(FedAvg, "aggregate_train", spy)
+    failing(monkeypatch, kind, {(1, "collect"): (0, 4)})
+    federate(rounds=1)
+    assert sorted(got[0]) == [False] * 3 + [True] * errors
 
 
 def test_one_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:

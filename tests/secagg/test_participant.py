@@ -145,6 +145,14 @@ def test_the_way_there_and_the_way_back_have_keys_of_their_own() -> None:
         participant.receive(me, {2: sealed[2]})
 
 
+def test_shares_are_bound_to_the_numbers_of_both_ends() -> None:
+    members, given = shared()
+    with pytest.raises(ValueError, match="does not open"):
+        participant.receive(replace(members[1], number=7), given[1])
+    assert participant._channel(members[1], 2, outward=True) == participant._channel(members[2], 1, outward=False)
+    assert participant._channel(members[1], 2, outward=True) != participant._channel(members[1], 2, outward=False)
+
+
 def test_what_is_sealed_is_authenticated_with_what_it_is_about() -> None:
     key = system(32)
     sealed = seal(key, b"text", "from 1 to 2", system)

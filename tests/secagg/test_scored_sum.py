@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacker.attacks import AttackSpec
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.matching import GradientMatching
+from attacker.attacks.search import Search
+from attacker.attacks.simulation import gradient_of
 from attacker.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import true_labels
@@ -63,3 +66,20 @@ def test_the_label_oracle_knows_everyones_labels(federate: Federate, tmp_path: P
     _, _, labels = scorer.originals(1, 1, "sum", recording.summed(1))
     assert told.tolist() == sorted(labels.tolist())
     assert len(told) == row.num_examples
+
+
+def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> None:
+    """One batch each, so one step each, and not one for each client: the gradient is not taken for a third of itself."""
+    training = {"learning_rate": 0.1, "batch_size": 600, "epochs": 1}
+    run = federate("epochs", clients={"count": 3}, rounds=1, training=training)
+    observation = next(Recording(run.out / "recording").observations())
+    assert (observation.num_examples or 0) > 600
+    attack = AttackSpec(name="dlg").build()
+    assert isinstance(attack, GradientMatching)
+    search = Search(attack, [Case((observation,))], torch.Generator().manual_seed(0), None)
+    assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
+    _, x, y = Scorer(run.out, [run.out / "truth"]).originals(1, 1, "sum", observation.cohort)
+    network = models.build(observation.model, observation.data)
+    gradient = gradient_of(network, observation.data)(observation.weights, x, y)
+    for name, expected in gradient.items():
+        assert torch.allclose(search.observed[name][0], expected, atol=1e-5)

@@ -73,6 +73,28 @@ def strange(content: Any, _: int) -> None:
             record[key] = records.pack(np.zeros(2, np.int64))
 
 
+@pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
+def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are drawn from a secret would come again; a second vector under the same ones would give away a difference."""
+    again: list[Any] = []
+
+    class Twice(Failing):
+        def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
+            asked = list(messages_)
+            answers = list(super().send_and_receive(asked, timeout=timeout))
+            if messages.stage_of(asked[0].content) == stage:
+                again.extend(super().send_and_receive(asked, timeout=timeout))
+            return answers
+
+    monkeypatch.setattr(engine, "LocalGrid", Twice)
+    run = federate(rounds=1)
+    assert [answer.has_error() for answer in again] == [True] * 5
+    assert all("began already" in a.error.reason or "each is answered once, in order" in a.error.reason for a in again)
+    assert len(next(recorded(run).observations()).cohort) == 5
+    trained = [path.read_text().splitlines() for path in (run.out / "truth").glob("*.jsonl")]
+    assert [len(lines) for lines in trained] == [1] * 5  # and nobody trained twice
+
+
 @pytest.mark.parametrize("change", [empty, strange])
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
 def test_an_answer_that_makes_no_sense_is_that_of_one_client(
