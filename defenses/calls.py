@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from defenses.registry import bind
 
@@ -25,13 +25,11 @@ class Step:
     arguments: tuple[tuple[str, Value], ...] = ()
 
     def printed(self, factory: Factory) -> str:
-        """As `parse` reads it back; parameters with a default by name."""
+        """As `parse` reads it back; the first parameter and those without a default by position, the others by name."""
         parameters = inspect.signature(factory).parameters
-        shown = [
-            _shown(value) if parameters[key].default is inspect.Parameter.empty else f"{key}={_shown(value)}"
-            for key, value in self.arguments
-            if key not in parameters or value != parameters[key].default
-        ]
+        free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        by_position = {p.name for i, p in enumerate(free) if i == 0 or p.default is p.empty}
+        shown = [_shown(value) if key in by_position else f"{key}={_shown(value)}" for key, value in self.arguments]
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -91,7 +89,9 @@ class _Reader:
         free = list(inspect.signature(factory).parameters.values())[len(positional) :]
         left = {p.name for p in free if p.default is inspect.Parameter.empty} - named.keys()
         named |= {key: self.fill[key] for key in left & self.fill.keys()}
-        return Step(name, tuple(bind(name, factory, *positional, given=named).items()))
+        arguments = bind(name, factory, *positional, given=named)
+        _check_types(name, factory, arguments)
+        return Step(name, tuple(arguments.items()))
 
     def _value(self, node: ast.expr) -> Value:
         if self.nested is not None and _is_steps(node):
@@ -105,6 +105,26 @@ class _Reader:
             written, kinds = ast.unparse(node), "a number, a string, a truth value or a list of these"
             raise ValueError(f"argument {written!r} in {self.what} {self.text!r} is not {kinds}")
         return value
+
+
+WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text in quotes"}
+
+
+def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
+    """Raises ValueError for what its annotation does not allow: 'no' would be true, and True the number 1.
+
+    Whether a number is whole is left to what has its range.
+    """
+    parameters = inspect.signature(factory).parameters
+    for key, value in arguments.items():
+        annotation = parameters[key].annotation if key in parameters else None
+        wanted = {kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)}
+        kind = wanted.pop() if len(wanted) == 1 else None
+        if kind not in WORDS:
+            continue
+        allowed = (int, float) if kind in (int, float) else (kind,)
+        if type(value) not in allowed:
+            raise ValueError(f"{name}: {key} must be {WORDS[kind]}, got {value!r}")
 
 
 def _is_steps(node: ast.expr) -> bool:

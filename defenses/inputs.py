@@ -73,8 +73,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
-    if k < (3 if public else 1):
-        raise ValueError(f"instahide: k must be at least {3 if public else 1}{' with public images' * bool(public)}, got {k}")
+    if type(k) is not int or k < (3 if public else 1):
+        raise ValueError(f"instahide: k must be a whole number of at least {3 if public else 1}{' with public images' * bool(public)}, got {k}")
     if not 0 <= flips <= 0.5:
         raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k

@@ -30,6 +30,7 @@ class Noise:
 
 
 NO_NOISE = Noise(why="no noise is added")
+IN_PART = Noise(why="noise is added to some of the tensors only")
 NO_BOUND = Noise(why="nothing bounds the length of what the noise is to hide")
 NO_SCALE = Noise(why="the scale of the noise follows the data")
 
@@ -88,8 +89,14 @@ def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
         family, scale = SCALES[step.name](given)
         hiding = _hiding(sent.length, family, scale)
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
+    if step.name == "masked" and not sent.noise.multiplier and _adds_noise(given["defense"].steps, tensors):
+        sent = sent._replace(noise=IN_PART)
     bound = LENGTHS.get(step.name, _unknown)
     return sent._replace(length=math.inf if given.get("error_feedback") else bound(sent.length, given, tensors))
+
+
+def _adds_noise(steps: Sequence[Step], tensors: int) -> bool:
+    return _through(steps, _Sent(length=1.0), tensors).noise != NO_NOISE
 
 
 def _given(step: Step, factory: Callable[..., Any]) -> Given:

@@ -245,6 +245,7 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
             gradient=GradientSpec.parse(run.experiment.gradient),
             inputs=inputs,
             public=lambda: public_images(inputs, data),
+            run=run.experiment.to_toml(),
             seed=run.client_seed,
             device=run.resolved_device(),
             threads=run.threads,
@@ -263,6 +264,7 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
         e, data, device = run.experiment, run.data(), run.resolved_device()
         model = models.build(run.model(), data.spec).to(device)
         x, y = (t.to(device) for t in data.test[:])
+        sizes = frozenset(len(part) for part in _split(e.to_toml()))
 
         def held_out(weights: dict[str, Tensor]) -> dict[str, float]:
             moved = {name: w.to(device) for name, w in weights.items()}
@@ -283,7 +285,8 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
             privacy=accounts(
                 e,
                 tensors=len(dict(model.named_parameters())),
-                smallest=min(len(part) for part in _split(e.to_toml())),
+                smallest=min(sizes),
+                others=sizes,
                 buffers=bool(models.buffer_names(model)),
             ).row,
             secure=e.agreement(),

@@ -4,7 +4,8 @@ There are two observers. The honest-but-curious server gets each client's messag
 client itself adds counts, and no sampling of clients makes it better. Everybody else sees no more than the global model: the
 server's own noise counts as well (`central`), and clients are drawn in secret. That noise comes after the messages that are
 recorded here: it protects against none of the attacks on a recording. It is drawn, as the clients are, from the experiment's
-seed, which must stay as secret as the messages for any of this to hold.
+seed, which must stay as secret as the messages for any of this to hold. So must a seed that clients' secrets are drawn from, if
+one is given: their noise follows from it, and comes again in every run with that seed.
 
 All of it is about the updates. How many examples a client has, and the metrics that it reports, are taken to be public.
 """
@@ -38,7 +39,8 @@ class Accounts:
     """All that the privacy of a federation follows from.
 
     client:   what hides one client's update in what it sends. example: what hides one example in each gradient.
-    size:     examples of the client that has the fewest, and so uses each most often.
+    size:     examples of the client that has the fewest, and so uses each most often in the end. others: of all others; one of
+              them may use an example twice in a round that is a single epoch to the smallest.
     released: what hides one client's update in the mean over those drawn; None without central noise.
     drawn, population: clients in each round, and in all.
     delta:    of every epsilon. prior: chance of success of someone who sees no message, for the bound on reconstruction.
@@ -48,6 +50,7 @@ class Accounts:
     example: Noise
     training: Training
     size: int
+    others: frozenset[int] = frozenset()
     released: Noise | None = None
     drawn: int = 1
     population: int = 1
@@ -62,14 +65,15 @@ class Accounts:
         """What holds after round `number`, as plain data: for a client that took part in every round.
 
         epsilon, bound: of all rounds so far. epsilon_round: of this one. unit: what is hidden, a whole client, or, where only its
-        gradients have noise, an example of the client with the fewest. relation: between inputs that are hard to tell apart.
+        gradients have noise, an example, of the client that uses it most often. relation: between inputs that are hard to tell apart.
         why: what is missing where epsilon is infinite. epsilon_if_poisson: what it would be if each example entered each batch by
         chance, relation add-or-remove-one; batches here are not drawn so. central: the same for who sees only the global model.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
             return self._entry(self.client, "client", 1, number) | self._central(number)
-        now, ever = (most_uses(self.training, self.size, first, number) for first in (number, 1))
+        ever = most_uses(self.training, self.size, 1, number)
+        now = max(most_uses(self.training, size, number, number) for size in {self.size, *self.others})
         steps = steps_a_round(self.training, self.size)
         rate = min(1.0, self.training.batch_size / self.size)
         poisson = epsilon_poisson(self.example, delta=self.delta, times=steps * number, rate=rate)
@@ -96,11 +100,11 @@ class Accounts:
         return {"central": entry}
 
 
-def accounts(e: Experiment, *, tensors: int, smallest: int, buffers: bool) -> Accounts:
+def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
     """The accounts of an experiment.
 
-    tensors: number of the model's parameters, as tensors. smallest: examples of the client that has the fewest. buffers: whether
-    the model has any, which clients send without noise where `training.buffers` is "shared".
+    tensors: number of the model's parameters, as tensors. smallest: examples of the client that has the fewest. others: of the
+    others. buffers: whether the model has any, which clients send without noise where `training.buffers` is "shared".
     """
     example = MIXED if e.inputs else noise_of_gradient(GradientSpec.parse(e.gradient), tensors=tensors)
     client, released = noise_of(e.update_defense(), tensors=tensors), _released(e)
@@ -112,6 +116,7 @@ def accounts(e: Experiment, *, tensors: int, smallest: int, buffers: bool) -> Ac
         example=example,
         training=e.training,
         size=smallest,
+        others=others,
         released=released,
         drawn=e.clients.drawn,
         population=e.clients.count,

@@ -73,7 +73,9 @@ class Search:
         knows = attack.knows_defense
         self.channel = channel_of(first, self.model) if knows else transparent
         self.omitted = omitted_of(first, self.model) if knows else frozenset[str]()
-        self.gradient = gradient_of(self.model, self.data, self.training.loss, first.gradient.build() if knows else None)
+        self.plain = gradient_of(self.model, self.data, self.training.loss)
+        self.gradient = gradient_of(self.model, self.data, self.training.loss, first.gradient.build()) if knows else self.plain
+        self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
         self.best = [_Best() for _ in cases]
         self.interrupted: set[int] = set()
         self._observe([case.observations[0] for case in cases])
@@ -183,16 +185,18 @@ class Search:
         return weighed + self.attack.prior(self.data.normalise(x))
 
     def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
-        """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small."""
-        if self.channel is transparent or not self.attack.objective.squares:
+        """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
+
+        It is 1 where no power is left.
+        """
+        if not self.defended or not self.attack.objective.squares:
             return torch.ones_like(z[0])
         x, y = self._decode(z, problem["labels"])
-        weights = problem.get("weights", self.weights)
-        before = self.gradient(weights, x, y, problem.get("buffers", self.buffers))
-        after = self._through(before, weights, problem["known"])
-        least = torch.finfo(z.dtype).tiny
-        powers = [squared_norm({name: g[name] for name in problem["observed"]}) + least for g in (before, after)]
-        return powers[0] / powers[1]
+        weights, buffers = problem.get("weights", self.weights), problem.get("buffers", self.buffers)
+        pair = self.plain(weights, x, y, buffers), self._simulate(weights, buffers, x, y, problem["known"])
+        before, after = (squared_norm({name: g[name] for name in problem["observed"]}) for g in pair)
+        gain = before / after
+        return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
     def _through(self, gradient: Gradient, weights: Gradient, known: Known) -> Gradient:
         return through(self.channel, known, gradient, weights, self.training, self.steps)
@@ -264,10 +268,10 @@ class Search:
         )
 
     def _confidence(self, i: int, x: Tensor, y: Tensor) -> float:
-        """The share of the observed gradient's power that the answer explains; 0 without a gradient."""
-        if not self.attack.sees_gradient:
-            return 0.0
+        """The share of the observed gradient's power that the answer explains; 0 without a gradient, or with one of zeros."""
         observed = {name: g[i] for name, g in self.compared.items()}
+        if not self.attack.sees_gradient or not squared_norm(observed) > 0:
+            return 0.0
         objective = self.attack.objective
         known = {name: t[i] for name, t in self.known.items()}
         distance = objective.distance(self._simulate(self.per_case[i], self._buffers_of(i), x, y, known), observed)

@@ -98,6 +98,18 @@ class Run:
         return self.manifest.name
 
     @cached_property
+    def changes(self) -> str:
+        """All that clients do to what a message is made of, as specifications; "" where that is nothing."""
+        m = self.manifest
+        gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
+        return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
+
+    @cached_property
+    def protection(self) -> str:
+        """`changes`, and whether the server sees nothing but sums of them."""
+        return ", ".join(part for part in (self.changes, "secure aggregation" * bool(self.manifest.secure_aggregation)) if part)
+
+    @cached_property
     def rounds(self) -> tuple[int, ...]:
         return tuple(sorted({row.round for row in self.observations}))
 

@@ -130,7 +130,17 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         name: getattr(words, name)
-        for name in ("attack_name", "recovered", "percent", "percent_interval", "interval", "counted", "duration", "amount")
+        for name in (
+            "attack_name",
+            "recovered",
+            "percent",
+            "percent_interval",
+            "interval",
+            "counted",
+            "duration",
+            "amount",
+            "privacy",
+        )
     }
     environment.filters |= {"data_uri": _data_uri, "zoom": _zoom}
     return environment

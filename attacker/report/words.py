@@ -1,6 +1,6 @@
 """Numbers and verdicts in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacker.report.contents import AttackOnRun, Run
@@ -91,7 +91,7 @@ def _unscored(run: Run) -> str:
 
 def _nothing(fair: Sequence[Summary], top: Summary, run: Run) -> str:
     if len(fair) == 1:
-        text = f"{_under(run)}{_told(top)} recovers no more than its null does: {_share(top.success, run)}"
+        text = f"{_under(run)}{_told(top, run)} recovers no more than its null does: {_share(top.success, run)}"
     else:
         text = f"{_under(run)}no attack recovers more than its null does: the best of them got {_share(top.success, run)}"
     readers = [summary for summary in fair if _reads_labels(summary)]
@@ -102,7 +102,7 @@ def _nothing(fair: Sequence[Summary], top: Summary, run: Run) -> str:
 
 
 def _something(top: Summary, run: Run) -> str:
-    text = f"{_under(run)}{_told(top)} recovered {_share(top.success, run)}"
+    text = f"{_under(run)}{_told(top, run)} recovered {_share(top.success, run)}"
     if _reads_labels(top):
         text += f" and read {recovered(top.label_success)} labels"
     if top.null is None:
@@ -112,13 +112,13 @@ def _something(top: Summary, run: Run) -> str:
 
 
 def _under(run: Run) -> str:
-    return f"under {run.manifest.defense}, " if str(run.manifest.defense) else ""
+    return f"under {run.protection}, " if run.protection else ""
 
 
-def _told(summary: Summary) -> str:
+def _told(summary: Summary, run: Run) -> str:
     """The attack's name, with what it was told beyond the threat model, or did not use."""
     name = attack_name(summary.attack)
-    if summary.defense and not summary.knows_defense:
+    if run.changes and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"
     return f"{name}, told {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name
 
@@ -142,20 +142,38 @@ def _oracle(run: Run, top: Summary) -> str:
         return ""
     more = max(told, key=_strength).summary
     assert more is not None
-    return f" {_told(more)} recovered {recovered(more.success)}."
+    return f" {_told(more, run)} recovered {recovered(more.success)}."
+
+
+def privacy(row: Mapping[str, Any]) -> str:
+    """What a round's row of metrics says of differential privacy so far; "" where it says nothing."""
+    told = row.get("privacy")
+    if not isinstance(told, Mapping):
+        return ""
+    text = _epsilon(told)
+    if isinstance(central := told.get("central"), Mapping):
+        text += f"; for who sees the global model alone, {_epsilon(central)}"
+    return text
+
+
+def _epsilon(told: Mapping[str, Any]) -> str:
+    epsilon, delta, prior, bound = (told.get(key) for key in ("epsilon", "delta", "prior", "bound"))
+    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
+        return f"none: {told['why']}" if told.get("why") else "none"
+    unit = {"client": "a client's whole update", "example": "one example"}.get(str(told.get("unit")), str(told.get("unit")))
+    text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
+    if not isinstance(prior, int | float) or not isinstance(bound, int | float):
+        return text
+    return f"{text}, so that who would guess it {100 * prior:.3g}{SPACE}% of the time reconstructs it {100 * bound:.3g}{SPACE}% at most"
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
     """In what, beside the defense, the runs differ: then a comparison is not of defenses alone."""
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {
-        "model": [str(run.manifest.model) for run in runs],
+        "model": [(run.manifest.model.name, run.manifest.model.arguments) for run in runs],
         "data": [(run.manifest.data, run.data or known) for run in runs],
         "training": [run.manifest.training for run in runs],
-        "gradient": [run.manifest.gradient for run in runs],
-        "network": [run.manifest.network for run in runs],
-        "inputs": [run.manifest.inputs for run in runs],
-        "secure aggregation": [run.manifest.secure_aggregation for run in runs],
         "rounds": [run.rounds for run in runs],
         "number of clients": [len(run.clients) for run in runs],
     }

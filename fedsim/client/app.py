@@ -45,6 +45,7 @@ class Settings:
     holdings:  from a partition number, the examples of the data set and which of them are this client's.
     public:    gives the public examples that `inputs` mixes in, where it asks for any.
     secure:    how updates are aggregated securely; None where they leave as the defense made them.
+    run:       names the experiment: keys that are drawn from a seed are its alone.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None leaves them as they are.
     """
 
@@ -59,6 +60,7 @@ class Settings:
     gradient: GradientSpec = field(default_factory=GradientSpec)
     inputs: InputsSpec = field(default_factory=InputsSpec)
     public: Callable[[], Pool | None] = lambda: None
+    run: str = ""
     seed: int | None = None
     device: str = "cpu"
     threads: int | None = 1
@@ -76,7 +78,7 @@ class Settings:
         if self.secure is None:
             return None
         identity = self.identity(context)
-        secret = None if self.seed is None else identity.secret
+        secret = None if self.seed is None else f"{identity.secret}/{self.run}"
         return Part(agreement=self.secure, pseudonym=identity.pseudonym, secret=secret)
 
 

@@ -1,4 +1,8 @@
-"""The four exchanges of one round, over any Flower grid. Whatever a client answers, it can fail alone."""
+"""The four exchanges of one round, over any Flower grid.
+
+An answer that the server can tell to be nonsense is that of a client that failed, alone. One that only others can tell, shares
+that do not open or that do not fit, makes those fail that got them, or loses the round: the federation goes on in any case.
+"""
 
 from collections.abc import Callable, Mapping
 from random import Random

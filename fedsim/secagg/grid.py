@@ -28,6 +28,7 @@ class SecureGrid(Grid):
 
     agreement: with the clients, which have it from their own configuration. seed: draws the graphs.
     observe:   is told of each round before its replies are handed out. Each exchange waits for as long as `timeout` says.
+    Raises ValueError where more clients are asked at once than were agreed upon.
     """
 
     def __init__(
@@ -42,6 +43,10 @@ class SecureGrid(Grid):
             return self.inner.send_and_receive(asked.values(), timeout=timeout)
         if not asked:
             return []
+        if len(asked) > self.agreement.clients:
+            raise ValueError(
+                f"{len(asked)} clients are asked at once, and sums over more than {self.agreement.clients} could overflow 32-bit words"
+            )
         outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed).run()
         if outcome.revealed is None:
             logging.getLogger(__name__).warning("the round is lost: %s", outcome.reason)

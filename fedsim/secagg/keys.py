@@ -40,6 +40,11 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+def check_public(public: bytes) -> None:
+    """Raises ValueError for what nobody can agree on a key with: no public key, or one of small order."""
+    agree(bytes(KEY_BYTES), public, "check", "")
+
+
 def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
     """The 32-byte key for `purpose` in `context` that the owners of two key pairs share. Raises ValueError for no public key.
 

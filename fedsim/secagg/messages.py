@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim import records
 from fedsim.secagg.aggregator import Asked, Roster
+from fedsim.secagg.keys import check_public
 from fedsim.secagg.masks import Words
 from fedsim.secagg.participant import STAGES, Opened, Participant, Publics, Shares, Stage
 from fedsim.secagg.shamir import SHARE_BYTES
@@ -112,6 +113,10 @@ def publics_in(content: RecordDict) -> Publics:
     found = Publics(_bytes(record["mask-key"]), _bytes(record["share-key"]))
     if [len(key) for key in found] != [32, 32]:
         raise ValueError("public keys that have not 32 bytes")
+    if found.mask == found.share:
+        raise ValueError("one public key for two ends")
+    for key in found:  # here, or each of its neighbours would fail over it
+        check_public(key)
     return found
 
 

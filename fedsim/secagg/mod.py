@@ -23,7 +23,8 @@ class Part:
 
     agreement: its own copy, and not what a server says. pseudonym: under which it answers.
     secret:    draws the keys, so that a simulation repeats exactly, together with round and attempt: a round that is asked for
-               again has fresh ones. None, as for any client that is not simulated, draws them from the system.
+               again has fresh ones. No other experiment may have the same secret: two vectors under one mask differ by the two
+               updates. None, as for any client that is not simulated, draws the keys from the system.
     """
 
     agreement: Agreement

@@ -56,7 +56,8 @@ class Quantiser:
         Raises ValueError for a weight out of range, for other names or shapes, and for what is no finite number.
         """
         if not 1 <= weight <= self.max_weight:
-            raise ValueError(f"{weight} examples, and secure_aggregation.max_weight is {self.max_weight}")
+            # without the number itself, which the server, that gets these words in an error reply, is not to know
+            raise ValueError(f"the number of examples is not from 1 to secure_aggregation.max_weight = {self.max_weight}")
         if wrong := sorted(name for name, values in update.items() if shapes.get(name) != values.shape):
             raise ValueError(
                 f"the update's tensor {wrong[0]!r} is of shape {update[wrong[0]].shape}; sent was {shapes.get(wrong[0])}"

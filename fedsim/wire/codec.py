@@ -30,7 +30,7 @@ class Codec(NamedTuple):
             such weights. What fits takes no more memory than a few times the weights.
     sent:   from what is sent and the weights, a truth value for each coordinate of the update; empty where all were sent.
     packs:  whether something other than tensors of the update's names and shapes is sent. Then `decode` raises ValueError for
-            what `encode` never gives, and of the weights it needs the shapes alone.
+            what gives no update of such weights, of which it needs the shapes alone.
     """
 
     encode: Callable[[Tensors], dict[str, Tensor]]

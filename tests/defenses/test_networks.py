@@ -222,7 +222,7 @@ def test_wrong_arguments_raise_with_the_range(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "printed"), [("", ""), ("precode", "precode()"), ("precode(8, beta=0.1)", "precode(bottleneck=8, beta=0.1)")]
+    ("text", "printed"), [("", ""), ("precode", "precode()"), ("precode(8, beta=0.1)", "precode(8, beta=0.1)")]
 )
 def test_a_specification_is_printed_as_it_reads_back(text: str, printed: str) -> None:
     assert str(NetworkSpec.parse(text)) == printed

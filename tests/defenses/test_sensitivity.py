@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import LENGTHS, NO_BOUND, NO_NOISE, NO_SCALE, Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import LENGTHS, IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, Noise, noise_of, noise_of_gradient
 from defenses.spec import Kind
 
 TENSORS = 4
@@ -81,7 +81,8 @@ def test_laplace_noise_is_told_apart() -> None:
         ("clip(1) | sign() | gaussian(5)", NO_BOUND),
         ("clip(1) | thirds() | gaussian(5)", NO_BOUND),
         ("masked(clip(1), ['*']) | gaussian(5)", NO_BOUND),
-        ("masked(clip(1) | gaussian(5), ['*.weight'])", NO_NOISE),  # the rest is sent as it is
+        ("masked(clip(1) | gaussian(5), ['*.weight'])", IN_PART),  # the rest is sent as it is
+        ("masked(clip(1), ['*.weight'])", NO_NOISE),
         ("clip(1) | gaussian(snr_db=-20)", NO_SCALE),
         ("clip(1) | gaussian(snr_db=-20) | gaussian(5)", NO_BOUND),
     ],

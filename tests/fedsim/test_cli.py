@@ -124,7 +124,7 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
         (["--set", "=1"], "--set =1: write it as KEY=VALUE"),
         (["--set", "rounds=many"], "small.toml: rounds:"),
         (["--set", "defense=clop(1)"], "Did you mean 'clip'?"),
-        (["--set", "defense=clip('a')"], "wrong type"),
+        (["--set", "defense=clip('a')"], "max_norm must be a number, got 'a'"),
         (["--set", "model=lenet_cpl", "--set", "data=breast_cancer"], "use the model 'mlp'"),
         (["--set", "model.hidden=3"], "whole numbers above 0, got 3"),
         (["--set", "data=npz:nowhere.npz"], "nowhere.npz does not exist"),

@@ -107,6 +107,16 @@ def test_noise_in_the_gradient_hides_an_example_as_often_as_it_is_used(tiny: Tin
     assert fewer["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=10)  # 30 steps, three to an epoch
 
 
+def test_a_round_counts_for_the_client_that_uses_an_example_most_often_in_it(tiny: Tiny) -> None:
+    """Two steps are an epoch to a client with 8 examples; to one with 12, steps 3 and 4 end one epoch and begin the next."""
+    rule, training = "dp_sgd(max_norm=3, noise=2)", {"learning_rate": 0.5, "batch_size": 4, "steps": 2}
+    e = tiny(gradient=rule, training=training)
+    found = accounts(e, tensors=4, smallest=8, others=frozenset({8, 12}), buffers=False).row(2)
+    assert found["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5, times=2)
+    assert found["epsilon"] == epsilon(Noise(2.0), delta=1e-5, times=2)
+    assert row(tiny, 2, smallest=8, gradient=rule, training=training)["epsilon_round"] == epsilon(Noise(2.0), delta=1e-5)
+
+
 def test_what_comes_after_the_gradient_rule_is_post_processing_and_noise_on_the_update_hides_more(tiny: Tiny) -> None:
     plain, after = (row(tiny, 2, gradient="dp_sgd(1, 2)", defense=defense) for defense in ("", "top_k(0.1, error_feedback=True)"))
     assert plain == after

@@ -57,7 +57,7 @@ def test_noise_takes_a_generator_that_somebody_has_to_give() -> None:
     assert not same(trained("", "dp_sgd", seed=1), trained("", "dp_sgd", seed=2))
 
 
-@pytest.mark.parametrize("network", ["precode(bottleneck=3)", "dropout(0.5)"])
+@pytest.mark.parametrize("network", ["precode(3)", "dropout(0.5)"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_block_draws_while_a_client_trains_in_either_mode_and_not_in_evaluation(network: str, mode: str) -> None:
     assert same(trained(network, "plain", 1, mode), trained(network, "plain", 1, mode))
@@ -134,8 +134,8 @@ def test_all_three_are_recorded_as_public_facts(federate: Callable[..., Any]) ->
     recording = Recording(run.out / "recording")
     told = facts(recording.manifest)
     assert (told["gradient"], told["network"], told["inputs"]) == (
-        "dp_sgd(max_norm=2, noise=0.5)",
-        "precode(bottleneck=3)",
+        "dp_sgd(2, noise=0.5)",
+        "precode(3)",
         "mixup()",
     )
     for observation in recording.observations():

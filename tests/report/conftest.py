@@ -174,16 +174,25 @@ def read_page() -> Callable[[Path], Page]:
 def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
     """A recorded run that no attack was replayed on yet."""
 
-    def make(folder: str = "first", *, name: str = "first", defense: str = "", columns: Sequence[Column] = ()) -> RunFolder:
+    def make(
+        folder: str = "first",
+        *,
+        name: str = "first",
+        defense: str = "",
+        columns: Sequence[Column] = (),
+        network: str = "",
+        **keys: Any,
+    ) -> RunFolder:
         shape = (len(columns),) if columns else (3, 12, 12)
         manifest = Manifest(
             name=name,
-            model=ModelSpec(name="lenet"),
+            model=ModelSpec(name="lenet", network=network),
             data=DataSpec(shape=shape, num_classes=2, columns=tuple(columns)),
             training=Training(learning_rate=0.1, batch_size=1, steps=1),
             defense=DefenseSpec.parse(defense),
             created="2026-01-01T00:00:00Z",
             software={"torch": "2.6"},
+            **keys,
         )
         run = tmp_path / folder
         (run / "truth").mkdir(parents=True)

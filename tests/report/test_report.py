@@ -12,6 +12,7 @@ import attacker.report
 from attacker.report import build
 from attacker.report.commands import replay_command
 from fedsim.wire import Column
+from fedsim.wire.files import append_json_lines
 
 Row = dict[str, Any]
 
@@ -126,6 +127,50 @@ def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> Non
     assert "0 of 4 private images (95 % CI 0-49 %)" in text
     assert "ignores it" in text
     assert "knows it" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"gradient": "dp_sgd(noise=2)"}, "dp_sgd(noise=2)"),
+        ({"network": "dropout(p=0.3)"}, "dropout(p=0.3)"),
+        ({"inputs": "mixup(alpha=2)"}, "mixup(alpha=2)"),
+        ({"defense": "clip(1)", "gradient": "dp_sgd(noise=2)"}, "clip(1), dp_sgd(noise=2)"),
+        ({"secure_aggregation": {"threshold": 2}}, "secure aggregation"),
+    ],
+)
+def test_whatever_clients_do_is_their_defense(make_run: Any, report: Any, keys: dict[str, Any], said: str) -> None:
+    plain, run = make_run(), make_run("second", name="second", **keys)
+    assert "no defense" in report(plain).text
+    run.attack("cpl", success=False, knows=False)
+    text = report(run).text
+    assert "no defense" not in text
+    assert f"Under {said}" in text
+    assert ("CPL, ignoring the defense," in text) == ("secure_aggregation" not in keys)
+    assert "differ in more than the defense" not in report(plain, run).text
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        (
+            {"epsilon": 8.895, "delta": 1e-5, "unit": "example", "prior": 0.01, "bound": 0.0782},
+            "epsilon 8.89 at delta 1e-05 for one",
+        ),
+        (
+            {"epsilon": 8.895, "delta": 1e-5, "unit": "client", "prior": 0.01, "bound": 0.0782},
+            "1 % of the time reconstructs it 7.82 %",
+        ),
+        ({"epsilon": "infinity", "delta": 1e-5, "unit": "client", "why": "no <noise>"}, "none: no <noise>."),
+        ({"epsilon": "infinity", "central": {"epsilon": 3.0, "delta": 1e-5, "unit": "client"}}, "model alone, epsilon 3 at"),
+        ({}, "after round 3: none."),
+    ],
+)
+def test_the_privacy_of_the_last_round_is_told(make_run: Any, report: Any, privacy: dict[str, Any], said: str) -> None:
+    run = make_run()
+    assert "Differential privacy" not in report(run).text
+    append_json_lines(run.path / "metrics.jsonl", {"round": 3, "accuracy": 0.5, "privacy": privacy})
+    assert said in report(run).text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_labels_that_leak_without_the_image_are_told(make_run: Any, report: Any) -> None:

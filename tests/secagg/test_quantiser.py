@@ -74,8 +74,15 @@ def test_a_tensor_that_is_withheld_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 11])
 def test_a_weight_out_of_range_is_refused(weight: int) -> None:
-    with pytest.raises(ValueError, match=f"{weight} examples, and secure_aggregation.max_weight is 10"):
+    with pytest.raises(ValueError, match="number of examples is not from 1 to secure_aggregation.max_weight = 10"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, weight)
+
+
+def test_a_refused_weight_is_not_told() -> None:
+    """The words go to the server, in an error reply."""
+    with pytest.raises(ValueError, match="max_weight") as error:
+        Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, 7351)
+    assert "7351" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

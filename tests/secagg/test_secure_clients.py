@@ -108,6 +108,27 @@ def test_an_answer_that_makes_no_sense_is_that_of_one_client(
     assert reason.startswith(f"exchange '{stage}': malformed reply: ")
 
 
+def small_order(content: Any, _: int) -> None:
+    content["secagg"]["mask-key"] = bytes(32)
+
+
+def one_key(content: Any, _: int) -> None:
+    content["secagg"]["mask-key"] = content["secagg"]["share-key"]
+
+
+@pytest.mark.parametrize(("change", "words"), [(small_order, "small order"), (one_key, "one public key for two ends")])
+def test_public_keys_that_are_none_cost_their_owner_the_round_and_nobody_else(
+    change: Callable[[Any, int], None], words: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tampered(monkeypatch, "setup", change, answers=True)
+    run = federate(rounds=1)
+    (found,) = recorded(run).observations()
+    assert len(found.cohort) == 4
+    (reason,) = [row.reason for row in recorded(run).rows() if row.reason]
+    assert reason.startswith("exchange 'setup': malformed reply: ")
+    assert words in reason
+
+
 @pytest.mark.parametrize("stage", ["setup", "share", "unmask"])
 def test_a_question_that_makes_no_sense_is_answered_with_an_error(
     stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +169,21 @@ def test_the_same_client_seed_repeats_and_each_attempt_has_keys_of_its_own(feder
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert len({setup("", 2, unseeded.draw(contexts[0], "setup")).mask_key for _ in range(9)}) == 9
+
+
+def test_two_experiments_with_one_client_seed_have_no_mask_in_common(federate: Federate) -> None:
+    """Under the same masks, the difference of a client's two vectors would be that of its updates, in clear."""
+    rates = {name: {"learning_rate": rate, "batch_size": 4, "steps": 1} for name, rate in (("one", 0.5), ("two", 0.25))}
+    one, two = (federate(name, rounds=1, training=training) for name, training in rates.items())
+    for mine, other in zip(*(recorded(run).rows(rounds={1}) for run in (one, two)), strict=True):
+        assert mine.client == other.client
+        if mine.status == "masked":
+            ours, theirs = recorded(one).masked(mine), recorded(two).masked(other)
+            assert ours.mask_key != theirs.mask_key
+            assert ours.share_key != theirs.share_key
+            assert ours.words is not None
+            assert theirs.words is not None
+            assert float((ours.words == theirs.words).float().mean()) < 0.01
 
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])

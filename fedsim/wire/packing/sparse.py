@@ -41,7 +41,7 @@ def _parts(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, Described]) -> dict[str, Tensor]:
-    """The inverse. Raises ValueError for what `encode` gives for no update of the shapes of `start`."""
+    """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
     fits(packed, start)
     update = {}
     for name, parts in apart(packed).items():

@@ -26,7 +26,7 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, Described], most: int | None = None) -> dict[str, Tensor]:
-    """The inverse. Raises ValueError for what `encode` gives for no update of the shapes of `start`."""
+    """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
     fits(packed, start, most)
     update = {}
     for name, parts in apart(packed).items():
