@@ -61,7 +61,7 @@ STRENGTHS = ("mild", "middle", "strong")
 FLAT_DB = 1.0
 WORST_DB = 0.0
 """PSNR of an image of which an attack could make nothing at all."""
-QUICK = ("clip", "gaussian", "top_k")
+QUICK = ("clip", "top_k")
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ def tiny() -> Callable[..., Any]:
 def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
     """Run that experiment in this process; returns the `Run`."""
 
-    def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, **changes: Any) -> Any:
+    def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
         from fedsim import engine
         from fedsim.app import Run
 
-        run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed)
+        run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
         engine.run(run, engine="local", on_round=on_round)
         return run
 

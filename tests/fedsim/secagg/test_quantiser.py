@@ -74,7 +74,7 @@ def test_a_tensor_that_is_withheld_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 11])
 def test_a_weight_out_of_range_is_refused(weight: int) -> None:
-    with pytest.raises(ValueError, match="number of examples is not from 1 to secure_aggregation.max_weight = 10"):
+    with pytest.raises(ValueError, match=r"not from 1 to secure_aggregation\.max_weight = 10"):
         Quantiser(clip=1.0, target_range=100, clients=2, max_weight=10).encode(drawn(0), SHAPES, weight)
 
 
