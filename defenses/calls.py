@@ -124,7 +124,7 @@ def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) ->
             continue
         allowed = (int, float) if kind in (int, float) else (kind,)
         if type(value) not in allowed:
-            raise ValueError(f"{name}: {key} must be {WORDS[kind]}, got {value!r}")
+            raise ValueError(f"{name}: {key} must be {WORDS[kind]}, got {_shown(value)}")
 
 
 def _is_steps(node: ast.expr) -> bool:

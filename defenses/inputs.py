@@ -38,6 +38,8 @@ class Mixing(NamedTuple):
 
 MAX_SHARE = 0.65
 """Largest coefficient in a mixture of InstaHide, c1 in the paper."""
+MAX_IMAGES = 1000
+"""In a mixture; published are 4 and 6."""
 MIN_PRIVATE = 0.3
 """Smallest sum of the coefficients of private images beside public ones, c2 in the paper."""
 
@@ -62,7 +64,7 @@ def mixup(alpha: float = 0.4) -> Mixing:
 def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
     """Mix k images by random shares, and mirror pixels at mid-grey at random.
 
-    k:      images in a mixture; at least 1, with public ones at least 3.
+    k:      images in a mixture; 1 to 1000, with public ones at least 3.
     public: a data set for k - 2 of them, beside two private ones, whose labels alone are mixed: their shares add up to less
             than 1, as published. Without one, all k come from the batch, by permutations of it that may meet an image twice.
 
@@ -73,8 +75,9 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
-    if type(k) is not int or k < (3 if public else 1):
-        raise ValueError(f"instahide: k must be a whole number of at least {3 if public else 1}{' with public images' * bool(public)}, got {k}")
+    if type(k) is not int or not (3 if public else 1) <= k <= MAX_IMAGES:
+        least = "3 with public images" if public else "1"
+        raise ValueError(f"instahide: k must be a whole number from {least} to {MAX_IMAGES}, got {k!r}")
     if not 0 <= flips <= 0.5:
         raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k

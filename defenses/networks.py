@@ -75,8 +75,8 @@ def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.
     Raises ValueError where there is no linear layer.
     Source: PRECODE, Scheliga et al. 2022, with the sizes of its released code.
     """
-    if not 1 <= bottleneck <= MAX_BOTTLENECK:
-        raise ValueError(f"precode: bottleneck must be from 1 to {MAX_BOTTLENECK}, got {bottleneck}")
+    if type(bottleneck) is not int or not 1 <= bottleneck <= MAX_BOTTLENECK:
+        raise ValueError(f"precode: bottleneck must be a whole number from 1 to {MAX_BOTTLENECK}, got {bottleneck!r}")
     if not 0 <= beta < math.inf:
         raise ValueError(f"precode: beta must be finite and not negative, got {beta}")
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -13,22 +13,34 @@ class Registry(Generic[T]):
     """Names and what they stand for.
 
     group: the entry point group through which an installed package adds names; what is built in wins over it.
+    of:    the type of what a package adds; None takes whatever can be called.
     """
 
-    def __init__(self, group: str, builtin: Mapping[str, T]) -> None:
+    def __init__(self, group: str, builtin: Mapping[str, T], *, of: type[T] | None = None) -> None:
         self.group = group
+        self._of = of
         self._builtin = dict(builtin)
 
     def __getitem__(self, name: str) -> T:
-        """Raises ValueError, listing what exists, where `name` is unknown."""
+        """Raises ValueError, listing what exists, where `name` is unknown, and where what a package adds cannot be used."""
         if name in self._builtin:
             return self._builtin[name]
         for entry in entry_points(group=self.group, name=name):
-            loaded: T = entry.load()
-            return loaded
+            return self._loaded(entry)
         close = get_close_matches(name, list(self), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown name {name!r} in {self.group}.{hint} Known: {', '.join(sorted(self))}")
+
+    def _loaded(self, entry: EntryPoint) -> T:
+        where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
+        try:
+            loaded: T = entry.load()
+        except Exception as error:  # whatever the code of others raises
+            raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
+            wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
+            raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
+        return loaded
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))

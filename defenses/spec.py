@@ -97,6 +97,7 @@ DEFENSES: Registry[Kind] = Registry(
         "liu_clip": alias(papers.liu_clip, example="0.5, 0.25", limit="1e6, 0.25"),
         "liu_noise": alias(papers.liu_noise, codec="dense", example="0.1, 0.25", limit="0, 0.25", random=True, unbiased=True),
     },
+    of=Kind,
 )
 
 

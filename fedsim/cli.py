@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -161,14 +162,17 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
         if as_json:
             print_json(result)
             return
-        for key in ("model", "data", "training", "defense", "created"):
-            out.print(f"[dim]{key:>9}[/]  {escape(str(result[key]) or 'none')}")
+        for key in ("model", "data", "training", "defense", "gradient", "network", "inputs", "secure_aggregation", "created"):
+            if key == "defense" or result[key] not in ("", "plain", False):
+                out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(result[key]) or 'none')}")
         spent = {key: words for key, words in EPSILONS.items() if any(_is_number(row[key]) for row in result["per_round"])}
-        table = Table("round", "complete", "failed", "late", "bytes up", "loss", "accuracy", *spent.values())
+        states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
+        heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
+        table = Table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for row in result["per_round"]:
             scores = [f"{row[key]:.3f}" if row.get(key) is not None else "" for key in ("loss", "accuracy")]
             scores += [f"{row[key]:.3g}" if _is_number(row[key]) else str(row[key] or "") for key in spent]
-            table.add_row(*(str(row[key]) for key in ("round", "complete", "failed", "late", "bytes")), *scores)
+            table.add_row(*(str(row[key]) for key in ("round", *states, "bytes")), *scores)
         out.print(table)
 
 
@@ -198,9 +202,14 @@ def shown(folder: Path) -> dict[str, Any]:
     return {
         "run": str(folder),
         "model": str(m.model),
+        "network": m.network,
         "data": {"shape": list(m.data.shape), "num_classes": m.data.num_classes},
         "training": {key: value for key, value in asdict(m.training).items() if value is not None},
         "defense": str(m.defense),
+        "gradient": m.gradient,
+        "inputs": m.inputs,
+        "secure_aggregation": m.secure_aggregation,
+        "codec": m.codec,
         "created": m.created,
         "rounds": len(counts),
         "complete": sum(own.complete for own in counts),

@@ -102,6 +102,9 @@ def _squeezed(training: Any) -> Any:
     given = [key for key in EITHER if key in training]
     if len(given) > 1:
         raise ValueError(f"give only one of {', '.join(EITHER)}, got {' and '.join(given)}")
+    squeezing = training["gradient_squeezing"]
+    if type(squeezing) is not int or squeezing < 1:
+        raise ValueError(f"gradient_squeezing must be a whole number of at least 1, got {squeezing!r}")
     return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
 
 
@@ -131,7 +134,10 @@ class Experiment(_Frozen):
 
     @model_validator(mode="after")
     def _defense_is_known(self) -> "Experiment":
-        self.update_defense()
+        try:
+            self.update_defense()
+        except ValueError as error:
+            raise ValueError(f"defense = {self.defense!r}: {error}") from None
         return self
 
     def update_defense(self) -> DefenseSpec:
@@ -214,8 +220,15 @@ def _told(error: Any) -> str:
     return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
 
 
+def _default(key: str) -> Any:
+    field = Experiment.model_fields.get(key)
+    return field.default if field else None
+
+
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
+    if tables and isinstance(default := _default(tables[0]), Named):
+        raw.setdefault(tables[0], default.as_toml())
     for table in tables:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}

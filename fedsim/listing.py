@@ -18,7 +18,15 @@ def listed(kind: str) -> dict[str, dict[str, Any]]:
 
         return {name: {"summary": "Flower's own", "arguments": "", "reference": ""} for name in strategies.NAMES}
     registry, factory_of = _registry(kind)
-    return {name: _described(factory_of(registry[name])) for name in registry}
+    return {name: _told(registry, name, factory_of) for name in registry}
+
+
+def _told(registry: Registry[Any], name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
+    """What a name stands for, or why it cannot be used: one broken package does not hide the rest."""
+    try:
+        return _described(factory_of(registry[name]))
+    except ValueError as error:
+        return {"summary": str(error), "arguments": "", "reference": ""}
 
 
 def _registry(kind: str) -> tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]:

@@ -65,9 +65,10 @@ class Accounts:
         """What holds after round `number`, as plain data: for a client that took part in every round.
 
         epsilon, bound: of all rounds so far. epsilon_round: of this one. unit: what is hidden, a whole client, or, where only its
-        gradients have noise, an example, of the client that uses it most often. relation: between inputs that are hard to tell apart.
-        why: what is missing where epsilon is infinite. epsilon_if_poisson: what it would be if each example entered each batch by
-        chance, relation add-or-remove-one; batches here are not drawn so. central: the same for who sees only the global model.
+        gradients have noise, an example, of the client that uses it most often. relation: between inputs that are hard to tell
+        apart. why: what is missing where epsilon is infinite. epsilon_if_poisson: what it would be if each example entered each
+        batch by chance, relation add-or-remove-one; batches here are not drawn so. central: the same for who sees only the global
+        model.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:

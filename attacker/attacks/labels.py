@@ -73,8 +73,15 @@ def from_rows(evidence: Evidence) -> Tensor:
 
 
 def inferred(evidence: Evidence) -> Tensor:
-    """By the bias where the head has one, which holds for any features; by its rows otherwise."""
-    return from_rows(evidence) if evidence.bias is None else from_bias(evidence)
+    """By the bias where the head has one, which holds for any features; by its rows otherwise.
+
+    Also by the rows where the bias of one example's label was not sent: then none is negative, and that of a single logit is 0.
+    """
+    if evidence.bias is None:
+        return from_rows(evidence)
+    bias = evidence.gradient[evidence.bias]
+    unsent = (bias == 0).all() if len(bias) == 1 else not (bias < 0).any()
+    return from_rows(evidence) if unsent and evidence.examples == 1 else from_bias(evidence)
 
 
 def _from_sign(slope: Tensor, examples: int) -> Tensor:

@@ -164,7 +164,8 @@ def _epsilon(told: Mapping[str, Any]) -> str:
     text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
     if not isinstance(prior, int | float) or not isinstance(bound, int | float):
         return text
-    return f"{text}, so that who would guess it {100 * prior:.3g}{SPACE}% of the time reconstructs it {100 * bound:.3g}{SPACE}% at most"
+    guessed, found = (f"{100 * share:.3g}{SPACE}%" for share in (prior, bound))
+    return f"{text}, so that who would guess it {guessed} of the time reconstructs it {found} at most"
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

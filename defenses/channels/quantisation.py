@@ -9,19 +9,32 @@ from defenses.quantisation import Norm, SignScale, size_of, steps_of
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
-    """A soft sign, tanh(u / c) with each tensor's own mean magnitude c, times the scale that was received.
+    """A sign that is soft on the wrong side: s (1 - max(0, -s u / c)), for the sign s that was received.
 
-    Yue et al. 2022, section 4.3, has tanh(u): for the small values of an update that is no sign but the identity.
+    c is each tensor's own mean magnitude. At the true update it is s itself. Scaled, it goes by the mean magnitude of the
+    simulated update; with error feedback, which adds to that what is not simulated, by the one that was received.
+
+    Yue et al. 2022, section 4.3, has tanh(u): for the small values of an update that is no sign but the identity, and tanh(u / c)
+    is not the sign at the true update either.
     """
 
     def expect(update: Update, known: Known) -> Update:
-        soft = {name: torch.tanh(t / _mean_magnitude(t)) for name, t in update.items()}
-        return {name: t * known[name] for name, t in soft.items()} if scale == "mean" else soft
+        return {name: _agreeing(t, known[f"sign/{name}"]) * size(name, t, known) for name, t in update.items()}
+
+    def size(name: str, values: Tensor, known: Known) -> Tensor:
+        if scale == "none":
+            return torch.ones_like(_mean(values))
+        return known[f"size/{name}"] if error_feedback else _mean(values.abs())
 
     def learn(seen: Update) -> Known:
-        return {name: _mean(t.abs()) for name, t in seen.items()} if scale == "mean" else {}
+        signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
+        return {**signs, **{f"size/{name}": _mean(t.abs()) for name, t in seen.items()}}
 
     return Channel(expect, learn)
+
+
+def _agreeing(values: Tensor, signs: Tensor) -> Tensor:
+    return signs * (1 - (-signs * values / _mean_magnitude(values)).clamp(min=0))
 
 
 def _mean(values: Tensor) -> Tensor:

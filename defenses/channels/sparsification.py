@@ -4,11 +4,14 @@ Where more follows that fills the zeros, such as noise, the mask is a guess: the
 defense sends. For a message that is still sparse it is exact.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from defenses.base import Update
 from defenses.channel import Channel, Known
+from defenses.clipping import scale_to
 from defenses.dgc import is_dense
 from defenses.scopes import Scope, kth_largest, magnitudes, masks
 from defenses.sparsification import kept, only, rescaling, unpruned
@@ -56,9 +59,10 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """The update where it was sent: what came before, and is in what was sent now, is not simulated.
+    """The update where it was sent, clipped and with its share of the momentum: what is left of earlier rounds is not simulated.
 
-    During a warm-up the attacker, who need not have seen all rounds of a client, takes every entry that is not zero as sent.
+    With `nesterov` a round's own update goes out 1 + momentum times. During a warm-up the attacker, who need not have seen all
+    rounds of a client, takes every entry that is not zero as sent.
     """
 
     def sent(values: Tensor) -> Tensor:
@@ -68,7 +72,11 @@ def dgc(
         dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in seen.items() if is_dense(t, dense_vectors)}
         return {**masks({name: t for name, t in seen.items() if name not in dense}, "tensor", sent), **dense}
 
-    return Channel(only, learn=learn)
+    def expect(update: Update, known: Known) -> Update:
+        bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
+        return only(bounded, known, 1 + momentum if nesterov else 1)
+
+    return Channel(expect, learn=learn)
 
 
 def _at_least_kth(values: Tensor, k: int) -> Tensor:

@@ -45,7 +45,8 @@ class SecureGrid(Grid):
             return []
         if len(asked) > self.agreement.clients:
             raise ValueError(
-                f"{len(asked)} clients are asked at once, and sums over more than {self.agreement.clients} could overflow 32-bit words"
+                f"{len(asked)} clients are asked at once, and sums over more than {self.agreement.clients} could overflow 32-bit "
+                "words"
             )
         outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed).run()
         if outcome.revealed is None:

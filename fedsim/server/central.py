@@ -71,7 +71,7 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
         raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
     given = {"kind": "fixed", **central}
     kind = given.pop("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"strategy.central.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     bound = bind("strategy.central", KINDS[kind], inner, drawn, given=given, hidden=2)
     return Central(KINDS[kind](**bound))

@@ -53,6 +53,17 @@ def test_without_a_bias_the_rows_are_used() -> None:
         from_bias(evidence)
 
 
+@pytest.mark.parametrize("outputs", [1, 10])
+def test_where_the_bias_was_not_sent_the_rows_are_used(outputs: int) -> None:
+    loss, y = ("logistic", torch.tensor([1])) if outputs == 1 else ("cross_entropy", torch.tensor([7]))
+    evidence = evidence_of(network(nn.Sigmoid(), 3, outputs=outputs), torch.rand(1, 12), y, loss)
+    assert evidence.bias is not None
+    unsent = torch.zeros_like(evidence.gradient[evidence.bias])
+    withheld = evidence._replace(gradient={**evidence.gradient, evidence.bias: unsent})
+    assert inferred(withheld).tolist() == y.tolist()
+    assert from_bias(withheld).tolist() != y.tolist()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_of_a_batch_with_duplicates_on_an_untrained_network(seed: int) -> None:
     y = torch.tensor([1, 1, 1, 4, 4, 9, 0, 5, 5, 5, 5, 2, 2, 8, 8, 8]).sort().values

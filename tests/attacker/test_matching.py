@@ -198,8 +198,10 @@ def test_an_attack_with_an_image_prior_says_so_of_rows(observe) -> None:
     assert unmet(inverting_gradients(), Case((rows,))) == ["its prior is one of images, and these data are rows"]
 
 
-def test_an_update_of_zeros_has_an_answer_without_confidence(image_case) -> None:
-    case, _, _ = image_case(0)
+@pytest.mark.parametrize("defense", ["", "prune(0.5)", "sign('mean')", "withhold(['*'])"])
+def test_an_update_of_zeros_has_an_answer_without_confidence(image_case, defense: str) -> None:
+    case, _, _ = image_case(0, defense=defense)
     zeros = {name: torch.zeros_like(t) for name, t in case.observations[0].payload.tensors.items()}
     (found,) = cpl(steps=2)([Case((replace(case.observations[0], payload=Payload(tensors=zeros)),))], rng=seeded())
     assert found.confidence.item() == 0
+    assert found.loss.isfinite().all()

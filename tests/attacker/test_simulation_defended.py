@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacker.attacks import Case, inverting_gradients
+from attacker.attacks import Case, cpl, inverting_gradients
 from attacker.attacks.simulation import (
     as_gradient,
     channel_of,
@@ -184,6 +184,13 @@ def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
     assert sizes(10, epochs=2) == [4, 4, 2, 4, 4, 2]
     assert sizes(8, steps=2) == [4, 4]
     assert sizes(6, steps=2) == [3, 3]
+
+
+@pytest.mark.parametrize("gradient", ["dp_sgd(1e-4, noise=0)", "fed_cdp(1e-4, noise=0)"])
+def test_a_search_does_not_stall_where_examples_are_clipped_to_very_little(gradient: str) -> None:
+    case = Case((observed(gradient),), known_labels=examples()[1])
+    (found,) = cpl(steps=30)([case], rng=torch.Generator().manual_seed(0))
+    assert found.confidence.min() > 0.4  # four examples through eight hidden units: not all of it
 
 
 @pytest.mark.parametrize(

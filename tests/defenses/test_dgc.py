@@ -175,6 +175,15 @@ def test_the_attacker_compares_what_was_sent_and_dense_tensors_whole() -> None:
     assert channels.dgc(0.25, warm_up_rounds=2).learn(noisy)["w"].all()
 
 
+@pytest.mark.parametrize("options", [{"clip_norm": 0.5, "workers": 4}, {"nesterov": True}, {"nesterov": True, "clip_norm": 0.1}])
+def test_the_attacker_clips_and_scales_as_a_first_round_does(options: dict[str, Any]) -> None:
+    u = gradients(1)[0]
+    defense, channel = dgc(0.1, **options), channels.dgc(0.1, **options)
+    sent, _ = defense.apply(u, defense.init(u), rng())
+    expected = channel.expect(u, channel.learn(sent))
+    assert all(torch.allclose(expected[name], t) for name, t in sent.items())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -204,9 +204,9 @@ def test_no_linear_layer_no_block() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("precode(0)", "bottleneck must be from 1 to 65536, got 0"),
-        ("precode(10000000000)", "bottleneck must be from 1 to 65536, got 10000000000"),
-        ("precode(2.5)", "wrong type of argument in network"),
+        ("precode(0)", "bottleneck must be a whole number from 1 to 65536, got 0"),
+        ("precode(10000000000)", "bottleneck must be a whole number from 1 to 65536, got 10000000000"),
+        ("precode(2.5)", "bottleneck must be a whole number from 1 to 65536, got 2.5"),
         ("precode(beta=-1)", "beta must be finite and not negative, got -1"),
         ("dropout(1)", r"p must be in \[0, 1\), got 1"),
         ("dropout(rate=0.5)", r"'rate'.*Its parameters: \(p: float = 0.5\)"),

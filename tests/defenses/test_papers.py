@@ -109,7 +109,7 @@ def test_lius_defenses_are_in_units_of_the_gradient() -> None:
         ("liu_clip(1e999, 0.1)", "clip: max_norm must be positive and finite, got inf"),
         ("liu_noise(0.1, 0)", "learning_rate must be positive and finite, got 0"),
         ("signsgd(-1)", "learning_rate must be positive and finite, got -1"),
-        ("signsgd('a')", "wrong type"),
+        ("signsgd('a')", "learning_rate must be a number, got 'a'"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(spec: str, words: str) -> None:

@@ -196,15 +196,22 @@ def test_the_attackers_cell_holds_the_update_and_its_distance_counts_beyond() ->
         assert torch.allclose(expected - sent, torch.full_like(sent, rest) * half)
 
 
-def test_the_attackers_sign_is_soft_in_each_tensors_own_units() -> None:
-    u = {"a": torch.tensor([1.0, -3.0]), "b": torch.tensor([1e-6, -3e-6])}
-    expected = channels.sign().expect(u, {})
-    assert torch.allclose(expected["a"], torch.tensor([0.5, -1.5]).tanh())
-    assert torch.allclose(expected["b"], expected["a"])
+def test_the_attackers_sign_is_exact_on_the_right_side_and_soft_beyond_in_each_tensors_own_units() -> None:
+    u = {"a": torch.tensor([1.0, -3.0, 0.0]), "b": torch.tensor([1e-6, -3e-6, 0.0])}
+    sent, _ = sign().apply(u, {}, rng())
+    known = channels.sign().learn(sent)
+    assert channels.sign().expect(u, known)["a"].tolist() == [1, -1, 1]
+    for name, size in (("a", 1.0), ("b", 1e-6)):  # a mean magnitude of 2 sizes; the first two on the wrong side
+        wrong = {name: torch.tensor([-2.0, 1.0, 3.0]) * size}
+        assert torch.allclose(channels.sign().expect(wrong, known)[name], torch.tensor([0.0, -0.5, 1.0]))
+
+
+def test_the_attackers_scale_is_that_of_the_guess_or_with_feedback_the_one_that_was_received() -> None:
+    u, guess = {"a": torch.tensor([1.0, -3.0])}, {"a": torch.tensor([5.0, -7.0])}
     sent, _ = sign("mean").apply(u, {}, rng())
-    known = channels.sign("mean").learn(sent)
-    assert known["a"].item() == 2
-    assert torch.allclose(channels.sign("mean").expect(u, known)["a"], 2 * expected["a"])
+    for feedback, size in ((False, 6.0), (True, 2.0)):
+        channel = channels.sign("mean", error_feedback=feedback)
+        assert channel.expect(guess, channel.learn(sent))["a"].tolist() == [size, -size]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             EntryPoint(name="gcd", value="math:gcd", group="things"),
             EntryPoint(name="own", value="math:lcm", group="things"),
             EntryPoint(name="elsewhere", value="math:pi", group="others"),
+            EntryPoint(name="away", value="no_such_package:thing", group="broken"),
+            EntryPoint(name="gone", value="math:no_such_thing", group="broken"),
+            EntryPoint(name="number", value="math:pi", group="broken"),
+            EntryPoint(name="fine", value="math:gcd", group="broken"),
         ]
     )
     monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
@@ -33,6 +37,22 @@ def test_third_parties_add_names_and_what_is_built_in_wins(installed: None) -> N
 def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> None:
     with pytest.raises(ValueError, match=r"unknown name 'gcb' in things\. Did you mean 'gcd'\? Known: gcd, other, own"):
         Registry("things", {"own": len, "other": max})["gcb"]
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "said"),
+    [
+        ("away", None, "'no_such_package:thing' of broken cannot be loaded: ModuleNotFoundError: .*no_such_package"),
+        ("gone", None, "'math:no_such_thing' of broken cannot be loaded: AttributeError"),
+        ("number", None, "'math:pi' of broken must be something that can be called, got float"),
+        ("fine", tuple, "'math:gcd' of broken must be a builtins.tuple, got builtin_function_or_method"),
+    ],
+)
+def test_what_a_package_adds_and_cannot_be_used_is_named(installed: None, name: str, of: type | None, said: str) -> None:
+    with pytest.raises(ValueError, match=f"the entry point {name} = {said}"):
+        Registry("broken", {}, of=of)[name]
+    if of is None:
+        assert Registry("broken", {})["fine"](4, 6) == 2
 
 
 def test_arguments_are_bound_by_name_and_the_message_hides_what_is_not_the_users() -> None:

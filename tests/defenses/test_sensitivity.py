@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import LENGTHS, IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import IN_PART, LENGTHS, NO_BOUND, NO_NOISE, NO_SCALE, Noise, noise_of, noise_of_gradient
 from defenses.spec import Kind
 
 TENSORS = 4

@@ -105,6 +105,9 @@ def test_print_config_prints_what_would_run_and_runs_nothing(small: Path) -> Non
         (['partition={ name = "dirichlet", alpha = 2 }'], lambda e: e.partition.arguments == {"alpha": 2}),
         (["training.shuffle=false"], lambda e: e.training.shuffle is False),
         (["defense="], lambda e: e.defense == ""),
+        (["partition.alpha=2"], lambda e: e.partition.arguments == {"alpha": 2}),
+        (["strategy.central={ noise_multiplier = 1.0 }"], lambda e: e.strategy.arguments["central"] == {"noise_multiplier": 1.0}),
+        (["strategy.central.noise_multiplier=1.0"], lambda e: e.strategy.arguments["central"] == {"noise_multiplier": 1.0}),
         (["data=npz:a=b.npz"], lambda e: e.data.name == "npz:a=b.npz"),
     ],
 )
@@ -125,6 +128,9 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
         (["--set", "rounds=many"], "small.toml: rounds:"),
         (["--set", "defense=clop(1)"], "Did you mean 'clip'?"),
         (["--set", "defense=clip('a')"], "max_norm must be a number, got 'a'"),
+        (["--set", "defense=clip(0)"], "small.toml: file: defense = 'clip(0)': clip: max_norm must be positive"),
+        (["--set", "training.gradient_squeezing=1.5"], "gradient_squeezing must be a whole number of at least 1, got 1.5"),
+        (["--set", "strategy.central.kind=[]"], "strategy.central.kind must be one of fixed, adaptive, got []"),
         (["--set", "model=lenet_cpl", "--set", "data=breast_cancer"], "use the model 'mlp'"),
         (["--set", "model.hidden=3"], "whole numbers above 0, got 3"),
         (["--set", "data=npz:nowhere.npz"], "nowhere.npz does not exist"),
@@ -213,6 +219,21 @@ def test_show_tells_what_was_recorded(small: Path) -> None:
     assert "mlp(hidden=[4])" in people
     assert "clip(2)" in people
     assert f"{metrics[2]['loss']:.3f}" in people
+    assert not re.search("gradient|network|inputs|secure", people)
+
+
+def test_show_tells_all_that_clients_do(small: Path) -> None:
+    keys = {"gradient": "dp_sgd(max_norm=2.0, noise=0.5)", "network": "dropout(p=0.3)", "inputs": "mixup(alpha=2.0)"}
+    run(*(part for key, value in keys.items() for part in ("--set", f"{key}={value}")), "--set", "secure_aggregation.threshold=2")
+    told, people = json.loads(fedsim("show", "out", "--json").stdout), words(fedsim("show", "out").stdout)
+    assert (told["secure_aggregation"]["threshold"], told["codec"]) == (2, "masked")
+    for key in keys:
+        assert f"{key} {told[key]}" in people
+        assert told[key].startswith(keys[key].partition("(")[0])
+    assert "secure aggregation {'clients'" in people
+    for head in ("complete", "masked", "failed", "bytes up", "accuracy"):  # at 80 columns
+        assert head in people
+    assert re.search(r" 1 1 3 0 0 \d", people), "round, complete, masked, failed, late"
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "small.toml", "."])
@@ -256,6 +277,16 @@ def test_list_refuses_what_it_does_not_know() -> None:
     refused = fedsim("list", "attacks")
     assert refused.exit_code == 2
     assert "models, datasets, partitions, strategies, defenses, gradients, networks, inputs" in words(refused.stderr)
+
+
+def test_a_broken_package_does_not_hide_what_else_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    points = EntryPoints([EntryPoint(name="fog", value="no_such_package:fog", group="defenses")])
+    monkeypatch.setattr("defenses.registry.entry_points", lambda **wanted: points.select(**wanted))
+    told = json.loads(fedsim("list", "defenses", "--json").stdout)
+    assert "cannot be loaded" in told["fog"]["summary"]
+    assert told["clip"]["arguments"] == "max_norm"
 
 
 @pytest.mark.parametrize("command", ["run", "show", "list"])
