@@ -94,6 +94,8 @@ class _Reader:
         return Step(name, tuple(arguments.items()))
 
     def _value(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name) and node.id.lower() in ("nan", "inf", "infinity"):
+            raise ValueError(f"argument {node.id!r} in {self.what} {self.text!r} is not a finite number")
         if self.nested is not None and _is_steps(node):
             return self.nested(self.steps(node))
         try:

@@ -18,6 +18,7 @@ class Evidence(NamedTuple):
     """gradient: observed, by name. weight, bias: names of the head's parameters. examples: how many are behind the gradient.
 
     guess: (K,) the model's mean class probabilities on the attacker's own random inputs.
+    shortened: whether the attacker knows of a defense that may have made the gradient shorter.
     """
 
     gradient: Gradient
@@ -25,6 +26,7 @@ class Evidence(NamedTuple):
     bias: str | None
     examples: int
     guess: Tensor
+    shortened: bool = False
 
 
 LabelRule = Callable[[Evidence], Tensor]
@@ -35,7 +37,8 @@ def from_bias(evidence: Evidence) -> Tensor:
     """Of one example, the most negative bias gradient. Of n, counts `n * (mean p_c - g_c)`, rounded to n in all.
 
     Exact for one example, whatever the features; with a single logit, class 1 where the only entry is negative. For more,
-    mean p_c is guessed: exact while the model is hardly trained. Raises ValueError for more with a single logit.
+    mean p_c is guessed: exact while the model is hardly trained. Of a shortened gradient of fewer examples than classes, g is
+    first stretched so that the class with the largest g_c / mean p_c has none. Raises ValueError for more with a single logit.
     """
     if evidence.bias is None:
         raise ValueError("the head has no bias")
@@ -44,6 +47,9 @@ def from_bias(evidence: Evidence) -> Tensor:
         return _from_sign(bias.sum(), evidence.examples)
     if evidence.examples == 1:
         return bias.argmin().reshape(1)
+    if evidence.shortened and evidence.examples < len(bias):  # at least one class has none
+        share = (bias / evidence.guess).max()
+        bias = bias / torch.where((share > 0) & (share < 1), share, 1)
     counts = (evidence.examples * (evidence.guess - bias)).clamp(min=0)
     if not torch.isfinite(counts).all() or counts.sum() <= 0:  # noise has the last word
         counts = evidence.guess

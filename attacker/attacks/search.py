@@ -237,7 +237,7 @@ class Search:
             guess = self._probabilities(self.per_case[i], self._buffers_of(i), dummy).mean(dim=0)
         weight, bias = models.head(self.model)
         gradient = {name: g[i] for name, g in self.observed.items()}
-        return attack.labels(Evidence(gradient, weight, bias, self.count, guess))
+        return attack.labels(Evidence(gradient, weight, bias, self.count, guess, self.defended))
 
     def _buffers_of(self, i: int) -> Gradient:
         return self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}

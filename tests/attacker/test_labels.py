@@ -53,6 +53,16 @@ def test_without_a_bias_the_rows_are_used() -> None:
         from_bias(evidence)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_of_a_batch_behind_a_clip_that_is_known(seed: int) -> None:
+    y = torch.tensor([1, 1, 4, 8])
+    evidence = evidence_of(network(nn.Sigmoid(), seed), torch.rand(4, 12), y)
+    clipped = evidence._replace(gradient={name: 0.1 * g for name, g in evidence.gradient.items()}, shortened=True)
+    assert torch.equal(from_bias(clipped), y)
+    assert not torch.equal(from_bias(clipped._replace(shortened=False)), y)
+    assert torch.equal(from_bias(evidence._replace(shortened=True)), y)
+
+
 @pytest.mark.parametrize("outputs", [1, 10])
 def test_where_the_bias_was_not_sent_the_rows_are_used(outputs: int) -> None:
     loss, y = ("logistic", torch.tensor([1])) if outputs == 1 else ("cross_entropy", torch.tensor([7]))
