@@ -57,6 +57,10 @@ def replay(
     overrides: Overrides = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be given more than once.")] = None,
+    route: Annotated[
+        str | None,
+        typer.Option(help="Of the attack exact: auto, or only linear, layers, peeled or optimisation; says which one answered."),
+    ] = None,
     null: Annotated[bool, typer.Option(help="Run the same attack without any gradient beside it, as a baseline.")] = True,
     oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels.")] = None,
     truth: Annotated[list[Path] | None, typer.Option(help="Truth, for an oracle only; by default the run's own.")] = None,
@@ -82,6 +86,9 @@ def replay(
         opened = Recording(recording)
         _check_model(opened, model)
         arguments = dict(map(assignment, overrides or []))
+        if route is not None:
+            _check_takes_route(attack)
+            arguments["route"] = route
         oracle_labels = _oracle(oracle or [], opened, truth)
         if threads is not None:
             _set_threads(threads)
@@ -103,6 +110,15 @@ def replay(
             print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
         if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
+
+
+def _check_takes_route(attack: str) -> None:
+    from inspect import signature
+
+    from attacker.attacks import ATTACKS
+
+    if "route" not in signature(ATTACKS[attack]).parameters:
+        raise ValueError(f"--route chooses among the routes of the attack exact, and {attack} has none")
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:
@@ -201,7 +217,8 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         quality = f"{one.psnr.value:.1f} dB" if one.psnr else f"MSE {one.mse.value:.2g}" if one.mse else ""
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
         labels = "told" if "labels" in one.oracles else f"{one.label_success.value:.0%}"
-        table.add_row(escape(one.spec), str(one.examples), success, null, labels, quality, oracles)
+        name = escape(one.spec) + (f"\n[dim]{escape(one.ways)}[/]" if one.ways else "")
+        table.add_row(name, str(one.examples), success, null, labels, quality, oracles)
     out.print(table)
 
 
@@ -246,6 +263,38 @@ def report(
         from attacker.report import build
 
         out.print(str(build(runs, out_file)), soft_wrap=True)
+
+
+@app.command(epilog="Example:  attacker rank cnn6_d --input 3x32x32 --out rank.png")
+def rank(
+    model: Annotated[str, typer.Argument(help="A model's name, or MODULE:FUNCTION, which imports that code.")],
+    shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Of one example: 3x32x32, or 30 for table rows.")],
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the model.")] = None,
+    dead: Annotated[float, typer.Option(help="Share of a ReLU's outputs that is taken to be 0.")] = 0.5,
+    prove: Annotated[bool, typer.Option(help="Prove the ranks, seconds a layer, and not only count them.")] = True,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw the layers: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Could this network leak at all? Count each layer's equations, before any attack."""
+    with errors_told():
+        from attacker import rank as ranks
+
+        size = ranks.shape_of(shape)
+        if out_file is not None:
+            ranks.check_picture(out_file)
+        chain = ranks.opened(model, size, classes, dict(map(assignment, overrides or [])))
+        with err.status("proving the rank of each layer" if prove else "counting"):
+            report = ranks.analysed(chain, dead=dead, prove=prove)
+        if out_file is not None:
+            ranks.draw(report, chain, out_file, title=f"{model}, input {shape}")
+        if as_json:
+            print_json(ranks.as_json(report, model))
+            return
+        out.print(ranks.table(report, chain))
+        out.print(f"[bold]{ranks.headline(report)}[/]")
+        for sentence in ranks.verdict(report):
+            out.print(escape(sentence))
 
 
 @app.command(epilog="Example:  attacker demo --out runs/demo")

@@ -26,6 +26,9 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
             return lambda done, most, told: bar.update(task, completed=done, total=most, words=told)
 
         result = replay.run(chunk_bar)
+    if not spec.null and result.routes:
+        ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
+        err.print(f"  {escape(', '.join(ways))}")
     err.print(f"  {result.done} done, {result.skipped} were done before, {len(result.failed)} failed")
     for key, reason in list(result.failed.items())[:3]:
         err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")

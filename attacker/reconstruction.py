@@ -37,6 +37,7 @@ class Reconstruction:
     seconds:    wall time; of cases attacked at once, each one's equal share.
     route:      how the answer came about. attack: its name. oracles: what it was told beyond the threat model.
     interrupted: whether the user stopped it: the best so far, to be done again.
+    notes:      what the attack says of this answer, in words.
     """
 
     case: str
@@ -54,6 +55,7 @@ class Reconstruction:
     oracles: tuple[str, ...]
     seed: int
     interrupted: bool = False
+    notes: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write as one safetensors file, at once."""
@@ -70,6 +72,7 @@ class Reconstruction:
             "oracles": list(self.oracles),
             "seed": self.seed,
             "interrupted": self.interrupted,
+            "notes": list(self.notes),
         }
         write_tensors(path, tensors, {"facts": json.dumps(facts)})
 
@@ -83,7 +86,8 @@ class Reconstruction:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}") from None
         slots = tuple(Slot(*slot) for slot in facts.pop("slots"))
-        return cls(**tensors, **{**facts, "oracles": tuple(facts["oracles"])}, slots=slots)
+        words = {key: tuple(facts.get(key, ())) for key in ("oracles", "notes")}
+        return cls(**tensors, **{**facts, **words}, slots=slots)
 
 
 def slots_of(round: int, client: str, batch_sizes: Sequence[int]) -> tuple[Slot, ...]:

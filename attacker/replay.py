@@ -30,7 +30,7 @@ OracleLabels = Callable[[Row], Tensor]
 
 @dataclass
 class Replayed:
-    """folder: of the reconstructions. done, skipped: numbers of cases.
+    """folder: of the reconstructions. done, skipped: numbers of cases. routes: how many of those done came about in which way.
 
     failed: reasons by case, and by round and client as the index has them for rows that cannot be read.
     """
@@ -39,6 +39,7 @@ class Replayed:
     done: int = 0
     skipped: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    routes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +174,7 @@ class Replay:
             reconstruction.write(path)
         (self.folder / f"{reconstruction.case}.failed.json").unlink(missing_ok=True)
         replayed.done += 1
+        replayed.routes[reconstruction.route] = replayed.routes.get(reconstruction.route, 0) + 1
 
     def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason

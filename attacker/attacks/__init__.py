@@ -1,10 +1,11 @@
 """Attacks: functions from observations to reconstructions, put together from parts."""
 
 from attacker.attacks.base import Attack, Case, Need, Progress, unmet
+from attacker.attacks.closed_forms import exact, hgap, rgap
 from attacker.attacks.descent import Stop
 from attacker.attacks.matching import GradientMatching
-from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients, without_gradient
-from attacker.attacks.spec import ATTACKS, AttackSpec
+from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients
+from attacker.attacks.spec import ATTACKS, AttackSpec, without_gradient
 
 __all__ = [
     "ATTACKS",
@@ -17,8 +18,11 @@ __all__ = [
     "Stop",
     "cpl",
     "dlg",
+    "exact",
+    "hgap",
     "idlg",
     "inverting_gradients",
+    "rgap",
     "unmet",
     "without_gradient",
 ]

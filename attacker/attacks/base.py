@@ -39,7 +39,7 @@ class Need(Enum):
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
-    SINGLE_EXAMPLE = "its label rule holds for one example only"
+    SINGLE_EXAMPLE = "it works for one example only"
     LINEAR_HEAD = "it reads labels off the last linear layer, and this model has none"
     IMAGES = "its prior is one of images, and these data are rows"
 

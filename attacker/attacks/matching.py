@@ -8,10 +8,10 @@
 with one row of z a problem, that is one restart of one case, and all rows at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Generator
+from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Need, Progress
 from attacker.attacks.descent import Stop
@@ -36,6 +36,7 @@ class GradientMatching:
     agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
+    first:     from the cases, where the first start of each is known better than by `init`; None for those where it is not.
     sees_gradient: False gives the null: the same search by the prior alone, with random labels.
     """
 
@@ -52,6 +53,7 @@ class GradientMatching:
     agreement: float = 0.0
     knows_defense: bool = True
     sees_gradient: bool = True
+    first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None
     oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"

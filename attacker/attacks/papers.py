@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from attacker.attacks.base import Need
 from attacker.attacks.descent import Stop
+from attacker.attacks.exact.starting import from_closed_form
 from attacker.attacks.initialisation import normal, normal_after_normalisation, start
 from attacker.attacks.labels import from_rows, inferred
 from attacker.attacks.matching import GradientMatching
@@ -15,9 +16,12 @@ PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
 """Where the papers go on to a fixed number of iterations: ten without a twentieth less loss are the end of a search."""
 
 
-def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1)."""
-    return GradientMatching(
+def dlg(*, steps: int = 300, restarts: int = 1, closed_form_start: bool = False, knows_defense: bool = True) -> GradientMatching:
+    """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
+
+    closed_form_start: the first start is what R-GAP and its kin answer, where they answer anything.
+    """
+    attack = GradientMatching(
         name="dlg",
         objective=euclidean,
         labels=None,
@@ -28,6 +32,7 @@ def dlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> G
         restarts=restarts,
         knows_defense=knows_defense,
     )
+    return from_closed_form(attack) if closed_form_start else attack
 
 
 def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
@@ -45,15 +50,16 @@ def cpl(
     restarts: int = 1,
     tolerance: float = 0.0,
     agreement: float = 0.0,
+    closed_form_start: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1).
 
     init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
-    agreement: the paper's alpha.
+    agreement: the paper's alpha. closed_form_start: as in `dlg`.
     """
-    return GradientMatching(
+    attack = GradientMatching(
         name="cpl",
         objective=euclidean,
         labels=inferred,
@@ -67,6 +73,7 @@ def cpl(
         oracles=("images of the same class",) if init == "insider" else (),
         needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}),
     )
+    return from_closed_form(attack) if closed_form_start else attack
 
 
 def inverting_gradients(
@@ -76,13 +83,15 @@ def inverting_gradients(
     tv: float = 1e-4,
     learning_rate: float = 0.1,
     signed: bool = True,
+    closed_form_start: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
     learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
+    closed_form_start: as in `dlg`.
     """
-    return GradientMatching(
+    attack = GradientMatching(
         name="inverting_gradients",
         objective=cosine,
         labels=inferred,
@@ -96,8 +105,4 @@ def inverting_gradients(
         knows_defense=knows_defense,
         needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}),
     )
-
-
-def without_gradient(attack: GradientMatching) -> GradientMatching:
-    """The null of an attack: the same search with the same prior and start, and no look at the gradient."""
-    return replace(attack, sees_gradient=False)
+    return from_closed_form(attack) if closed_form_start else attack

@@ -20,13 +20,13 @@ from attacker.attacks.simulation import (
     gradient_of,
     network_of,
     omitted_of,
+    schedule,
     through,
     total_step,
 )
 from attacker.reconstruction import Reconstruction, slots_of
 from defenses.channel import Known, transparent
 from fedsim import models
-from fedsim.wire.masked import SUM
 from fedsim.wire.observation import Observation
 
 if TYPE_CHECKING:
@@ -46,19 +46,6 @@ class _Best:
     restarts: int = 0
 
 
-def _schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
-    """Sizes of the batches behind an update, and a client's local steps.
-
-    Behind a sum is one batch, of all its clients' examples; they are taken to have trained alike.
-    """
-    count, training = observation.num_examples or 0, observation.training
-    if observation.client == SUM:
-        each = -(-count // max(1, len(observation.cohort)))
-        return (count,), training.steps or len(training.batch_sizes(each) or (each,))
-    sizes = training.batch_sizes(count) or (count,)
-    return sizes, training.steps or len(sizes)
-
-
 class Search:
     """One call of a `GradientMatching`: everything that its cases share, and one `_Best` for each."""
 
@@ -67,7 +54,7 @@ class Search:
         first = cases[0].observations[0]
         assert first.num_examples is not None
         self.data, self.training, self.count = first.data, first.training, first.num_examples
-        self.sizes, self.steps = _schedule(first)
+        self.sizes, self.steps = schedule(first)
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.model: nn.Module = network_of(first).to(attack.device)
         knows = attack.knows_defense
@@ -128,6 +115,9 @@ class Search:
         rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
         labels = torch.stack([self._labels(i, generator_for(self.rng, self.cases[i], f"labels {restart}")) for i in pending])
         starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
+        if attack.first is not None and attack.sees_gradient and restart == 0:
+            told = attack.first([self.cases[i] for i in pending])
+            starts = [own if better is None else better.to(own) for own, better in zip(starts, told, strict=True)]
         z = torch.stack(starts).flatten(1).to(attack.device)
         if self.joint:
             shape = (self.count * self.data.num_classes,)

@@ -12,6 +12,7 @@ from defenses.channel import Channel, Known, compose, transparent
 from defenses.networks import hidden
 from defenses.rules import Facts, LocalStep, Problem, Rule, plain
 from fedsim import models
+from fedsim.wire.masked import SUM
 from fedsim.wire.observation import DataSpec, Observation, Training
 
 Weights = Mapping[str, Tensor]
@@ -82,6 +83,19 @@ def facts_of(observation: Observation, model: nn.Module) -> Facts:
     sizes = training.batch_sizes(count) or _even(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
     return Facts(model, [LocalStep(*step) for step in zip(sizes, shares(training, len(sizes)), strict=True)], exact)
+
+
+def schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
+    """Sizes of the batches behind an update, and a client's local steps.
+
+    Behind a sum is one batch, of all its clients' examples; they are taken to have trained alike.
+    """
+    count, training = observation.num_examples or 0, observation.training
+    if observation.client == SUM:
+        each = -(-count // max(1, len(observation.cohort)))
+        return (count,), training.steps or len(training.batch_sizes(each) or (each,))
+    sizes = training.batch_sizes(count) or (count,)
+    return sizes, training.steps or len(sizes)
 
 
 def _even(count: int, steps: int) -> tuple[int, ...]:

@@ -4,20 +4,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from attacker.attacks.base import Attack
+from attacker.attacks.closed_forms import exact, hgap, rgap
+from attacker.attacks.exact.hybrid import Hybrid
+from attacker.attacks.exact.router import ClosedForm
 from attacker.attacks.matching import GradientMatching
-from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients, without_gradient
+from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients
 from defenses.registry import Registry, bind
 
-ATTACKS: Registry[Callable[..., GradientMatching]] = Registry(
+AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid)
+
+ATTACKS: Registry[Callable[..., GradientMatching | ClosedForm | Hybrid]] = Registry(
     "attacker.attacks",
     {
         "cpl": cpl,
         "dlg": dlg,
+        "exact": exact,
+        "hgap": hgap,
         "idlg": idlg,
         "inverting_gradients": inverting_gradients,
+        "rgap": rgap,
     },
 )
 
@@ -49,6 +57,11 @@ class AttackSpec:
         """The attack itself."""
         attack = replace(ATTACKS[self.name](**self.arguments), device=device)
         return without_gradient(attack) if self.null else attack
+
+
+def without_gradient(attack: AnyAttack) -> AnyAttack:
+    """The null of an attack: the same search with the same prior and start, and no look at the gradient."""
+    return replace(attack, sees_gradient=False)
 
 
 def _check(what: str, value: Any, default: Any) -> None:

@@ -1,6 +1,8 @@
 """What a report knows of a run: its recording, its attacks, and their scores."""
 
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +53,7 @@ class AttackOnRun:
     losses:        the attack's own loss, once an iteration, of each case.
     lpips_reasons: why there is no LPIPS, where there is none.
     unscored:      reconstructions that nothing was compared with.
+    notes:         what the attack says of its answers, by case.
     """
 
     source: str
@@ -66,6 +69,7 @@ class AttackOnRun:
     losses: tuple[NDArray[np.float64], ...] = ()
     lpips_reasons: tuple[str, ...] = ()
     unscored: Unscored = field(default_factory=Unscored)
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     summary: Summary | None = None
     null: "AttackOnRun | None" = None
 
@@ -73,6 +77,17 @@ class AttackOnRun:
     def failures(self) -> list[tuple[str, int]]:
         """Why examples have no reconstruction, and how many for each reason."""
         return Counter(example.failure for example in self.examples if example.failure is not None).most_common()
+
+    @property
+    def said(self) -> list[tuple[str, int]]:
+        """What the attack says of its answers, and of how many cases; numbers in it are those of the first of them."""
+        first: dict[str, str] = {}
+        count: Counter[str] = Counter()
+        for note in (note for notes in self.notes.values() for note in dict.fromkeys(notes)):
+            kind = re.sub(r"[-+]?[0-9][0-9.e+-]*", "#", note)
+            first.setdefault(kind, note)
+            count[kind] += 1
+        return [(first[kind], many) for kind, many in count.most_common()]
 
     @property
     def distinct(self) -> int:

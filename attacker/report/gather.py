@@ -130,6 +130,7 @@ def _attack(
         interrupted=len({row["case"] for row in rows if row.get("interrupted")}),
         examples=tuple(_example(row, pairs) for row in rows),
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
+        notes={row["case"]: row["notes"] for row in rows if row.get("notes")},
         lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["failure"] is None})),
     )
 

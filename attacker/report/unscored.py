@@ -22,6 +22,7 @@ class Found:
 
     number:     place in the case's answer, from 1: a gradient knows no order within a batch.
     loss:       the attack's own, at the end; None where it is no number. confidence: by the attack's own measure, in [0, 1].
+    route, notes: how the answer came about, and what the attack says of it.
     """
 
     case: str
@@ -31,6 +32,8 @@ class Found:
     label: int
     loss: float | None
     confidence: float
+    route: str
+    notes: tuple[str, ...]
     shown: Pair
     null: "Found | None" = None
 
@@ -110,6 +113,8 @@ def _found(answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSp
         label=int(answer.y[i]),
         loss=float(last) if bool(torch.isfinite(last).any()) else None,
         confidence=float(answer.confidence[i].nan_to_num()),
+        route=answer.route,
+        notes=answer.notes,
         shown=alone(answer.x[i], data),
         null=null,
     )

@@ -24,7 +24,7 @@ from fedsim.truth import TruthReader, Used
 from fedsim.wire.files import make_private, read_json_lines, replace_json_lines
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
-EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
+EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "notes", "interrupted")
 
 Row = dict[str, Any]
 

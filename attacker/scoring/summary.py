@@ -1,6 +1,7 @@
 """What the rows of one attack come to."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import median
@@ -19,6 +20,7 @@ class Summary:
     the same image attacked in five rounds is no five independent images.
     psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
     lpips_net: the network of LPIPS, where there is one.
+    routes: how many cases were answered in which way.
     """
 
     run: str
@@ -42,6 +44,7 @@ class Summary:
     seconds: float | None
     iterations: float | None
     failures: int
+    routes: Mapping[str, int]
     null: "Summary | None" = None
 
     @property
@@ -53,6 +56,13 @@ class Summary:
         if self.null is None or self.null.examples != self.examples:
             return None
         return self.success.value <= self.null.success.value and self.success.high <= self.null.success.high
+
+    @property
+    def ways(self) -> str:
+        """How cases were answered, in words; "" where all were by the attack's own optimisation."""
+        if set(self.routes) <= {"optimisation"}:
+            return ""
+        return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "gone": self.gone}
@@ -116,5 +126,6 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
         seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
         failures=sum(row["failure"] is not None for row in rows),
+        routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
         null=null,
     )

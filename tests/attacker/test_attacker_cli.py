@@ -174,3 +174,25 @@ def test_a_wrong_file_of_weights_is_refused_before_anything_is_scored(run: Path,
         assert told.exit_code == 2
         assert said in told.stderr
     assert not (run / "scores.jsonl").exists()
+
+
+def test_a_route_is_forced_shown_and_written_into_every_row(run: Path) -> None:
+    done = call("replay", run, "--attack", "exact", "--route", "layers", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "2 by layers" in done.output
+    scored = call("score", run)
+    assert scored.exit_code == 0, scored.output
+    assert "2 by layers" in scored.stdout
+    rows = [row for row in read_json_lines(run / "scores.jsonl") if not row["null"]]
+    assert {(row["spec"], row["route"], row["success"]) for row in rows} == {("exact(route='layers')", "layers", True)}
+    page = Path(call("report", run).stdout.strip()).read_text()
+    assert "2 by layers" in page
+
+
+def test_a_route_for_an_attack_without_any_is_refused(run: Path) -> None:
+    refused = replay(run, "--route", "layers")
+    assert refused.exit_code == 2
+    assert "--route chooses among the routes of the attack exact, and cpl has none" in refused.output
+    unknown = call("replay", run, "--attack", "exact", "--route", "magic")
+    assert unknown.exit_code == 2
+    assert "unknown route 'magic'. Known: auto, " in unknown.output

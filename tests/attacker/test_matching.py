@@ -158,7 +158,7 @@ def test_needs_are_said_in_words(image_case) -> None:
     case, _, _ = image_case(0)
     assert unmet(idlg(), case) == []
     two = Case((replace(case.observations[0], num_examples=2),))
-    assert unmet(idlg(), two) == ["its label rule holds for one example only"]
+    assert unmet(idlg(), two) == ["it works for one example only"]
     unknown = Case((replace(case.observations[0], num_examples=None),))
     assert "reported no number" in unmet(cpl(), unknown)[0]
 

@@ -146,7 +146,7 @@ def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> N
     assert len(done.failed) == 6
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
-    assert {row["failure"] for row in rows} == {"idlg cannot be used: its label rule holds for one example only"}
+    assert {row["failure"] for row in rows} == {"idlg cannot be used: it works for one example only"}
     assert not any(row["success"] for row in rows)
 
 

@@ -1,0 +1,1 @@
+"""Closed forms: what can be solved for, layer by layer, without a search."""

@@ -1,0 +1,117 @@
+"""The gradient of a first linear layer as a matrix of low rank: how many examples are behind it, and how exact it is.
+
+Of z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss at z,
+
+    [dL/dW, dL/db] = D^T [X, 1]
+
+so that its rows lie in the span of the B vectors [x, 1], and what is outside of that span is noise or rounding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ROUNDING = 2.0**-25
+"""Standard deviation of a value of float32, as a share of it, with a little for the sums behind it."""
+
+GAP = 8.0
+"""How much smaller the first singular value behind the rank must be."""
+
+LIKELY_GAP = 2.0
+"""The same where the number of examples is known, and the gap is at that number."""
+
+BEYOND = 6.0
+"""How many standard deviations of noise a row or value must be from zero to be none."""
+
+
+class Factors(NamedTuple):
+    """Rows (M, F) of rank R as coordinates (M, R) times an orthonormal basis (R, F).
+
+    noise: (M,) standard deviation of each value of a row. live: (M,) which rows are more than noise.
+    gap:   the last singular value kept over the first one left out.
+    """
+
+    coordinates: Tensor
+    basis: Tensor
+    noise: Tensor
+    live: Tensor
+    gap: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+
+def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
+    """The factors of rows (M, F), in float64; None where no singular value stands out as the last one, or all are zero.
+
+    examples: how many there are at most, where that is known. The rank is lower where examples come twice or are lost to rounding.
+    Rows are weighed by their own noise, which is read off what is left of them outside of the span.
+    """
+    rows = rows.double()
+    length = rows.norm(dim=1)
+    if not torch.isfinite(rows).all() or not length.any():
+        return None
+    weight = torch.where(length > 0, 1.0, 0.0).to(length)
+    found: Factors | None = None
+    for _ in range(2):
+        values, vectors = torch.linalg.svd(rows * weight[:, None], full_matrices=False)[1:]
+        rank, gap = _rank(values, examples)
+        if not rank:
+            return found
+        basis = vectors[:rank]
+        coordinates = rows @ basis.T
+        noise = _noise(rows, coordinates, basis)
+        live = (length > 0) & (coordinates.norm(dim=1) > BEYOND * noise * rank**0.5)
+        found = Factors(coordinates, basis, noise, live, gap)
+        weight = torch.where(length > 0, noise[length > 0].median() / noise, 0)
+    return found
+
+
+def _rank(values: Tensor, examples: int | None) -> tuple[int, float]:
+    """The rank, 0 where there is none to see, and its gap; singular values descending."""
+    smallest = values[0] * torch.finfo(values.dtype).eps * len(values)
+    values = values.clamp(min=float(smallest))
+    ratio = values[:-1] / values[1:]
+    if not len(ratio):  # a single row or column
+        return 1, float("inf")
+    if examples is None:
+        rank = int(ratio.argmax()) + 1
+        return (rank if ratio[rank - 1] >= GAP else 0), float(ratio[rank - 1])
+    if examples <= len(ratio) and ratio[examples - 1] >= LIKELY_GAP:
+        return examples, float(ratio[examples - 1])
+    wide = (ratio[:examples] >= GAP).nonzero()[:, 0]
+    rank = int(wide[-1]) + 1 if len(wide) else 0
+    return rank, float(ratio[rank - 1])
+
+
+def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
+    """(M,) of each row: what lies outside of the span, and no less than what storing its values in float32 leaves."""
+    used = rows.any(dim=0)
+    spare = int(used.sum()) - len(basis)
+    left = rows - coordinates @ basis
+    rounding = ROUNDING * rows.square().mean(dim=1).sqrt()
+    if spare < 1:
+        return rounding.clamp(min=torch.finfo(rows.dtype).tiny)
+    measured = (left.square().sum(dim=1) / spare).sqrt()
+    if spare < 16:  # too few values to tell a row's own
+        measured = torch.maximum(measured, rounding)
+    return torch.maximum(measured, rounding / 4).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor]:
+    """D (M, B) and x (B, F) of least squared error in units of the noise, for a given pattern of zeros of D.
+
+    rows: (M, F), about D x. active: (M, B), where D may differ from zero. x: (B, F) to start from.
+    """
+    chosen = active.to(x.dtype)
+    weight = 1 / noise[:, None]
+    d = torch.zeros_like(chosen)
+    for _ in range(rounds):
+        length = x.norm(dim=1, keepdim=True)
+        unit = x / length
+        gram = (unit @ unit.T) * chosen[:, :, None] * chosen[:, None, :] + torch.diag_embed(1 - chosen)
+        d = torch.linalg.solve_ex(gram, (rows @ unit.T) * chosen)[0] * chosen / length.T
+        x = torch.linalg.lstsq(weight * d, weight * rows).solution
+    return d, x

@@ -1,0 +1,309 @@
+"""Networks that are no chains are refused, each with its reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from attacker.attacks.exact.chain import NotAChain, chain_of
+from defenses.networks import penalty_of, precode
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+
+SHAPE = (2, 9, 8)
+
+
+def convolution(**arguments: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, **arguments), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 72, 3))
+
+
+def around(*layers: nn.Module, width: int = 4 * 72) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), *layers, nn.Flatten(), nn.Linear(width, 3))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.relu(self.conv(x) + x)
+        return out
+
+
+def used_twice() -> nn.Module:
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    return around(nn.Tanh(), shared, nn.Tanh(), shared)
+
+
+def tied() -> nn.Module:
+    model = around(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    model[3].weight = model[1].weight
+    return model
+
+
+def one_bias() -> nn.Module:
+    model = around(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    model[3].bias = model[1].bias
+    return model
+
+
+def standardised() -> nn.Module:
+    class Standardised(nn.Conv2d):
+        def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return super()._conv_forward(x, weight - weight.mean(), bias)
+
+    return nn.Sequential(Standardised(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 72, 3))
+
+
+def scaled() -> nn.Module:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / self.in_features
+
+    return nn.Sequential(nn.Flatten(), Scaled(144, 3))
+
+
+def parametrised() -> nn.Module:
+    class Positive(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight.abs()
+
+    model = convolution()
+    parametrize.register_parametrization(model[0], "weight", Positive())
+    return model
+
+
+def with_hook(at: int | None) -> nn.Module:
+    model = convolution()
+    module = model if at is None else model[at]
+    module.register_forward_hook(lambda module, given, out: 2 * out)
+    return model
+
+
+def with_forward_of_its_own() -> nn.Module:
+    model = convolution()
+    model[0].forward = lambda x: functional.conv2d(2 * x, model[0].weight, padding=1)
+    return model
+
+
+def pruned() -> nn.Module:
+    model = convolution()
+    prune.random_unstructured(model[0], "weight", amount=0.5)
+    return model
+
+
+def changed(change: Callable[[nn.Module], Any], at: int = 0) -> nn.Module:
+    model = convolution()
+    change(model[at])
+    return model
+
+
+PADDED = [f"pads by '{mode}'" for mode in ("circular", "reflect", "replicate")]
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a residual block": (lambda: around(Residual()), "add joins 2 paths, as residual networks do"),
+    "groups": (lambda: convolution(groups=2), "0 has 2 groups"),
+    "circular": (lambda: convolution(padding_mode="circular"), PADDED[0]),
+    "reflect": (lambda: convolution(padding_mode="reflect"), PADDED[1]),
+    "replicate": (lambda: convolution(padding_mode="replicate"), PADDED[2]),
+    "an even kernel": (lambda: nn.Sequential(nn.Conv2d(2, 4, 4, padding="same"), nn.ReLU()), "0 pads its sides unevenly"),
+    "max pooling": (lambda: around(nn.MaxPool2d(3, 1, 1)), "1 is MaxPool2d: which of its inputs is the largest"),
+    "adaptive max": (lambda: around(nn.AdaptiveMaxPool2d((9, 8))), "AdaptiveMaxPool2d: which of its inputs is the largest"),
+    "batch norm": (lambda: around(nn.BatchNorm2d(4)), "1 is BatchNorm2d: normalisation is not walked back"),
+    "group norm": (lambda: around(nn.GroupNorm(2, 4)), "1 is GroupNorm: normalisation is not walked back"),
+    "local norm": (lambda: around(nn.LocalResponseNorm(2)), "1 is LocalResponseNorm: normalisation"),
+    "transposed": (lambda: around(nn.ConvTranspose2d(4, 4, 3, padding=1)), "ConvTranspose2d: of convolutions only"),
+    "another activation": (lambda: around(nn.ELU()), "1 is ELU: neither a layer, an activation nor a linear map"),
+    "capped": (lambda: around(nn.ReLU6()), "1 is ReLU6: neither"),
+    "a falling leaky ReLU": (lambda: around(nn.LeakyReLU(-0.1)), r"slope -0\.1 has no inverse"),
+    "an activation of pooled ones": (lambda: around(nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.Tanh()), "3 follows no layer with w"),
+    "two activations": (lambda: around(nn.Sigmoid(), nn.Tanh()), "2 follows no layer with weights"),
+    "an activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), "0 follows no layer with weights"),
+    "no weights": (lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), "no layer with weights"),
+    "nothing": (nn.Identity, "no layer with weights"),
+    "softmax in the end": (lambda: nn.Sequential(*around(), nn.Softmax(1)), "3 is Softmax: its outputs are no logits"),
+    "log softmax": (lambda: nn.Sequential(*around(), nn.LogSoftmax(1)), "LogSoftmax: its outputs are no logits"),
+    "sigmoid in the end": (lambda: nn.Sequential(*around(), nn.Sigmoid()), "between its last layer with weights and its logits"),
+    "leaky in the end": (lambda: nn.Sequential(*around(), nn.LeakyReLU()), "between its last layer with weights and its logits"),
+    "pooled logits": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        "averages of what its last layer with weights, 0, gives",
+    ),
+    "pooled outputs of a matrix": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.Unflatten(1, (2, 2, 2)), nn.AvgPool2d(2), nn.Flatten()),
+        "averages of what its last layer with weights, 1, gives",
+    ),
+    "images as logits": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"gives \(4, 7, 6\) and no logits"),
+    "a matrix over rows": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.Linear(144, 2)), r"0 takes \(2, 9, 8\)"),
+    "a module twice": (used_twice, "2 is used twice, and its gradient is a sum"),
+    "one weight of two layers": (tied, "the weight of 3 is computed from others, or shared"),
+    "one bias of two layers": (one_bias, "the bias of 3 is computed from others, or shared"),
+    "weight norm": (lambda: changed(parametrizations.weight_norm), "the weight of 0 is computed from others"),
+    "spectral norm": (lambda: changed(parametrizations.spectral_norm), "the weight of 0 is computed from others"),
+    "orthogonal": (lambda: changed(parametrizations.orthogonal, 3), "the weight of 3 is computed from others"),
+    "a parametrisation": (parametrised, "the weight of 0 is computed from others"),
+    "pruning": (pruned, "0 has hooks or a forward of its own"),
+    "a hook": (lambda: with_hook(3), "3 has hooks or a forward of its own"),
+    "a hook of the whole": (lambda: with_hook(None), "the model has hooks or a forward of its own"),
+    "a forward of its own": (with_forward_of_its_own, "0 has hooks or a forward of its own"),
+    "standardised weights": (standardised, "uses 0.weight by itself"),
+    "a matrix that does more": (scaled, "uses 1.weight by itself"),
+    "the whole batch flat": (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(144, 2)), "0 mixes the examples"),
+    "a width that does not fit": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(143, 2)), r"1 does not take \(144,\)"),
+    "channels that do not fit": (lambda: around(nn.Conv2d(3, 4, 3)), r"1 does not take \(4, 9, 8\)"),
+    "pooling that does not fit": (lambda: around(nn.AvgPool2d(10)), r"1 does not take \(4, 9, 8\)"),
+    "not materialised": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1 has hooks"),
+    "several outputs": (lambda: nn.LSTM(8, 3), "LSTM"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of lazy modules, and of kernels that are padded unevenly
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_it_is_refused_with_its_reason(make: Callable[[], nn.Module], reason: str) -> None:
+    with pytest.raises(NotAChain, match=reason):
+        chain_of(make(), SHAPE)
+
+
+def test_old_ways_of_normalising_weights_are_refused() -> None:
+    for norm in (nn.utils.weight_norm, nn.utils.spectral_norm):
+        with pytest.warns(FutureWarning) if norm is nn.utils.weight_norm else torch.no_grad():
+            model = changed(norm)
+        with pytest.raises(NotAChain, match="0 has hooks"):
+            chain_of(model, SHAPE)
+
+
+@fx.wrap
+def relu(x: Tensor) -> Tensor:
+    """Named as torch's, and another function."""
+    return x.abs()
+
+
+class Own(nn.Module):
+    def __init__(self, code: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.fc, self.drop, self.code = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(288, 3), nn.Dropout(), code
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.ones(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(self, x)
+
+
+def whole(change: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    return lambda m, x: m.fc(change(m, m.conv(x)).flatten(1))
+
+
+CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "plus a constant": (whole(lambda m, x: x + 1), "its code calls add: neither"),
+    "times a constant": (whole(lambda m, x: x * 2), "its code calls mul: neither"),
+    "plus itself": (whole(lambda m, x: x + x), "its code calls add: neither"),
+    "normalised by a buffer": (lambda m, x: m.fc(m.conv(x - m.mean).flatten(1)), "its code uses mean by itself"),
+    "divided by a parameter": (lambda m, x: m.fc(m.conv(x).flatten(1)) / m.temperature, "uses temperature by itself"),
+    "a function of its weights": (lambda m, x: functional.conv2d(x, m.conv.weight), "uses conv.weight by itself"),
+    "a penalty on its weights": (lambda m, x: m.fc(m.conv(x).flatten(1)) * m.fc.weight.sum(), "uses fc.weight by itself"),
+    "twice": (lambda m, x: m.fc(m.conv(m.conv(x)[:, :2]).flatten(1)), "its code calls getitem: neither"),
+    "a second path": (lambda m, x: m.fc(m.conv(x).flatten(1)) if m.conv(x) is not None else x, "conv starts a second path"),
+    "not its end": (lambda m, x: (m.fc(m.conv(x).flatten(1)), x)[1], "what it returns is not the end"),
+    "several outputs": (lambda m, x: (m.fc(m.conv(x).flatten(1)), 1), "what it returns is not the end"),
+    "a dictionary": (lambda m, x: {"logits": m.fc(m.conv(x).flatten(1))}, "what it returns is not the end"),
+    "dropout for ever": (whole(lambda m, x: functional.dropout(x)), "drops values in evaluation mode"),
+    "dropout by torch": (whole(lambda m, x: torch.dropout(x, 0.5, train=True)), "drops values in evaluation mode"),
+    "max pooling": (whole(lambda m, x: functional.max_pool2d(x, 3, 1, 1)), "max_pool2d: which of its inputs"),
+    "softmax": (lambda m, x: m.fc(m.conv(x).flatten(1)).softmax(dim=1), "its code calls softmax: its outputs are no logits"),
+    "cut off": (whole(lambda m, x: x.detach()), "its code calls detach"),
+    "chunks": (whole(lambda m, x: x.chunk(2, dim=1)[0]), "its code calls chunk: it splits one path into several"),
+    "another relu": (whole(lambda m, x: relu(x)), "its code calls relu: neither"),
+    "a falling leaky ReLU": (whole(lambda m, x: functional.leaky_relu(x, -1)), "slope -1 has no inverse"),
+    "an infinite slope": (whole(lambda m, x: functional.leaky_relu(x, float("inf"))), "slope inf has no inverse"),
+    "channels as examples": (whole(lambda m, x: x.view(x.size(1), -1)), "view mixes the examples of a batch"),
+    "all as one": (lambda m, x: m.fc(m.conv(x).view(1, -1)), "view mixes the examples of a batch"),
+    "no such dimension": (whole(lambda m, x: x.view(x.size(7), -1)), r"asks for a size that inputs of \(4, 9, 8\) do not have"),
+    "a size that does not fit": (whole(lambda m, x: x.view(-1, 5)), "view does not take"),
+    "a choice by value": (lambda m, x: m.fc(m.conv(x).flatten(1)) if x.sum() > 0 else x, "cannot be followed: TraceError"),
+    "an error without words": (lambda m, x: (_ for _ in ()).throw(RuntimeError()), "cannot be followed: RuntimeError: $"),
+    "two activations": (whole(lambda m, x: x.relu().tanh()), "tanh follows no layer with weights"),
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), CODE.values(), ids=CODE.keys())
+def test_code_is_refused_with_its_reason(code: Callable[[Any, Tensor], Any], reason: str) -> None:
+    with pytest.raises(NotAChain, match=reason):
+        chain_of(Own(code), SHAPE)
+
+
+def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            out: Tensor = self.fc(x + y)
+            return out
+
+    class Optional(Two):
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+            out: Tensor = self.fc(x)
+            return out
+
+    with pytest.raises(NotAChain, match="missing 1 required positional argument: 'y'"):
+        chain_of(Two(), (6,))
+    assert len(chain_of(Optional(), (6,)).layers) == 1
+
+
+def test_one_dimensional_convolutions_are_refused() -> None:
+    with pytest.raises(NotAChain, match=r"0 is Conv1d: of convolutions only torch\.nn\.Conv2d"):
+        chain_of(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
+
+
+PICTURES = {
+    "resnet18": "add joins 2 paths",
+    "resnet20_4": "add joins 2 paths",
+    "resnet18_rog": "joins 2 paths",
+    "resnet9_rog": "joins 2 paths",
+    "lenet_rog": "2 is MaxPool2d",
+    "vgg7": "4 is MaxPool2d",
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), PICTURES.items())
+def test_networks_of_the_project_that_are_no_chains(name: str, reason: str) -> None:
+    with pytest.raises(NotAChain, match=reason):
+        chain_of(models.layout(ModelSpec(name=name), DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("alexnet", r"features\.2 is MaxPool2d"),
+        ("vgg11", r"features\.2 is MaxPool2d"),
+        ("vgg11_bn", r"features\.1 is BatchNorm2d"),
+        ("resnet18", "add joins 2 paths"),
+        ("squeezenet1_1", "cat joins 2 paths"),
+        ("mobilenet_v2", "add joins 2 paths"),
+        ("vit_b_32", "cat joins 2 paths"),
+    ],
+)
+def test_networks_of_torchvision_are_no_chains(architecture: str, reason: str) -> None:
+    spec = ModelSpec(name="torchvision", arguments={"architecture": architecture})
+    with pytest.raises(NotAChain, match=reason):
+        chain_of(models.layout(spec, DataSpec(shape=(3, 64, 64), num_classes=10)), (3, 64, 64))
+
+
+@pytest.mark.parametrize("network", ["precode(bottleneck=4)", "dropout"])
+def test_blocks_that_draw_while_a_client_trains_are_refused(network: str) -> None:
+    spec = ModelSpec(name="lenet_cpl", network=network)
+    with pytest.raises(NotAChain, match="draws at random while a client trains, and what it drew is not known"):
+        chain_of(models.layout(spec, DataSpec(shape=(3, 16, 16), num_classes=10)), (3, 16, 16))
+
+
+def test_asking_leaves_no_mark_on_a_network_that_remembers_something() -> None:
+    model = precode(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), bottleneck=2)
+    model(torch.ones(1, 4))
+    with pytest.raises(NotAChain):
+        chain_of(model, (4,))
+    assert isinstance(penalty_of(model), Tensor)

@@ -1,0 +1,351 @@
+"""What the last layer's gradient says, beside the features, labels and logit gradients that made it."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from torch import Tensor
+
+from attacker.attacks.exact.heads import LOWEST, TURN, Head, logistic_roots, more_than_one, read_heads
+from fedsim.models import loss_of
+
+F64 = torch.float64
+
+
+def slope_of_loss(mu: float) -> float:
+    """<gradient, weight> of a single logit: mu times the derivative of log(1 + exp(-mu))."""
+    return -mu / (1 + np.exp(mu))
+
+
+def roots(s: float) -> tuple[float, float, bool, bool]:
+    lower, upper, two, clamped = logistic_roots(torch.tensor([s], dtype=F64))
+    return lower.item(), upper.item(), bool(two), bool(clamped)
+
+
+def test_the_turning_point_is_where_the_derivative_vanishes() -> None:
+    assert np.exp(TURN) * (TURN - 1) == pytest.approx(1, abs=1e-14)
+    assert slope_of_loss(TURN) == pytest.approx(LOWEST, abs=1e-15)
+    assert slope_of_loss(TURN - 1e-3) > LOWEST < slope_of_loss(TURN + 1e-3)
+
+
+@pytest.mark.parametrize("s", [1e-12, 1e-6, 0.1, 1.0, 5.0, 40.0, 700.0])
+def test_above_zero_there_is_one_root_and_it_is_brents(s: float) -> None:
+    lower, _, two, clamped = roots(s)
+    assert lower == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, -2 * s - 1, 0, xtol=1e-300, rtol=1e-14), rel=1e-12)
+    assert lower < 0
+    assert not two
+    assert not clamped
+
+
+@pytest.mark.parametrize("s", [-1e-12, -1e-6, -0.01, -0.1, -0.2, -0.27, -0.2784])
+def test_below_zero_there_are_two_and_both_are_brents(s: float) -> None:
+    lower, upper, two, clamped = roots(s)
+    assert lower == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, 0, TURN, xtol=1e-300, rtol=1e-14), rel=1e-9)
+    assert upper == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, TURN, 100, rtol=1e-14), rel=1e-9)
+    assert two
+    assert not clamped
+
+
+@given(st.floats(-700, 700))
+@settings(deadline=None, max_examples=100)
+def test_the_logit_that_made_it_is_one_of_the_roots(mu: float) -> None:
+    with np.errstate(over="ignore"):
+        s = float(-mu * torch.tensor(-mu, dtype=F64).sigmoid())
+    lower, upper, two, clamped = roots(s)
+    assert not clamped or s - LOWEST > -1e-15
+    wanted = lower if mu < TURN else upper
+    near_turn = 1e-7 if abs(mu - TURN) < 0.01 else 1e-12
+    assert wanted == pytest.approx(mu, rel=1e-9, abs=near_turn + 1e-300)
+    assert two == (mu > 0 and s < 0) or abs(mu - TURN) < 1e-6
+
+
+@pytest.mark.parametrize("s", [LOWEST - 1e-6, -0.3, -5.0, -1e9])
+def test_below_the_lowest_it_is_moved_there_and_said(s: float) -> None:
+    lower, _, two, clamped = roots(s)
+    assert clamped
+    assert not two
+    assert lower == pytest.approx(TURN, abs=1e-6)
+
+
+def test_zero_is_a_logit_of_zero() -> None:
+    assert roots(0.0)[0] == pytest.approx(0, abs=1e-20)
+    assert not roots(0.0)[2]
+
+
+class Problem(NamedTuple):
+    """N heads (N, ...), their features, and the gradients of one example each."""
+
+    weight: Tensor
+    bias: Tensor | None
+    features: Tensor
+    y: Tensor
+    k: Tensor
+    gradient: Tensor
+
+
+def problem(outputs: int, *, count: int = 60, width: int = 40, spread: float = 1.0, bias: bool = False, seed: int = 0) -> Problem:
+    """Random heads. The larger the spread, the more confident are some examples, rightly or wrongly."""
+    rng = torch.Generator().manual_seed(seed)
+    weight = torch.randn(count, outputs, width, dtype=F64, generator=rng) / width**0.5
+    features = torch.randn(count, width, dtype=F64, generator=rng) * spread * torch.rand(count, 1, dtype=F64, generator=rng)
+    offset = torch.randn(count, outputs, dtype=F64, generator=rng) if bias else None
+    y = torch.randint(max(outputs, 2), (count,), generator=rng)
+    return made(weight, offset, features, y)
+
+
+def made(weight: Tensor, bias: Tensor | None, features: Tensor, y: Tensor) -> Problem:
+    """With k = dL/dlogits without cancellation: p_y - 1 as minus the sum of all others."""
+    logits = (weight @ features[..., None])[..., 0] + (0 if bias is None else bias)
+    if weight.shape[1] == 1:
+        sign = 2.0 * y[:, None] - 1
+        k = -sign * torch.sigmoid(-sign * logits)
+    else:
+        k = logits.softmax(dim=1).scatter(1, y[:, None], 0)
+        k = k.scatter(1, y[:, None], -k.sum(dim=1, keepdim=True))
+    return Problem(weight, bias, features, y, k, k[..., None] * features[:, None])
+
+
+def loss_for(outputs: int) -> str:
+    return "logistic" if outputs == 1 else "cross_entropy"
+
+
+def read(p: Problem, *, rounded: bool = False, with_bias: bool = True) -> list[Head]:
+    gradient, k = (p.gradient.float().double(), p.k.float().double()) if rounded else (p.gradient, p.k)
+    loss = loss_for(p.weight.shape[1])
+    return read_heads(loss, p.weight, p.bias, gradient, k if p.bias is not None and with_bias else None)
+
+
+def off(head: Head, p: Problem) -> Tensor:
+    """(N,) how far the features of a reading are from the truth, as a share; infinite where it is none."""
+    wrong = (head.features - p.features).norm(dim=1) / p.features.norm(dim=1)
+    return torch.where(head.valid & (head.y == p.y), wrong, torch.inf)
+
+
+def truth_among(heads: list[Head], p: Problem) -> Tensor:
+    return torch.stack([off(head, p) for head in heads]).amin(dim=0)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 10])
+def test_the_problems_here_are_those_of_the_real_losses(outputs: int) -> None:
+    p = problem(outputs, count=5, bias=True)
+    assert p.bias is not None
+    for i in range(5):
+        logits = (p.weight[i] @ p.features[i] + p.bias[i]).requires_grad_()
+        (k,) = torch.autograd.grad(loss_of(loss_for(outputs))(logits[None], p.y[i : i + 1]), logits)
+        assert torch.allclose(k, p.k[i], atol=1e-14)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 10, 100])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_with_a_bias_there_is_one_reading_and_it_is_the_truth(outputs: int, rounded: bool) -> None:
+    p = problem(outputs, spread=8.0, bias=True)
+    (head,) = read(p, rounded=rounded)
+    assert head.y.tolist() == p.y.tolist()
+    assert off(head, p).max() < (1e-6 if rounded else 1e-13)
+    assert torch.allclose(head.k, p.k, rtol=1e-6, atol=0)
+    assert head.valid.all()
+    assert not head.clamped.any()
+    assert head.misfit.max() < (1e-5 if rounded else 1e-10)
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 10, 100])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_without_a_bias_the_truth_is_among_the_readings(outputs: int, spread: float, rounded: bool) -> None:
+    p = problem(outputs, spread=spread, seed=outputs)
+    heads = read(p, rounded=rounded)
+    assert truth_among(heads, p).max() < (2e-5 if rounded else 1e-9)
+    if outputs == 10 and spread <= 1:
+        assert len(heads) == 1
+        assert torch.allclose(heads[0].k, p.k, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("outputs", [3, 10])
+def test_a_bias_whose_gradient_was_not_sent_still_counts_in_the_logits(outputs: int) -> None:
+    p = problem(outputs, bias=True, seed=4)
+    assert truth_among(read(p, with_bias=False), p).max() < 1e-10
+    without = p._replace(bias=None)
+    assert truth_among(read(without), p).median() > 0.01
+    zero = read_heads("cross_entropy", p.weight, p.bias, p.gradient, torch.zeros_like(p.k))
+    assert truth_among(zero, p).max() < 1e-10
+
+
+def test_a_single_logit_needs_the_gradient_of_its_bias() -> None:
+    p = problem(1, bias=True)
+    with pytest.raises(ValueError, match="bias is zero or was not sent"):
+        read(p, with_bias=False)
+
+
+def of_confidence(outputs: int, short: float, *, seed: int = 0, count: int = 20) -> Problem:
+    """Heads that give the label all but `short` of the probability."""
+    p = problem(outputs, count=count, seed=seed)
+    rows = []
+    for i in range(count):
+        direction = p.features[i] / p.features[i].square().sum()
+        wanted = torch.randn(outputs, dtype=F64, generator=torch.Generator().manual_seed(i))
+        others = wanted.scatter(0, p.y[i], -torch.inf).logsumexp(0)
+        wanted[p.y[i]] = others + np.log1p(-short) - np.log(short)
+        rows.append(p.weight[i] + (wanted - p.weight[i] @ p.features[i])[:, None] * direction)
+    return made(torch.stack(rows), None, p.features, p.y)
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 10, 100])
+@pytest.mark.parametrize("short", [1e-8, 1e-5, 1e-2, 0.5, 0.99, 1 - 1e-5, 1 - 1e-8])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_confident_examples_right_or_wrong_are_read(outputs: int, short: float, rounded: bool) -> None:
+    p = of_confidence(outputs, short, seed=outputs)
+    assert torch.allclose(p.k.gather(1, p.y[:, None]), torch.tensor(-short, dtype=F64), rtol=1e-6)
+    assert truth_among(read(p, rounded=rounded), p).max() < (1e-4 if rounded else 1e-7)
+
+
+@pytest.mark.parametrize("outputs", [3, 10])
+@pytest.mark.parametrize("short", [1e-9, 1e-7, 1e-6])
+def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(outputs: int, short: float) -> None:
+    p = of_confidence(outputs, short)
+    lost = (p.k + torch.nn.functional.one_hot(p.y, outputs)).float() - torch.nn.functional.one_hot(p.y, outputs)
+    kept = p.k.scatter(1, p.y[:, None], lost.double().gather(1, p.y[:, None]))
+    assert (kept - p.k).abs().max() > 1e-2 * short
+    assert truth_among(read(p._replace(gradient=kept[..., None] * p.features[:, None])), p).max() < 1e-5
+
+
+def one_logit(mu: float, y: int, seed: int = 0) -> Problem:
+    """A head without bias whose logit times the sign of the label is mu."""
+    p = problem(1, count=1, seed=seed)
+    logit = (p.weight[0] @ p.features[0]).item()
+    return made(p.weight * ((2 * y - 1) * mu / logit), None, p.features, torch.tensor([y]))
+
+
+@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize("mu", [-30.0, -1.0, -1e-3, 0.4, 1.2, 1.4, 6.0, 30.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_of_one_logit_the_truth_is_among_the_readings_with_either_label(mu: float, y: int, rounded: bool) -> None:
+    p = one_logit(mu, y)
+    heads = read(p, rounded=rounded)
+    assert truth_among(heads, p).item() < (2e-5 if rounded else 1e-9)
+    valid = [head for head in heads if bool(head.valid)]
+    assert len(valid) == (2 if mu < 0 else 4)
+    assert {int(head.y) for head in valid} == {0, 1}
+    for head in valid:  # each is an example that has this gradient
+        assert torch.allclose(made(p.weight, None, head.features, head.y).gradient, p.gradient, rtol=1e-5, atol=0)
+
+
+def test_the_likelier_label_of_one_logit_is_that_of_positive_features() -> None:
+    for y in (0, 1):
+        p = problem(1, count=20, seed=y)
+        positive = made(p.weight, None, p.features.abs(), torch.full((20,), y))
+        assert (read(positive)[0].y == y).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_logits_neither_the_label_nor_the_twin_can_be_told_apart(seed: int) -> None:
+    p = problem(2, count=40, seed=seed)
+    heads = read(p)
+    for head in heads:
+        again = made(p.weight, None, head.features, head.y)
+        assert torch.allclose(again.gradient[head.valid], p.gradient[head.valid], rtol=1e-6, atol=1e-12)
+    right = p.k.abs().amax(dim=1) < 0.5  # then mu > 0, and there is a twin
+    count = torch.stack([head.valid for head in heads]).sum(dim=0)
+    assert (count[right] == 4).all()
+    assert (count[~right] == 2).all()
+
+
+def test_twins_so_near_to_each_other_that_a_grid_steps_over_both_are_found() -> None:
+    mus = TURN + torch.linspace(-0.02, 0.02, 41, dtype=F64)
+    p = problem(2, count=41, seed=8)
+    logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
+    y = torch.ones(41, dtype=torch.long)
+    p = made(p.weight * (mus / logit)[:, None, None], None, p.features, y)
+    assert truth_among(read(p), p).max() < 1e-5
+
+
+def test_no_reading_is_given_twice() -> None:
+    p = problem(2, count=80, spread=3.0, seed=1)
+    heads = read(p)
+    for i in range(80):
+        found = [(int(h.y[i]), h.features[i]) for h in heads if bool(h.valid[i])]
+        for a, (y, f) in enumerate(found):
+            for label, g in found[:a]:
+                assert label != y or (f - g).norm() > 1e-6 * f.norm()
+
+
+def test_many_heads_are_read_as_each_alone() -> None:
+    p = problem(3, count=12, spread=6.0, seed=2)
+    heads = read(p)
+    for i in range(12):
+        alone = read(Problem(*[t if t is None else t[i : i + 1] for t in p]))
+        for rank, head in enumerate(heads):
+            assert bool(head.valid[i]) == (rank < len(alone) and bool(alone[rank].valid))
+            if bool(head.valid[i]):
+                assert torch.allclose(head.features[i], alone[rank].features[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("outputs", [1, 10])
+def test_one_weight_serves_all_heads(outputs: int) -> None:
+    p = problem(outputs, count=6, seed=3)
+    shared = made(p.weight[:1].expand_as(p.weight), None, p.features, p.y)
+    few = read_heads(loss_for(outputs), p.weight[:1], None, shared.gradient, None)
+    many = read_heads(loss_for(outputs), shared.weight, None, shared.gradient, None)
+    assert all(torch.equal(a.features, b.features) for a, b in zip(few, many, strict=True))
+    assert truth_among(few, shared).max() < 1e-10
+
+
+def test_a_gradient_that_no_example_gives_is_moved_to_the_nearest_and_said() -> None:
+    p = one_logit(TURN, 1)
+    assert not read(p)[0].clamped.any() or p.gradient.isfinite().all()
+    far = read_heads("logistic", p.weight, None, 3 * p.gradient, None)
+    assert far[0].clamped.all()
+    assert [bool(h.valid) for h in far] == [True, True, False, False]
+    p = problem(2, count=10, seed=1)
+    logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
+    p = made(p.weight * (TURN / logit)[:, None, None], None, p.features, torch.ones(10, dtype=torch.long))
+    heads = read_heads("cross_entropy", p.weight, None, 3 * p.gradient, None)
+    assert heads[0].clamped.all()
+    assert heads[0].valid.all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [3, 10])
+def test_another_loss_does_not_fit(outputs: int, bias: bool) -> None:
+    p = problem(outputs, bias=bias, seed=6)
+    logits = (p.weight @ p.features[..., None])[..., 0] + (0 if p.bias is None else p.bias)
+    squared = 2 * (logits - torch.nn.functional.one_hot(p.y, outputs)) / outputs  # of the mean squared error
+    heads = read(p._replace(k=squared, gradient=squared[..., None] * p.features[:, None]))
+    assert heads[0].misfit.median() > 0.1
+    assert read(p)[0].misfit.max() < 1e-6
+    half = read(p._replace(k=p.k / 2, gradient=p.gradient / 2))[0]  # of a batch of two, one of which says nothing
+    assert not bias or half.misfit.min() > 0.1
+
+
+def test_a_single_logit_with_a_bias_does_not_fit_other_weights() -> None:
+    p = problem(1, bias=True, spread=3.0)
+    assert read(p)[0].misfit.max() < 1e-12
+    assert read(p._replace(weight=-p.weight))[0].misfit.median() > 0.1
+
+
+@pytest.mark.parametrize("outputs", [3, 10, 100])
+def test_one_example_is_told_from_several_at_any_length(outputs: int) -> None:
+    p = problem(outputs, count=30, seed=7)
+    for scale in (1e-10, 1.0, 1e10):
+        assert not more_than_one(scale * p.gradient.float().double()).any()
+        pairs = scale * (p.gradient[:15] + p.gradient[15:])
+        assert more_than_one(pairs).float().mean() > 0.9
+
+
+def test_of_one_or_two_logits_nobody_can_tell_and_zeros_are_not_several() -> None:
+    for outputs in (1, 2):
+        gradient = problem(outputs, count=8).gradient
+        assert more_than_one(gradient[:4] + gradient[4:]).tolist() == [False] * 4
+    assert more_than_one(torch.zeros(2, 3, 9)).tolist() == [False] * 2
+
+
+def test_one_reading_or_the_other() -> None:
+    p = problem(1, count=3)
+    a, b, *_ = read(p)
+    mixed = a.where(torch.tensor([True, False, True]), b)
+    assert torch.equal(mixed.features[[0, 2]], a.features[[0, 2]])
+    assert torch.equal(mixed.features[1], b.features[1])
+    assert mixed.y.tolist() == [a.y[0], b.y[1], a.y[2]]

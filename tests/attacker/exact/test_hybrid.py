@@ -1,0 +1,39 @@
+"""H-GAP takes one answer of two, by a criterion that needs no original."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, hgap, rgap
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("criterion", ["roughness", "total_variation", "outside", "gradient"])
+def test_an_exact_closed_form_beats_a_search_of_two_steps(criterion: str, image_case: Make) -> None:
+    case, x, _ = image_case()
+    (answer,) = hgap(criterion=criterion, steps=2)([case], rng=seeded())
+    assert answer.route == "layers"
+    assert float((answer.x - x).square().mean()) < 1e-6
+    assert any(note.startswith(f"chosen by {criterion}: layers") for note in answer.notes)
+    assert answer.iterations > 0  # the search was made, too
+
+
+def test_a_search_beats_a_closed_form_that_failed(image_case: Make) -> None:
+    """Noise that the inverse activations amplify makes the closed form rough; an unfinished search is smoother than that."""
+    case, x, _ = image_case(defense="gaussian(0.001)")
+    (closed,), (answer,) = rgap()([case], rng=seeded()), hgap(steps=60)([case], rng=seeded())
+    off = [float((found.x - x).square().mean()) for found in (closed, answer)]
+    assert answer.route == "optimisation"
+    assert off[1] < off[0]
+
+
+def test_an_unknown_criterion_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown criterion 'beauty'. Known: roughness, total_variation, outside, gradient"):
+        hgap(criterion="beauty")

@@ -1,0 +1,255 @@
+"""Rank analysis: against the paper's numbers, against the equations written down, and against what an attack finds."""
+
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jacfwd
+
+from attacker.attacks.exact.chain import chain_of
+from attacker.attacks.exact.footprint import used_values
+from attacker.attacks.exact.rank import RankReport, rank_report, virtual_constraints
+from attacker.attacks.exact.system import Rows, System, through
+from attacker.attacks.exact.trials import (
+    PAPER,
+    RandomNetwork,
+    compared,
+    numerical_rank,
+    paper_network,
+    random_network,
+    written_down,
+)
+from attacker.attacks.exact.verdict import headline, verdict
+from attacker.attacks.exact.walk import Walk, beginnings, finish
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+
+THIRTY = range(30)
+
+
+def report_of(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 2, prove: int = 0) -> RankReport:
+    model = models.layout(ModelSpec(name=name), DataSpec(shape=shape, num_classes=classes))
+    return rank_report(chain_of(model, shape), prove=prove)
+
+
+def convolutions(*layers: nn.Module, shape: tuple[int, ...], dead: float = 0.5, prove: int = 3000) -> RankReport:
+    with torch.device("meta"):
+        features = nn.Sequential(*layers, nn.Flatten())
+        width = prod(features(torch.empty(1, *shape)).shape)
+    return rank_report(chain_of(nn.Sequential(*features, nn.Linear(width, 3)), shape), dead=dead, prove=prove)
+
+
+# the paper
+
+
+@pytest.mark.parametrize(("index", "channels"), [(-484, (4,)), (405, (3,)), (-208, (9, 4)), (316, (6, 10, 4))])
+def test_the_indices_of_the_papers_table_2(index: int, channels: tuple[int, ...]) -> None:
+    assert PAPER[index] == channels
+    report = rank_report(chain_of(paper_network(channels), (3, 32, 32)), prove=0)
+    assert report.index == index
+    assert report.layers[report.critical].index == index
+    assert report.critical == len(channels) - 1
+
+
+def test_the_fourth_network_of_the_paper_needs_its_virtual_constraints() -> None:
+    chain = chain_of(paper_network((9, 4)), (3, 32, 32))
+    second = rank_report(chain, prove=0).layers[1]
+    assert (second.unknowns, second.gradients, second.weights) == (9 * 29**2, 9 * 4 * 16, 4 * 26**2)
+    assert second.virtual == virtual_constraints(chain)[1] == 9 * 29**2 - 3 * 32**2
+    assert second.index + second.virtual > 0 > second.index
+
+
+def test_what_a_layer_lacks_is_taken_off_its_surplus_of_virtual_constraints() -> None:
+    first, second = rank_report(chain_of(paper_network((3,)), (3, 32, 32)), prove=0).layers
+    assert (first.virtual, second.virtual) == (0, -first.index) == (0, -405)
+
+
+def test_cnn6_is_full_and_cnn6_d_lacks_280_equations_of_its_second_layer() -> None:
+    full, deficient = report_of("cnn6"), report_of("cnn6_d")
+    assert full.full
+    assert not full.deficient_layers
+    assert not deficient.full
+    assert deficient.deficient_layers == (1,)
+    second = deficient.layers[1]
+    assert (second.unknowns, second.rank, second.missing) == (3468, 3188, 280)
+    assert second.index < 0  # where the paper counts enough
+    assert deficient.critical == 1
+
+
+def test_cnn6_d_is_deficient_on_small_grey_images_too_and_its_rank_is_proved() -> None:
+    report = report_of("cnn6_d", (1, 28, 28), prove=3000)
+    assert all(layer.proved for layer in report.layers)
+    assert report.layers[1].rank == 2668 == report_of("cnn6_d", (1, 28, 28)).layers[1].rank
+    assert report.locally_unique
+
+
+def test_the_sigmoid_lenets_are_full_for_32_pixels_but_not_for_128() -> None:
+    for name in ("lenet_dlg", "lenet_cpl"):
+        assert report_of(name, classes=10).full
+        assert report_of(name, (3, 128, 128), classes=10).deficient_layers == (1,)
+
+
+# the equations themselves
+
+
+@pytest.fixture(scope="module")
+def thirty() -> list[RandomNetwork]:
+    return [random_network(seed) for seed in THIRTY]
+
+
+def test_of_thirty_random_networks_every_rank_is_the_numerical_one(thirty: list[RandomNetwork]) -> None:
+    for network in thirty:
+        pairs = compared(network, prove=3000)
+        assert [told for told, _ in pairs] == [true for _, true in pairs], network.words
+
+
+def test_a_counted_rank_is_never_too_low_and_seldom_too_high(thirty: list[RandomNetwork]) -> None:
+    pairs = [pair for network in thirty for pair in compared(network, prove=0)]
+    assert all(told >= true for told, true in pairs)
+    assert sum(told == true for told, true in pairs) >= 0.9 * len(pairs)
+
+
+def test_the_thirty_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
+    reports = [rank_report(network.chain) for network in thirty]
+    assert 8 <= sum(report.full for report in reports) <= 22
+    assert any(report.deficient_layers and report.deficient_layers[0] > 0 for report in reports)
+    assert any(layer.unknowns > layer.used for report in reports for layer in report.layers[1:])
+
+
+def attacked(network: RandomNetwork) -> float:
+    """MSE of the best reading's walk, from gradients in float64."""
+    x = torch.randn(1, *network.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = dict(network.model.named_parameters())
+    loss = nn.functional.cross_entropy(network.model(x), torch.tensor([0]))
+    gradient = {key: g[None] for key, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True)}
+    stacked = {key: w.detach()[None] for key, w in weights.items()}
+    walk = Walk(tolerance=1e-14, iterations=20_000)
+    ends = [
+        finish(network.chain, stacked, gradient, p, walk) for p in beginnings(network.chain, stacked, gradient, "cross_entropy")
+    ]
+    return min(float((end.f.reshape(x.shape) - x).square().mean()) for end in ends)
+
+
+def test_full_networks_are_walked_back_through_exactly_and_no_others(thirty: list[RandomNetwork]) -> None:
+    for network in thirty:
+        error = attacked(network)
+        assert error < 1e-12 if rank_report(network.chain, prove=3000).full else error > 1e-4, network.words
+
+
+def derivative(network: RandomNetwork) -> torch.Tensor:
+    """Of the gradient, by the input: (weights, values), rows of length 1."""
+    weights = {key: w.detach() for key, w in network.model.named_parameters()}
+
+    def loss(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(functional_call(network.model, w, (x,)), torch.tensor([0]))
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([g.flatten() for g in grad(loss)(weights, x).values()])
+
+    x = torch.randn(1, *network.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = jacfwd(gradient)(x).reshape(-1, x.numel())
+    lengths = rows.norm(dim=1, keepdim=True)
+    return torch.where(lengths > 1e-13 * lengths.max(), rows / lengths, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # in torch, of forward-mode derivatives
+def test_the_count_near_the_input_is_the_rank_of_the_gradients_own_derivative(thirty: list[RandomNetwork]) -> None:
+    judged = [(network, rank_report(network.chain, prove=3000)) for network in thirty]
+    judged = [(network, report) for network, report in judged if not report.full and report.layers[0].unknowns <= 220]
+    assert len(judged) >= 6
+    for network, report in judged:
+        assert report.layers[0].near == numerical_rank(derivative(network)), network.words
+
+
+# what makes rows depend on others, by hand
+
+
+def test_between_gradient_and_weight_constraints_there_is_a_relation_for_each_two_channels() -> None:
+    layer = convolutions(nn.Conv2d(4, 3, 3), nn.Tanh(), shape=(4, 10, 10)).layers[0]
+    assert layer.rank == 4 * 3 * 9 + 3 * 8 * 8 - 3 * 3
+    assert layer.dependent == 3 * 3
+
+
+def test_with_a_stride_no_group_of_taps_has_more_independent_rows_than_values() -> None:
+    layer = convolutions(nn.Conv2d(12, 20, 3, 2, 1), nn.Tanh(), shape=(12, 17, 17), prove=0).layers[0]
+    # of 17 x 17 values, 9 x 9 meet one tap, 8 x 8 meet four, and twice 9 x 8 meet two
+    assert layer.rank == 12 * (min(20, 81) + min(80, 64) + 2 * min(40, 72)) + 20 * 81 - 20**2
+
+
+def test_a_linear_layer_is_determined_and_pooling_before_it_is_not() -> None:
+    plain = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), shape=(2, 8, 8))
+    pooled = convolutions(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.AvgPool2d(2), shape=(2, 8, 8))
+    assert plain.layers[1].missing == 0
+    assert (pooled.layers[1].unknowns, pooled.layers[1].rank) == (3 * 6 * 6, 3 * 3 * 3)
+
+
+def test_values_that_a_stride_steps_over_are_lost_at_the_input_and_not_needed_further_in() -> None:
+    stepping = nn.Conv2d(3, 40, 2, 3)
+    first = convolutions(stepping, nn.Tanh(), shape=(3, 8, 8))
+    assert first.unused == 3 * (64 - 36)
+    assert not first.deficient_layers
+    assert not first.full
+    assert not first.locally_unique
+    further = convolutions(nn.Conv2d(1, 3, 1), nn.Tanh(), stepping, nn.Tanh(), shape=(1, 8, 8))
+    assert further.layers[1].used == 3 * 36
+    assert further.unused == 64 - 36  # seen by the first layer, but nothing comes of it
+    assert not further.deficient_layers
+
+
+def test_used_values_are_those_that_a_derivative_reaches(thirty: list[RandomNetwork]) -> None:
+    for network in thirty:
+        inputs = []
+        x = torch.rand(1, *network.shape, requires_grad=True)
+        for layer in network.chain.layers:
+            inputs.append(x)
+            given = layer.product(through(layer.before, x), torch.rand(layer.shape))
+            x = through(layer.after, given)
+        reached = torch.autograd.grad(x.sum(), inputs)
+        for mask, slopes in zip(used_values(network.chain), reached, strict=True):
+            assert torch.equal(slopes[0] != 0, mask), network.words
+
+
+def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
+    layers = nn.Conv2d(4, 3, 3, bias=False), nn.ReLU()
+    half, none = (convolutions(*layers, shape=(4, 10, 10), dead=dead, prove=0).layers[0] for dead in (0.5, 0.0))
+    assert none.rank == 108 + 192 - 9
+    assert (half.known, half.rank) == (96, 108 + 96 - 3)
+    assert not half.proved
+    chain = chain_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(192, 3)), (4, 10, 10))
+    rng = torch.Generator().manual_seed(0)
+    alive = (torch.rand(3, 64, generator=rng).argsort(dim=1) < 32).double().reshape(1, 3, 8, 8)
+    weight, k = (torch.randn(1, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 4, 3, 3), (3, 8, 8)))
+    system = System(chain.layers[0], weight, k * alive)
+    system.scale = Rows(alive, torch.ones(1, 1, 1, dtype=torch.float64))
+    assert numerical_rank(written_down(system)) == half.rank
+
+
+# what is said
+
+
+def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
+    assert headline(report_of("cnn6")).startswith("yes, exactly")
+    deficient = report_of("cnn6_d")
+    assert headline(deficient).startswith("yes, by a search")
+    words = " ".join(verdict(deficient))
+    assert "Layer 2 of 7 has 3,188 independent equations for 3,468 unknowns: 280 are missing" in words
+    assert "counted, not proved" in words
+    lost = report_of("lenet_cpl", (3, 128, 128), classes=10)
+    assert headline(lost).startswith("in part")
+    assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(verdict(lost))
+    relu = convolutions(nn.Conv2d(1, 8, 3), nn.ReLU(), shape=(1, 8, 8), dead=0.25)
+    assert any("25% of each ReLU's outputs are 0" in sentence for sentence in verdict(relu))
+
+
+def test_a_convolution_as_the_last_layer_is_not_read_however_many_equations_there_are() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 6), nn.Flatten())
+    report = rank_report(chain_of(model, (1, 6, 6)))
+    assert not report.full
+    assert "Its last layer is a convolution" in verdict(report)[0]
+
+
+@pytest.mark.parametrize("dead", [-0.1, 1.0, float("nan")])
+def test_a_share_of_zeros_out_of_range_is_refused(dead: float) -> None:
+    with pytest.raises(ValueError, match=f"below 1, got {dead}"):
+        convolutions(nn.Conv2d(1, 2, 3), nn.ReLU(), shape=(1, 8, 8), dead=dead)

@@ -1,0 +1,233 @@
+"""Routes are tried in turn, every answer is checked by its own gradient, and what is not exact is said or handed on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet, without_gradient
+from attacker.attacks.exact.layers import walk_through
+from attacker.attacks.exact.observed import observe
+from attacker.attacks.exact.router import EXACT
+from attacker.attacks.exact.routes import ROUTES
+from attacker.reconstruction import Reconstruction
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
+    """The same case with another update, and other public facts."""
+    observation = case.observations[0]
+    update = change({name: t.clone() for name, t in observation.update.items()})
+    given = {key: getattr(observation, key) for key in vars(observation) if key in Observation.__dataclass_fields__}
+    return Case((Observation(**{**given, "payload": encode(update), **fields}),))
+
+
+def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: Any) -> Case:
+    """One example on a network with a single logit."""
+    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=2)
+    models.loss_of("logistic")(model(x), y).backward()
+    update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
+    training = Training(learning_rate=1.0, batch_size=1, steps=1, loss="logistic")
+    return Case(
+        (
+            Observation(
+                round=1,
+                client="c",
+                cohort=("c",),
+                num_examples=1,
+                model=ModelSpec(name=name, arguments=arguments),
+                data=data,
+                training=training,
+                defenses=DefenseSpec(),
+                weights={key: p.detach() for key, p in model.named_parameters()},
+                payload=encode(update),
+            ),
+        )
+    )
+
+
+def test_an_undefended_lenet_is_opened_layer_by_layer(image_case: Make) -> None:
+    cases, xs, ys = zip(*(image_case(i) for i in range(3)), strict=True)
+    found = exact()(cases, rng=seeded())
+    for answer, x, y in zip(found, xs, ys, strict=True):
+        assert answer.route == "layers"
+        assert float((answer.x - x).square().mean()) < 1e-6
+        assert answer.y.tolist() == y.tolist()
+        assert float(answer.confidence[0]) > 0.99
+        assert answer.notes == ()
+        assert answer.oracles == ()
+        assert answer.iterations == 0
+        assert float(answer.loss) < EXACT**2
+
+
+def test_what_is_answered_together_is_answered_alike_alone(image_case: Make) -> None:
+    cases = [image_case(i, seed=i)[0] for i in range(3)]
+    together = rgap()(cases, rng=seeded())
+    for case, answer in zip(cases, together, strict=True):
+        (alone,) = rgap()([case], rng=seeded())
+        assert torch.allclose(alone.x, answer.x, atol=1e-4)
+
+
+def test_a_residual_network_is_handed_on_with_the_reason(observe: Callable[..., Observation]) -> None:
+    data = DataSpec(shape=(3, 16, 16), num_classes=4)
+    x = torch.rand(1, *data.shape, generator=seeded(3))
+    case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="resnet20_4"), data=data),))
+    (answer,) = exact(steps=1)([case], rng=seeded())
+    assert answer.route == "optimisation"
+    assert any("joins" in note and "residual" in note for note in answer.notes)
+    with pytest.raises(ValueError, match="joins 2 paths"):
+        rgap()([case], rng=seeded())
+
+
+def test_a_batch_is_refused_by_the_walk_in_words(observe: Callable[..., Observation]) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x = torch.rand(2, *data.shape, generator=seeded(3))
+    case = Case((observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
+    assert unmet(rgap(), case) == ["it works for one example only"]
+    with pytest.raises(ValueError, match="2 examples are behind the update"):
+        exact(route="layers")([case], rng=seeded())
+
+
+def test_more_examples_than_are_reported_are_noticed(observe: Callable[..., Observation]) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x = torch.rand(2, *data.shape, generator=seeded(3))
+    honest = observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data)
+    lying = altered(Case((honest,)), lambda u: u, num_examples=1)
+    (answer,) = rgap()([lying], rng=seeded())
+    assert any("rank two or more" in note for note in answer.notes)
+    assert any("off by" in note for note in answer.notes)
+
+
+def test_an_update_of_zeros_or_of_no_numbers_is_refused(image_case: Make) -> None:
+    case, _, _ = image_case()
+    zero = altered(case, lambda u: {name: torch.zeros_like(t) for name, t in u.items()})
+    broken = altered(case, lambda u: {name: t / 0 for name, t in u.items()})
+    with pytest.raises(ValueError, match=r"update of 00001-c0 is zero"):
+        exact()([zero], rng=seeded())
+    with pytest.raises(ValueError, match=r"update of 00001-c0 holds values that are no numbers"):
+        exact()([broken], rng=seeded())
+
+
+def test_another_model_or_another_loss_is_said(image_case: Make) -> None:
+    """Twice the loss, and weights that the client never had: both leave a gradient that no example explains."""
+    case, _, _ = image_case()
+    doubled = altered(case, lambda u: {name: 2 * t for name, t in u.items()})
+    (answer,) = rgap()([doubled], rng=seeded())
+    assert any("does not fit the loss, off by 50%" in note for note in answer.notes)
+    stranger = {name: w.roll(1, 0) for name, w in case.observations[0].weights.items()}
+    (answer,) = rgap()([altered(case, lambda u: u, weights=stranger)], rng=seeded())
+    assert any("does not fit the loss" in note for note in answer.notes)
+    assert any("gradient of this answer is off by" in note for note in answer.notes)
+    assert float(answer.confidence[0]) < 0.9
+
+
+def of_logit(mu: float, x: Tensor) -> Case:
+    """One example of class 1 on a CNN6 whose only logit for it is mu."""
+    model = models.build(ModelSpec(name="cnn6"), DataSpec(shape=(3, 32, 32), num_classes=2), seed=0)
+    with torch.no_grad():
+        list(model.parameters())[-1].mul_(mu / float(model(x)))
+    return two_classes(model, x, torch.tensor([1]), "cnn6")
+
+
+@pytest.mark.parametrize("mu", [0.5, 2.5])
+def test_of_twins_the_one_is_chosen_that_fills_the_range_of_data(mu: float) -> None:
+    """A single logit without bias: two inputs, multiples of each other, have the same gradient.
+
+    Below the turning point the twin is the larger one, and does not lie in [0, 1]; above, the smaller one, and is pale.
+    """
+    x = torch.rand(1, 3, 32, 32, generator=seeded(5))
+    (answer,) = rgap()([of_logit(mu, x)], rng=seeded())
+    assert float((answer.x - x).square().mean()) < 1e-8
+    assert answer.y.tolist() == [1]
+    assert any("twin" in note for note in answer.notes)
+
+
+def test_both_twins_have_the_observed_gradient() -> None:
+    observed = observe([of_logit(1.0, torch.rand(1, 3, 32, 32, generator=seeded(5)))])
+    (answer,) = walk_through(observed)
+    assert answer.twin is not None
+    assert observed.missed(0, answer.x, answer.y) < 1e-4
+    assert observed.missed(0, answer.twin, answer.y) < 1e-4
+    ratio = answer.twin / answer.x
+    assert torch.allclose(ratio, ratio.mean(), rtol=1e-6)
+    assert not 0.9 < float(ratio.mean()) < 1.1
+
+
+def test_a_gradient_that_no_example_has_is_moved_to_the_nearest_and_that_is_said() -> None:
+    """The product of weights and gradients of a single logit is never below -0.278."""
+    case = of_logit(1.2785, torch.rand(1, 3, 32, 32, generator=seeded(5)))
+    (answer,) = rgap()([altered(case, lambda u: {name: 1.5 * t for name, t in u.items()})], rng=seeded())
+    assert any("no single example gives the last layer's gradient" in note for note in answer.notes)
+    (answer,) = rgap()([altered(case, lambda u: {name: 0.9 * t for name, t in u.items()})], rng=seeded())
+    assert not any("no single example" in note for note in answer.notes)
+
+
+def test_the_search_starts_where_the_closed_form_ended(image_case: Make) -> None:
+    """Under noise no closed form is exact; the search goes on from its answer and ends no further from the gradient."""
+    case, _x, _ = image_case()
+    noise = seeded(7)
+
+    def disturbed(update: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t + 0.003 * t.std() * torch.randn(t.shape, generator=noise) for name, t in update.items()}
+
+    noisy = altered(case, disturbed)
+    observed = observe([noisy])
+    (closed,), (routed,) = rgap()([noisy], rng=seeded()), exact(steps=20)([noisy], rng=seeded())
+    off = [observed.missed(0, found.x, found.y) for found in (closed, routed)]
+    assert EXACT < off[0] < 1
+    assert routed.route == "optimisation from layers"
+    assert off[1] < off[0]
+
+
+@pytest.mark.parametrize("attack", [cpl, inverting_gradients])
+def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..., Any], image_case: Make) -> None:
+    case, x, _ = image_case()
+    (plain,), (started,) = (attack(steps=2, closed_form_start=given)([case], rng=seeded()) for given in (False, True))
+    assert float((started.x - x).square().mean()) < 0.1 * float((plain.x - x).square().mean())
+
+
+def test_a_null_looks_at_no_gradient(image_case: Make) -> None:
+    (case, _, _), (other, _, _) = image_case(0), image_case(0, learning_rate=0.05)
+    for attack in (exact(steps=1), rgap()):
+        null = without_gradient(attack)
+        (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
+        assert torch.equal(first.x, second.x)
+        assert torch.equal(first.y, second.y)
+        assert first.route == "prior alone"
+        assert float(first.confidence.max()) == 0
+
+
+def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
+    case, _, _ = image_case()
+    (answer,) = exact(route="optimisation", steps=1)([case], rng=seeded())
+    assert answer.route == "optimisation"
+    with pytest.raises(ValueError, match=f"unknown route 'magic'. Known: auto, {', '.join(ROUTES)}, optimisation"):
+        AttackSpec(name="exact", arguments={"route": "magic"})
+    with pytest.raises(ValueError, match="needs a fallback"):
+        exact(route="optimisation", fallback="none")
+
+
+def test_a_known_label_is_an_oracle_and_is_written_down(image_case: Make) -> None:
+    case, _, y = image_case()
+    (answer,) = rgap()([replace(case, known_labels=y)], rng=seeded())
+    assert answer.oracles == ("labels",)
+
+
+def test_what_an_attack_says_survives_the_file(image_case: Make, tmp_path: Path) -> None:
+    case, _, _ = image_case()
+    (answer,) = rgap()([altered(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
+    answer.write(tmp_path / "one.safetensors")
+    assert Reconstruction.read(tmp_path / "one.safetensors").notes == answer.notes != ()

@@ -1,0 +1,271 @@
+"""The matrix that is never written down, beside the same matrix as torch's derivatives write it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from attacker.attacks.exact.chain import Layer, chain_of
+from attacker.attacks.exact.system import Rows, System, back_through, columns_of, fold, least_squares, through
+
+F64 = torch.float64
+
+
+def conv(*arguments: Any, **keywords: Any) -> list[nn.Module]:
+    return [nn.Conv2d(*arguments, **keywords, bias=False)]
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], list[nn.Module]]] = {
+    "plain": ((2, 4, 5), conv(2, 3, 3)),
+    "padding": ((2, 4, 3), conv(2, 3, 3, padding=(2, 1))),
+    "stride": ((1, 7, 6), conv(1, 2, (3, 2), stride=(2, 3), padding=1)),
+    "rows that no place sees": ((1, 6, 6), conv(1, 2, 2, stride=3)),
+    "dilation": ((2, 6, 5), conv(2, 2, 2, dilation=(2, 3), padding=(0, 1))),
+    "one channel": ((1, 3, 3), conv(1, 1, 1)),
+    "pooling after": ((2, 6, 5), [*conv(2, 3, 2, padding=1), nn.AvgPool2d(2)]),
+    "pooling that overlaps": ((1, 5, 5), [*conv(1, 2, 2), nn.AvgPool2d(3, 1, 1)]),
+    "pooling before": ((2, 6, 6), [nn.AvgPool2d(2), *conv(2, 3, 2)]),
+    "pooling by uneven parts before": ((2, 5, 7), [nn.AdaptiveAvgPool2d((3, 4)), *conv(2, 3, 2)]),
+    "pooling on both sides": ((1, 7, 7), [nn.AvgPool2d(2, ceil_mode=True), *conv(1, 2, 2, padding=1), nn.AvgPool2d((2, 1))]),
+    "a matrix": ((6,), [nn.Linear(6, 4, bias=False)]),
+    "a matrix of an image": ((2, 3, 2), [nn.Flatten(), nn.Linear(12, 4, bias=False)]),
+    "a matrix of pooled ones": ((2, 4, 4), [nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 4, bias=False)]),
+    "an image of a matrix": ((6,), [nn.Linear(6, 12, bias=False), nn.Unflatten(1, (3, 2, 2)), nn.AvgPool2d(2)]),
+}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(name: str) -> tuple[Layer, nn.Module]:
+    """The first layer of a network that begins like this, and the part of it that is one matrix."""
+    shape, modules = LAYERS[name]
+    body = nn.Sequential(*modules).double()
+    width = body(torch.zeros(1, *shape, dtype=F64))[0].numel()
+    network = nn.Sequential(body, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2))
+    return chain_of(network, shape).layers[0], body
+
+
+def built(name: str, count: int = 1, weights: int = 1, seed: int = 1) -> tuple[System, nn.Module]:
+    layer, body = layer_of(name)
+    system = System(layer, drawn(weights, *layer.shape, seed=seed), drawn(count, *layer.outputs, seed=seed + 50))
+    return system, body
+
+
+def by_torch(name: str, weight: Tensor, k: Tensor) -> Tensor:
+    """[W; K] (equations, unknowns), each row a derivative: of z = W x, and of the gradient of <k, z> by the weight."""
+    layer, body = layer_of(name)
+    ((parameter, _),) = body.named_parameters()
+
+    def given(w: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = functional_call(body, {parameter: w}, (x[None],))[0]
+        return out
+
+    x = drawn(*layer.inputs, seed=9)
+    linear = jacrev(given, argnums=1)(weight, x).reshape(k.numel(), -1)
+    gradient = jacrev(lambda x: jacrev(lambda w: (given(w, x) * k).sum())(weight))(x)
+    return torch.cat([linear, gradient.reshape(weight.numel(), -1)])
+
+
+def dense(system: System, at: int = 0) -> Tensor:
+    """The same (equations, unknowns) of problem `at`, from unit vectors."""
+    count, width = len(system.k), int(np.prod(system.layer.inputs))
+    columns = []
+    for unit in torch.eye(width, dtype=F64):
+        rows = system.apply(unit.reshape(1, *system.layer.inputs).expand(count, *system.layer.inputs))
+        columns.append(torch.cat([rows.weights[at].flatten(), rows.gradients[at].flatten()]))
+    return torch.stack(columns, dim=1)
+
+
+def stacked(rows: Rows, at: int = 0) -> Tensor:
+    return torch.cat([rows.weights[at].flatten(), rows.gradients[at].flatten()])
+
+
+def random_rows(system: System, seed: int) -> Rows:
+    layer, count = system.layer, len(system.k)
+    values = int(np.prod(layer.shape[1:]))
+    return Rows(drawn(count, *layer.outputs, seed=seed), drawn(count, layer.shape[0], values, seed=seed + 1))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_applies_the_matrix_that_torch_differentiates_out(name: str) -> None:
+    system, _ = built(name)
+    weight = system.weight.reshape(system.layer.shape)
+    k = drawn(1, *system.layer.outputs, seed=51)
+    assert torch.allclose(dense(system), by_torch(name, weight, k[0]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_adjoint_is_the_transpose(name: str, scaled: bool) -> None:
+    system, _ = built(name, count=3)
+    if scaled:
+        system.scale = random_rows(system, seed=20)
+    x, rows = drawn(3, *system.layer.inputs, seed=3), random_rows(system, seed=4)
+    image, back = system.apply(x), system.adjoint(rows)
+    one = (image.weights * rows.weights).flatten(1).sum(dim=1) + (image.gradients * rows.gradients).flatten(1).sum(dim=1)
+    assert torch.allclose(one, (x * back).flatten(1).sum(dim=1), rtol=1e-12)
+    assert torch.allclose(dense(system, at=1).T @ stacked(rows, at=1), back[1].flatten(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_gradient_below_is_that_of_backpropagation(name: str) -> None:
+    system, body = built(name, count=2)
+    with torch.no_grad():
+        next(body.parameters()).copy_(system.weight.reshape(system.layer.shape))
+    x, k = drawn(2, *system.layer.inputs, seed=5).requires_grad_(), drawn(2, *system.layer.outputs, seed=51)
+    (wanted,) = torch.autograd.grad((body(x) * k).sum(), x)
+    assert torch.allclose(system.gradient_below(), wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "pool" not in name and "image of a matrix" not in name])
+def test_norms_are_the_lengths_of_the_rows(name: str) -> None:
+    system, _ = built(name, count=2)
+    for at in (0, 1):
+        assert torch.allclose(stacked(system.norms(), at), dense(system, at).norm(dim=1), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "pool" in name])
+def test_behind_pooling_they_are_within_its_size(name: str) -> None:
+    system, _ = built(name)
+    ratio = stacked(system.norms()) / dense(system).norm(dim=1)
+    assert ((ratio > 0.5) & (ratio < 20)).all()
+
+
+def test_the_scale_multiplies_rows_and_zero_leaves_one_out() -> None:
+    system, _ = built("padding")
+    plain, scale = dense(system), random_rows(system, seed=30)
+    scale.weights[0, 0, 0, 0] = 0
+    system.scale = scale
+    assert torch.allclose(dense(system), stacked(scale)[:, None] * plain, rtol=1e-12, atol=1e-14)
+    assert (dense(system)[0] == 0).all()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
+    layer, _ = layer_of(name)
+    x = drawn(2, *layer.taken, seed=6)
+    columns = columns_of(layer, x)
+    other = drawn(*columns.shape, seed=7)
+    assert torch.allclose((columns * other).sum(), (x * fold(layer, other)).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_maps_go_back_through_by_their_transposes(name: str) -> None:
+    layer, _ = layer_of(name)
+    for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.given)):
+        x = drawn(2, *shape, seed=8)
+        y = drawn(*through(maps, x).shape, seed=9)
+        assert torch.allclose((through(maps, x) * y).sum(), (x * back_through(maps, y, shape)).sum(), rtol=1e-12)
+
+
+def solved_by_numpy(system: System, target: Rows, at: int) -> Tensor:
+    matrix, right = dense(system, at).numpy(), stacked(target if system.scale is None else target * system.scale, at).numpy()
+    return torch.from_numpy(np.linalg.lstsq(matrix, right, rcond=1e-11)[0]).reshape(system.layer.inputs)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str, scaled: bool) -> None:
+    system, _ = built(name, count=2)
+    if scaled:
+        lengths = system.norms()
+        system.scale = Rows(1 / (lengths.weights + 0.1), 1 / (lengths.gradients + 0.1))
+    target = random_rows(system, seed=11)
+    found = least_squares(system, target)
+    for at in (0, 1):
+        wanted = solved_by_numpy(system, target, at)
+        assert torch.allclose(found.x[at], wanted, rtol=1e-6, atol=1e-8 * wanted.abs().max())
+        scaled_target = stacked(target if system.scale is None else target * system.scale, at)
+        left = (dense(system, at) @ wanted.flatten() - scaled_target).norm() / scaled_target.norm()
+        assert found.residual[at] == pytest.approx(left.item(), rel=1e-6, abs=1e-9)
+
+
+def deficient(count: int = 1) -> System:
+    """Of 50 unknowns, 9 have no equation, and others share theirs."""
+    layer = chain_of(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
+    return System(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
+
+
+def test_where_there_are_too_few_equations_it_finds_the_shortest_solution() -> None:
+    system, x = deficient(), drawn(1, 2, 5, 5, seed=4)
+    assert np.linalg.matrix_rank(dense(system).numpy()) < 50
+    found = least_squares(system, system.apply(x))
+    assert torch.allclose(found.x[0], solved_by_numpy(system, system.apply(x), 0), atol=1e-10)
+    assert found.residual < 1e-12
+    assert found.x.norm() < x.norm()
+    assert (found.x[..., 4] == 0).all()  # which the stride does not reach
+
+
+def test_from_a_start_it_finds_the_solution_nearest_to_it() -> None:
+    system, x, start = deficient(), drawn(1, 2, 5, 5, seed=4), drawn(1, 2, 5, 5, seed=5)
+    shift = system.apply(x).plus(system.apply(start), -torch.ones(1, dtype=F64))
+    wanted = start[0] + solved_by_numpy(system, shift, 0)
+    assert torch.allclose(least_squares(system, system.apply(x), start=start).x[0], wanted, atol=1e-10)
+
+
+@pytest.mark.parametrize("weights", [1, 4])
+def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
+    name = "pooling on both sides"
+    system, _ = built(name, count=4, weights=weights)
+    target = random_rows(system, seed=12)
+    target.weights[2] *= 1e6
+    found = least_squares(system, target)
+    k = drawn(4, *system.layer.outputs, seed=51)
+    for at in range(4):
+        weight = system.weight[at if weights > 1 else 0].reshape(1, *system.layer.shape)
+        alone = System(system.layer, weight, k[at : at + 1])
+        single = least_squares(alone, Rows(target.weights[at : at + 1], target.gradients[at : at + 1]))
+        assert torch.allclose(found.x[at], single.x[0], rtol=1e-8, atol=1e-10 * single.x.abs().max())
+        assert found.residual[at] == pytest.approx(single.residual.item(), rel=1e-8)
+
+
+def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
+    system, _ = built("padding", count=2)
+    target = random_rows(system, seed=13)
+    target.weights[0], target.gradients[0] = 0, 0
+    found = least_squares(system, target)
+    assert (found.x[0] == 0).all()
+    assert found.residual[0] == 0
+    assert torch.allclose(found.x[1], solved_by_numpy(system, target, 1), atol=1e-9)
+    alone = least_squares(system, Rows(torch.zeros_like(target.weights), torch.zeros_like(target.gradients)))
+    assert alone.iterations <= 10
+    assert (alone.x == 0).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_ends_and_spoils_no_other_problem(value: float) -> None:
+    system, _ = built("padding", count=2)
+    target = random_rows(system, seed=14)
+    clean = least_squares(system, target).x[1]
+    target.weights[0, 0, 0, 0] = value
+    found = least_squares(system, target)
+    assert not torch.isfinite(found.x[0]).all()
+    assert torch.allclose(found.x[1], clean, rtol=1e-9)
+    assert not torch.isfinite(found.residual[0])
+    only = System(system.layer, drawn(1, *system.layer.shape, seed=1), drawn(1, *system.layer.outputs, seed=51))
+    assert least_squares(only, Rows(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
+
+
+def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
+    system, _ = built("dilation")
+    target = random_rows(system, seed=15)
+    assert least_squares(system, target, iterations=3).iterations == 3
+    loose, tight = (least_squares(system, target, tolerance=t) for t in (1e-2, 1e-12))
+    assert loose.iterations < tight.iterations
+    wanted = solved_by_numpy(system, target, 0)
+    assert (loose.x[0] - wanted).norm() > 1e3 * (tight.x[0] - wanted).norm()
+
+
+def test_rows_add_multiply_and_measure() -> None:
+    one = Rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
+    other = Rows(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
+    assert one.squared_norm().tolist() == [9, 25]
+    both = one.plus(other, torch.tensor([1.0, -2.0]))
+    assert both.weights.tolist() == [[2, 3], [1, 2]]
+    assert both.gradients.tolist() == [[[5]], [[-6]]]
+    assert (one * other).gradients.tolist() == [[[6]], [[0]]]

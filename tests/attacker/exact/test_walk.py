@@ -1,0 +1,472 @@
+"""The walk back to the input of real networks, from gradients that torch computed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from attacker.attacks.exact.chain import Chain, Layer, chain_of
+from attacker.attacks.exact.system import System
+from attacker.attacks.exact.walk import OURS, PAPER, Point, Walk, beginnings, equations, finish, homogeneous, step
+from fedsim.models import loss_of
+
+SHAPE = (2, 6, 5)
+
+
+class Seen(NamedTuple):
+    """N examples, each with weights of its own or all with the same, and what the server sees of them."""
+
+    model: nn.Module
+    chain: Chain
+    x: Tensor
+    y: Tensor
+    weights: dict[str, Tensor]
+    gradient: dict[str, Tensor]
+    loss: str
+
+    def readings(self) -> list[Point]:
+        return beginnings(self.chain, self.weights, self.gradient, self.loss)
+
+    def walked(self, point: Point, walk: Walk = OURS) -> Point:
+        return finish(self.chain, self.weights, self.gradient, point, walk)
+
+    def best(self, walk: Walk = OURS) -> Point:
+        """The walk, of all readings of one example, that ends nearest to the truth."""
+        ends = [self.walked(point, walk) for point in self.readings() if bool(point.head.valid.all())]
+        return min(ends, key=lambda end: float(mse(end.f, self.x).max()))
+
+
+def mse(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).flatten(1).square().mean(dim=1)
+
+
+def gradient_of(model: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
+    """Of one example (C, H, W), by the weights (...)."""
+    given = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+    value = loss_of(loss)(functional_call(model, given, (x[None],)), y[None])
+    return dict(zip(given, torch.autograd.grad(value, list(given.values())), strict=True))
+
+
+def seen(
+    model: nn.Module,
+    shape: tuple[int, ...] = SHAPE,
+    *,
+    loss: str = "cross_entropy",
+    count: int = 1,
+    rounded: bool = False,
+    y: int = 1,
+) -> Seen:
+    """Random inputs in [0, 1]; `rounded`: all that the client computes is in float32."""
+    dtype = torch.float32 if rounded else torch.float64
+    model = model.to(dtype)
+    x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+    labels = torch.full((count,), y)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    each = [gradient_of(model, weights, x[i], labels[i], loss) for i in range(count)]
+    gradient = {name: torch.stack([g[name] for g in each]).double() for name in weights}
+    stacked = {name: w.double()[None] for name, w in weights.items()}
+    return Seen(model, chain_of(model, shape), x.double(), labels, stacked, gradient, loss)
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_drawn_from_a_seed() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        yield
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "leaky": lambda: nn.LeakyReLU(0.2),
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+}
+Act = Callable[[], nn.Module]
+
+
+def two_convolutions(act: Act, outputs: int = 3, *, bias: bool = True) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(2, 12, 3, padding=1, bias=bias), act(), nn.Conv2d(12, 24, 3, padding=1, bias=bias), act()),
+        *(nn.Flatten(), nn.Linear(24 * 30, outputs, bias=bias)),
+    )
+
+
+def strided(act: Act) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(2, 16, 4, stride=2, padding=2), act(), nn.Conv2d(16, 40, (3, 2), padding=(1, 0), dilation=(1, 2)), act()),
+        *(nn.Flatten(), nn.Linear(40 * 4, 3)),
+    )
+
+
+def with_matrices(act: Act) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 12, 3), act(), nn.Flatten(), nn.Linear(144, 20), act(), nn.Linear(20, 9), act(), nn.Linear(9, 3)
+    )
+
+
+def from_a_matrix(act: Act) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(60, 64), act(), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 20, 2), act()),
+        *(nn.Flatten(), nn.Linear(20 * 9, 3)),
+    )
+
+
+def pooled(act: Act) -> nn.Module:
+    """Averages over 2x2 that overlap lose nothing of an image that is padded by zeros, where there are enough places."""
+    return nn.Sequential(
+        *(nn.Conv2d(2, 14, 3, padding=1), nn.AvgPool2d(2, stride=1, padding=1), act()),
+        *(nn.AvgPool2d((2, 1), stride=1, padding=(1, 0)), nn.Conv2d(14, 30, 3, padding=1), act(), nn.Flatten(), nn.LazyLinear(3)),
+    )
+
+
+NETWORKS = {
+    "convolutions": two_convolutions,
+    "strides": strided,
+    "matrices": with_matrices,
+    "a matrix first": from_a_matrix,
+    "pooling": pooled,
+}
+
+
+def drawn(make: Callable[[Act], nn.Module], activation: str, shape: tuple[int, ...] = SHAPE) -> nn.Module:
+    model = make(ACTIVATIONS[activation])
+    model(torch.zeros(1, *shape))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_input_comes_back(network: str, activation: str, rounded: bool) -> None:
+    s = seen(drawn(NETWORKS[network], activation), rounded=rounded)
+    (reading,) = s.readings()
+    end = s.walked(reading)
+    assert mse(end.f, s.x).item() < (1e-10 if rounded else 1e-15)
+    assert end.at == -1
+    assert end.head.y.tolist() == s.y.tolist()
+    assert len(end.residuals) == len(s.chain.layers) - 1
+    assert end.residual.item() < (2e-5 if rounded else 1e-7)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["leaky", "tanh", "relu"])
+def test_it_comes_back_from_the_logistic_loss(activation: str, bias: bool, y: int, rounded: bool) -> None:
+    s = seen(two_convolutions(ACTIVATIONS[activation], 1, bias=bias), loss="logistic", rounded=rounded, y=y)
+    assert len(s.readings()) == (1 if bias else 4)
+    end = s.best()
+    assert end.head.y.item() == y
+    assert mse(end.f, s.x).item() < (1e-10 if rounded else 1e-15)
+
+
+@pytest.mark.parametrize("activation", ["leaky", "sigmoid", "relu"])
+@pytest.mark.parametrize("outputs", [2, 10])
+def test_it_comes_back_from_cross_entropy_without_biases(outputs: int, activation: str) -> None:
+    s = seen(two_convolutions(ACTIVATIONS[activation], outputs, bias=False))
+    end = s.best()
+    assert mse(end.f, s.x).item() < 1e-15
+    assert end.head.y.item() == 1
+
+
+def test_rows_of_tables_come_back() -> None:
+    s = seen(nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3)), (7,))
+    assert mse(s.best().f, s.x).item() < 1e-20
+
+
+def test_every_layer_on_the_way_comes_back_with_its_gradient() -> None:
+    s = seen(two_convolutions(nn.Tanh))
+    values, x = [], s.x.clone().requires_grad_()
+    inner: Tensor = x
+    for module in s.model:
+        inner = module(inner)
+        if not isinstance(module, nn.Conv2d | nn.Flatten):
+            values.append(inner)
+    gradients = torch.autograd.grad(functional.cross_entropy(inner, s.y), [x, *values[:2]])
+    (point,) = s.readings()
+    for at, value, gradient in ((1, values[1], gradients[2]), (0, values[0], gradients[1]), (-1, x, gradients[0])):
+        assert point.at == at
+        assert torch.allclose(point.f.reshape(value.shape), value, atol=1e-8)
+        assert torch.allclose(point.gradient.reshape(value.shape), gradient, rtol=1e-6, atol=1e-9 * gradient.abs().max())
+        point = step(s.chain, s.weights, s.gradient, point) if at >= 0 else point
+
+
+def test_it_stops_where_it_is_told_to() -> None:
+    s = seen(two_convolutions(nn.Tanh))
+    (reading,) = s.readings()
+    half = finish(s.chain, s.weights, s.gradient, reading, until=0)
+    assert half.at == 0
+    assert torch.equal(s.walked(half).f, s.walked(reading).f)
+
+
+def twins(s: Seen) -> tuple[Point, Point]:
+    """The ends of the truth and of its twin, the reading of the same label."""
+    ends = [s.walked(point) for point in s.readings() if bool(point.head.valid.all()) and point.head.y.item() == s.y.item()]
+    first, second = sorted(ends, key=lambda end: float(mse(end.f, s.x)))
+    return first, second
+
+
+@pytest.mark.parametrize("activation", ["leaky", "identity", "relu"])
+@pytest.mark.parametrize(("outputs", "loss"), [(1, "logistic"), (2, "cross_entropy")])
+def test_a_twin_has_the_same_gradient_and_is_a_multiple(activation: str, outputs: int, loss: str) -> None:
+    model = two_convolutions(ACTIVATIONS[activation], outputs, bias=False)
+    s = seen(model, loss=loss)
+    logits = s.model(s.x)
+    margin = logits[0, 0] if outputs == 1 else logits[0, 1] - logits[0, 0]
+    with torch.no_grad():
+        s.model[-1].weight.mul_(0.3 / margin)  # the label is right, without much confidence
+    s = seen(model, loss=loss)
+    truth, twin = twins(s)
+    assert homogeneous(s.chain)
+    assert mse(truth.f, s.x).item() < 1e-15
+    factor = (twin.f * s.x).sum() / s.x.square().sum()
+    assert factor > 2
+    assert torch.allclose(twin.f, factor * s.x, rtol=1e-6, atol=1e-6 * factor)
+    weights = {name: w[0] for name, w in s.weights.items()}
+    again = gradient_of(s.model, weights, twin.f[0], s.y[0], loss)
+    for name, g in s.gradient.items():
+        assert (again[name] - g[0]).norm() < 1e-6 * g.norm()
+
+
+def test_biases_and_smooth_activations_make_no_multiples() -> None:
+    for activation, bias, wanted in (
+        ("leaky", False, True),
+        ("leaky", True, False),
+        ("tanh", False, False),
+        ("sigmoid", False, False),
+    ):
+        assert homogeneous(chain_of(two_convolutions(ACTIVATIONS[activation], bias=bias), SHAPE)) is wanted
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_many_weights_in_one_batch_are_walked_as_each_alone(bias: bool) -> None:
+    shapes = [two_convolutions(nn.LeakyReLU, bias=bias) for _ in range(4)]
+    alone = [seen(model) for model in shapes]
+    xs = torch.rand(4, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    each = [
+        gradient_of(one.model, {name: w[0] for name, w in one.weights.items()}, xs[i], torch.tensor(i % 3), one.loss)
+        for i, one in enumerate(alone)
+    ]
+    weights = {name: torch.cat([one.weights[name] for one in alone]) for name in alone[0].weights}
+    gradient = {name: torch.stack([g[name] for g in each]) for name in weights}
+    (reading, *others) = beginnings(alone[0].chain, weights, gradient, "cross_entropy")
+    assert not any(bool(other.head.valid.any()) for other in others)
+    together = finish(alone[0].chain, weights, gradient, reading)
+    assert mse(together.f, xs).max() < 1e-15
+    assert together.head.y.tolist() == [0, 1, 2, 0]
+    for i in range(4):
+        own = {name: w[i : i + 1] for name, w in weights.items()}, {name: g[i : i + 1] for name, g in gradient.items()}
+        end = finish(alone[0].chain, *own, beginnings(alone[0].chain, *own, "cross_entropy")[0])
+        assert torch.allclose(end.f, together.f[i : i + 1], rtol=1e-7, atol=1e-9)
+
+
+def test_a_batch_of_examples_of_one_model_comes_back_each() -> None:
+    s = seen(strided(nn.Sigmoid), count=5)
+    end = s.walked(s.readings()[0])
+    assert mse(end.f, s.x).max() < 1e-15
+
+
+def rank_of(s: Seen, point: Point) -> int:
+    """Numerical rank of the equations of the layer that a point stands behind."""
+    system, _ = equations(s.chain, s.weights, s.gradient, point)
+    return int(np.linalg.matrix_rank(dense(system)))
+
+
+def dense(system: System) -> np.ndarray:
+    width = int(np.prod(system.layer.inputs))
+    units = torch.eye(width, dtype=torch.float64).reshape(width, 1, *system.layer.inputs)
+    rows = [system.apply(unit) for unit in units]
+    return torch.stack([torch.cat([r.weights.flatten(), r.gradients.flatten()]) for r in rows], dim=1).numpy()
+
+
+@pytest.mark.parametrize(("shift", "full"), [(1.0, True), (-0.15, False)])
+def test_zeros_of_a_relu_take_equations_away(shift: float, full: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 42, 3))
+    with torch.no_grad():
+        model[0].bias.fill_(shift)
+        model[0].weight.mul_(0.5)
+    s = seen(model)
+    (reading,) = s.readings()
+    dead = (s.model[:2](s.x) == 0).double().mean()
+    assert dead == 0 if full else 0.3 < dead < 0.95
+    assert (rank_of(s, reading) == 60) is full
+    end = s.walked(reading)
+    assert (mse(end.f, s.x).item() < 1e-15) is full
+    assert end.residual.item() < 1e-7  # what is found explains all equations: they are too few
+
+
+def test_zeros_that_rounding_has_moved_are_still_zeros() -> None:
+    s = seen(two_convolutions(nn.ReLU), rounded=True)
+    (reading,) = s.readings()
+    point = step(s.chain, s.weights, s.gradient, reading)
+    truth = s.model[:2](s.x.float())
+    assert 0.1 < (truth == 0).float().mean() < 0.9
+    assert torch.equal(point.f == 0, truth == 0)
+
+
+def test_values_without_equations_do_not_come_back() -> None:
+    s = seen(nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 20, 3)))
+    (reading,) = s.readings()
+    assert rank_of(s, reading) < 60
+    end = s.walked(reading)
+    assert mse(end.f, s.x).item() > 1e-4
+    assert end.residual.item() < 1e-6  # and nothing is left unexplained
+
+
+def test_what_is_pooled_before_the_head_comes_back_as_its_means() -> None:
+    s = seen(nn.Sequential(nn.Conv2d(2, 30, 3, padding=1), nn.Tanh(), nn.AvgPool2d((3, 5)), nn.Flatten(), nn.Linear(60, 3)))
+    (reading,) = s.readings()
+    features = s.model[:2](s.x)
+    means = functional.avg_pool2d(features, (3, 5)).repeat_interleave(3, 2).repeat_interleave(5, 3)
+    assert torch.allclose(reading.f, means, atol=1e-9)
+
+
+def test_averages_of_the_same_size_are_undone_before_the_head() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 12, 3, padding=1), nn.Tanh(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(432, 3))
+    s = seen(model, (2, 6, 6))
+    (reading,) = s.readings()
+    assert torch.allclose(functional.avg_pool2d(reading.f, 3, 1, 1), s.model[:3](s.x), atol=1e-9)
+    assert torch.allclose(reading.f, s.model[:2](s.x), atol=1e-6)
+
+
+def test_and_before_a_matrix_further_down() -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 12, 3, padding=1), nn.Tanh(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(432, 8), nn.Tanh()),
+        nn.Linear(8, 3),
+    )
+    s = seen(model, (2, 6, 6))
+    assert mse(s.best().f, s.x).item() < 1e-12
+
+
+def test_a_last_convolution_is_not_read() -> None:
+    s = seen(nn.Sequential(nn.Conv2d(2, 3, (6, 5)), nn.Flatten()))
+    with pytest.raises(ValueError, match="0, is a convolution, and no closed form reads that"):
+        s.readings()
+
+
+def test_a_wrong_sign_anywhere_is_seen_in_the_residual() -> None:
+    s = seen(two_convolutions(nn.Tanh))
+    (reading,) = s.readings()
+    assert s.walked(reading).residual.item() < 1e-7
+    for name in ("0.weight", "2.weight"):
+        turned = {**s.gradient, name: -s.gradient[name]}
+        assert finish(s.chain, s.weights, turned, reading).residual.item() > 0.1
+    turned = {**s.weights, "2.weight": -s.weights["2.weight"]}
+    assert finish(s.chain, turned, s.gradient, reading).residual.item() > 0.1
+
+
+# The authors' code, from its description: the padded input, dense matrices [K; W; P], and numpy's least squares.
+
+
+def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of K, W and P on the padded input, and their right-hand sides; k, z of shape (C_out, places), in loops."""
+    assert layer.kernel is not None
+    (channels, height, width), (top, left), (down, across) = layer.taken, layer.padding, layer.stride
+    high, wide = height + 2 * top, width + 2 * left
+    _, rows, columns = layer.given
+    by_weight, by_k, border = [], [], []
+    for f in range(layer.shape[0]):
+        for i in range(rows):
+            for j in range(columns):
+                row = np.zeros((channels, high, wide))
+                for (c, a, b), value in np.ndenumerate(weight[f].numpy()):
+                    row[c, i * down + a, j * across + b] += value
+                by_weight.append(row.ravel())
+        for c in range(channels):
+            for a in range(layer.kernel[0]):
+                for b in range(layer.kernel[1]):
+                    row = np.zeros((channels, high, wide))
+                    for i in range(rows):
+                        for j in range(columns):
+                            row[c, i * down + a, j * across + b] += k[f, i, j].item()
+                    by_k.append(row.ravel())
+    for place in np.ndindex(channels, high, wide):
+        if not (top <= place[1] < high - top and left <= place[2] < wide - left):
+            row = np.zeros((channels, high, wide))
+            row[place] = 1
+            border.append(row.ravel())
+    right = np.concatenate([gradient.numpy().ravel(), z.numpy().ravel(), np.zeros(len(border))])
+    return np.stack([*by_k, *by_weight, *border]), right
+
+
+def by_the_authors(s: Seen) -> Tensor:
+    """R-GAP as it is published, for convolutions with LeakyReLU(0.2) and a single logit; the label and the root are known."""
+    mu = (2 * s.y.item() - 1) * s.model(s.x).item()
+    k = torch.tensor(-(2 * s.y.item() - 1) / (1 + np.exp(mu)))
+    head = s.chain.layers[-1]
+    f = (s.gradient[head.weight][0, 0] / k).float().double()
+    below = (s.weights[head.weight][0, 0] * k).float().double()
+    for layer in reversed(s.chain.layers[:-1]):
+        f, below = f.reshape(layer.outputs), below.reshape(layer.outputs)
+        slope = torch.where(f >= 0, 1.0, 0.2).double()
+        z, k = (f / slope).float().double(), (below * slope).float().double()
+        weight = s.weights[layer.weight][0]
+        matrix, right = padded_system(layer, weight, k, z, s.gradient[layer.weight][0])
+        (top, left), (_, height, width) = layer.padding, layer.taken
+        x = np.linalg.lstsq(matrix, right, rcond=None)[0].reshape(layer.taken[0], height + 2 * top, width + 2 * left)
+        f = torch.from_numpy(x[:, top : top + height, left : left + width]).float().double()
+        below = functional.conv_transpose2d(
+            k[None], weight, stride=layer.stride, padding=layer.padding, output_padding=_left_over(layer)
+        )[0]
+        below = below.float().double()
+    return f[None]
+
+
+def _left_over(layer: Layer) -> tuple[int, ...]:
+    assert layer.kernel is not None
+    sides = zip(layer.taken[1:], layer.given[1:], layer.stride, layer.padding, layer.kernel, strict=True)
+    return tuple(taken - (given - 1) * stride + 2 * padding - kernel for taken, given, stride, padding, kernel in sides)
+
+
+def paper_network(*, first: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, first, 3, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(first, 8, 2, padding=1, bias=False), nn.LeakyReLU(0.2), nn.Flatten(), nn.LazyLinear(1, bias=False)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("first", [6, 1])  # of full rank, and deficient
+@pytest.mark.parametrize("y", [0, 1])
+def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first: int, y: int) -> None:
+    model = paper_network(first=first)
+    model(torch.zeros(1, 1, 6, 5))
+    s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
+    s.model.double()
+    wanted = by_the_authors(s)
+    ends = [s.walked(p, PAPER) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
+    end = min(ends, key=lambda end: float(mse(end.f, wanted)))
+    assert torch.allclose(end.f, wanted, atol=2e-4 * wanted.abs().max())
+    assert (mse(wanted, s.x).item() < 1e-6) is (first == 6)
+
+
+def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits() -> None:
+    s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
+    reading = s.readings()[0]
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER, OURS))
+    for value in (paper.f, paper.gradient):
+        assert value.dtype == torch.float64
+        assert torch.equal(value, value.float().double())
+    assert not torch.equal(ours.f, ours.f.float().double())
+    assert mse(s.walked(reading, PAPER).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
+
+
+def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one_spoils_and_ours_does_not() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(60, 7), nn.Sigmoid(), nn.Linear(7, 3))
+    with torch.no_grad():
+        model[1].bias[2] = 12
+    s = seen(model, rounded=True)
+    (reading,) = s.readings()
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER, OURS))
+    k = (reading.gradient * reading.f * (1 - reading.f))[0]
+    mean = (s.gradient["1.weight"][0] / k[:, None]).mean(dim=0)
+    assert torch.allclose(paper.flatten(), mean, rtol=1e-5)
+    assert mse(ours, s.x).item() < 1e-11
+    assert mse(paper, s.x).item() > 1e3 * mse(ours, s.x).item()
