@@ -84,11 +84,16 @@ class Observed:
     def missed(self, i: int, x: Tensor, y: Tensor) -> float:
         """How far the gradient of an answer x (B, *shape) in [0, 1] is from the observed one, as a share of its length.
 
-        Both after the defense, where it is known. 0 is exact; 1 explains nothing, and so does what is no number.
+        Both after the defense, where it is known. 0 is exact; 1 explains nothing, and so does what is no number. Of fewer
+        examples than there are, their own part of the gradient counts.
         """
+        if not len(x):
+            return 1.0
         weights = self.weights_of(i)
         buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
         simulated = self.simulated(weights, x.to(self.dtype), y, buffers)
+        if len(x) < self.examples:
+            simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
         observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
             known = self.channel.learn(self.cases[i].observations[0].update)

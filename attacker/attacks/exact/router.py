@@ -19,6 +19,7 @@ from attacker.reconstruction import Reconstruction, slots_of
 EXACT = 1e-3
 """How far the gradient of an answer may be from the observed one, as a share of its length, for the answer to be exact."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class ClosedForm:
     """An attack by closed forms.
@@ -91,9 +92,13 @@ class Routing:
                 self._try(route, pending)
 
     def start(self, i: int) -> Tensor | None:
-        """Where a search for case i may start: an answer that explains something."""
-        found = self.found[i]
-        return found.answer.x.clamp(0, 1) if found.answer is not None and found.missed < 1 else None
+        """Where a search for case i may start: an answer that explains something, filled up with noise where it is of too few."""
+        found, case = self.found[i], self.cases[i]
+        if found.answer is None or not found.missed < 1:
+            return None
+        x = found.answer.x.clamp(0, 1)
+        rest = torch.rand(self.observed.examples - len(x), *x.shape[1:], generator=generator_for(self.rng, case, "rest"))
+        return torch.cat([x, rest.to(x)])
 
     def _try(self, route: str, pending: list[int]) -> None:
         """One route for the cases that are left; what it gives is kept where it is better than what there is."""
@@ -107,7 +112,9 @@ class Routing:
         for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
             found, missed = self.found[i], observed.missed(row, answer.x, answer.y)
             found.tried += 1
-            if bool(torch.isfinite(answer.x).all()) and missed < found.missed:
+            if not len(answer.x):
+                found.reasons[route] = "; ".join(answer.notes)
+            elif bool(torch.isfinite(answer.x).all()) and missed < found.missed:
                 found.answer, found.missed = answer, missed
         if self.attack.stability:
             self._doubt(route, observed, pending, answers)

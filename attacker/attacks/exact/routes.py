@@ -5,14 +5,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.base import generator_for
+from attacker.attacks.exact.chain import Chain
+from attacker.attacks.exact.labelled import labelled
 from attacker.attacks.exact.layers import Answer, answers, read, require_single, walk_through
+from attacker.attacks.exact.linear import recover_linear
 from attacker.attacks.exact.observed import Observed
 from attacker.attacks.exact.peeled import Peeled, peel
 from attacker.attacks.exact.rank import rank_report
 from attacker.attacks.exact.walk import Walk, finish
 
 Route = Callable[[Observed, Generator, Walk], Sequence[Answer]]
-"""From N observations, N answers. Raises ValueError, in words, where it cannot be taken."""
+"""From N observations, N answers, of as many examples as were found. Raises ValueError, in words, where it cannot be taken."""
+
+
+def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+    """What a first linear layer says of one example, or of a batch; labels by the gradient behind it."""
+    chain = observed.chain
+    if isinstance(chain, str):
+        raise ValueError(f"this model is no chain of layers: {chain}")
+    if chain.layers[0].kernel is not None:
+        raise ValueError(f"its first layer, {chain.layers[0].name}, is a convolution")
+    return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
 
 
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
@@ -21,7 +35,7 @@ def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
 
 
 def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
-    """R-GAP to the last layer that lacks equations, and all that is left in one system, with the belief that images are smooth."""
+    """R-GAP to the last layer that lacks equations, then all that is left as one system, of images taken to be smooth."""
     chain = require_single(observed)
     deficient = rank_report(chain).deficient_layers
     if not deficient:
@@ -44,7 +58,22 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
     ]
 
 
-ROUTES: dict[str, Route] = {"layers": layers, "peeled": peeled}
+ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled}
+
+
+def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
+    weights, gradient = observed.weights_of(i), {name: g[i] for name, g in observed.gradient.items()}
+    rng = generator_for(rng, observed.cases[i], "linear")
+    found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
+    words = (found.note,) if found.note else ()
+    if not found.found or not found.scaled:
+        return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
+    loss, classes, count = observed.training.loss, observed.data.num_classes, observed.examples
+    y, times = labelled(chain, weights, gradient, found.x, loss=loss, classes=classes, examples=count)
+    if int(times.sum()) > observed.examples:
+        times = torch.ones_like(times)
+    x = observed.data.denormalise(found.x.reshape(-1, *observed.data.shape)).repeat_interleave(times, dim=0)
+    return Answer(x, y.repeat_interleave(times), "linear", words, confidence=found.confidence.repeat_interleave(times))
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,12 @@ ROUNDS = 5
 SCREENED = 256
 """Directions of each batch of samples that are looked at closely."""
 
+SAME = 1e-6
+"""How far from 1 the cosine of two directions may be for them to be the same."""
+
+VOTES = 8
+"""Directions that unmixing one gives."""
+
 SURE = 0.995
 """The same where nothing better needs to be looked for."""
 
@@ -91,6 +97,9 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
         found = _judged(pool, factors, forward, constant)
         if found is None:
             continue
+        if bool((found.agreement < SURE).any()):
+            pool.unmix(found)
+            found = _judged(pool, factors, forward, constant) or found
         if best is None or float(found.agreement.sum()) >= float(best.agreement.sum()):
             best = found._replace(samples=done * BATCH)
         if bool((best.agreement >= SURE).all()):
@@ -305,8 +314,27 @@ class _Pool:
         off = self.off_in(q, 1e-9)
         q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
         order = self._ranked(off, score, PENALTIES[0])
-        order = order[_first_of_alike(off[order])][:POOL]
+        order = order[_first_of_same(q[order])][:POOL]
         self.q, self.off, self.score = q[order], off[order], score[order]
+
+    def unmix(self, found: Directions) -> None:
+        """Take in, for each direction that does not agree, what is left of it without a share of another one.
+
+        The share is the one that leaves most zeros: each row votes for the share that would make it one.
+        """
+        q = torch.linalg.solve(self.space.back, found.q).T
+        q = q / q.norm(dim=1, keepdim=True)
+        along = q @ self.space.rows.T
+        for i in (found.agreement < SURE).nonzero()[:, 0].tolist():
+            others = [k for k in range(len(q)) if k != i]
+            share = along[i] / torch.where(along[others] == 0, 1, along[others])
+            trial = q[i] - share[..., None] * q[others, None]
+            trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
+            trial = trial[trial.isfinite().all(dim=1)]
+            off = self.off_in(trial, NEAR)
+            most = off.sum(dim=1).topk(min(4 * VOTES, len(off))).indices
+            trial, off = trial[most], off[most]
+            self._take(self.sharpened(trial[_first_of_alike(off)][:VOTES]))
 
     def original(self, q: Tensor) -> Tensor:
         """(R, K) unit directions in the coordinates of the factors, of directions (K, R)."""
@@ -361,8 +389,13 @@ def _first_of_alike(off: Tensor) -> Tensor:
     """(K,) whether a direction is the first of those with much the same zeros."""
     z = off.to(torch.float32)
     common, size = z @ z.T, z.sum(dim=1)
-    alike = common > 0.9 * (size[:, None] + size[None] - common).clamp(min=1)
+    alike = common > 0.98 * (size[:, None] + size[None] - common).clamp(min=1)
     return ~torch.tril(alike, diagonal=-1).any(dim=1)
+
+
+def _first_of_same(q: Tensor) -> Tensor:
+    """(K,) whether a unit direction is the first of those that are the same but for their sign."""
+    return ~torch.tril((q @ q.T).abs() > 1 - SAME, diagonal=-1).any(dim=1)
 
 
 def _judged(pool: _Pool, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
