@@ -8,7 +8,14 @@ from attacker.scoring import Estimate, Summary
 
 DASH = "\N{EN DASH}"
 SPACE = "\N{NO-BREAK SPACE}"
-NAMES = {"cpl": "CPL", "dlg": "DLG", "idlg": "iDLG", "inverting_gradients": "Inverting Gradients"}
+NAMES = {
+    "cpl": "CPL",
+    "dlg": "DLG",
+    "hgap": "H-GAP",
+    "idlg": "iDLG",
+    "inverting_gradients": "Inverting Gradients",
+    "rgap": "R-GAP",
+}
 
 
 def attack_name(attack: str) -> str:
@@ -62,10 +69,12 @@ def best(run: Run) -> AttackOnRun | None:
     return max(fair, key=_strength, default=None)
 
 
-def _strength(attack: AttackOnRun) -> tuple[float, float, float]:
+def _strength(attack: AttackOnRun) -> tuple[float, float, bool, float]:
+    """Of equals, one that has a null beside it: it says more."""
     assert attack.summary
+    success, label_success = attack.summary.success, attack.summary.label_success
     psnr = attack.summary.psnr
-    return attack.summary.success.value, attack.summary.label_success.value, psnr.value if psnr else 0.0
+    return success.value, label_success.value, attack.summary.null is not None, psnr.value if psnr else 0.0
 
 
 def verdict(run: Run) -> str:

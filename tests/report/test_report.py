@@ -242,6 +242,17 @@ def test_an_interrupted_case_and_a_lost_null_name_their_command(make_run: Any, r
     assert "cpl() has no scored null." in report(run).text
 
 
+def test_of_attacks_that_recovered_as_much_the_headline_is_of_one_with_a_null(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("rgap")
+    run.attack("hgap")
+    run.rewrite(lambda row: None if row["null"] and row["attack"] == "hgap" else row)
+    run.rewrite(lambda row: {**row, "psnr": 99.0} if row["attack"] == "hgap" else row)
+    text = report(run).text
+    assert "R-GAP recovered 4 of 4" in text
+    assert "without the gradient it recovers 0 of 4" in text
+
+
 def test_files_outside_the_run_and_damaged_ones_are_not_shown(make_run: Any, report: Any, tmp_path: Path) -> None:
     run = make_run()
     run.attack()

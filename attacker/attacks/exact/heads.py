@@ -125,8 +125,7 @@ def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> li
     u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
     heads: list[Head] = []
     for y, possible in _labels(u):
-        total = (u * _but(y, u)).sum(dim=1, keepdim=True)
-        readings = _scaled(weight, bias, gradient, u * torch.where(total < 0, -1.0, 1.0), y)
+        readings = _scaled(weight, bias, gradient, u, y)
         heads += [replace(head, valid=head.valid & possible) for head in readings]
     return _as_good(heads)
 
@@ -152,7 +151,7 @@ def _but(y: Tensor, like: Tensor) -> Tensor:
 
 
 def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[Head]:
-    """The readings with k = c u, c > 0: all crossings of 1 - p_y and the sum of the other entries of k.
+    """The readings with k = c u: all crossings of 1 - p_y and the sum of the other entries of k.
 
     Not -k_y, which is the same but for rounding: of a confident example, float32 has few digits of p_y - 1.
     """
@@ -206,7 +205,7 @@ def _with_turns(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _as_good(heads: list[Head]) -> list[Head]:
     """For each problem its readings by how well they fit, the best first; of the others those that fit as well."""
-    misfits = torch.stack([torch.where(h.valid & ~h.misfit.isnan(), h.misfit, torch.inf) for h in heads])
+    misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)
     enough = 1e-6 + 10 * misfits.amin(dim=0)
     chosen: list[Head] = []

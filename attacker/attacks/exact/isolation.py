@@ -1,6 +1,6 @@
 """Examples that are alone at some neuron: there a row of [dL/dW, dL/db] is a multiple of [x, 1] and of nothing else."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,8 +13,15 @@ FAR = 100.0
 NEAR = 1e-5
 """Of unit directions, how near they must be for that."""
 
+WIDEST = 0.02
+"""As far apart as they may be whatever the noise."""
 
-class Groups(NamedTuple):
+PAIRS = 4096
+"""Pairs of rows that are compared at a time."""
+
+
+@dataclass(frozen=True)
+class Groups:
     """Rows that point the same way: directions (K, F) of length 1, and of how many rows each, (K,), most first.
 
     chance: (K,) how many rows would be in each by chance, had all rows random directions.
@@ -44,10 +51,11 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     first, second = (cosine.abs() > 0.99).triu(diagonal=1).nonzero(as_tuple=True)
     side = torch.sign(cosine[first, second])[:, None]
     near = torch.zeros_like(cosine, dtype=torch.bool)
-    for part in torch.arange(len(first), device=rows.device).split(1 << 16):
+    for start in range(0, len(first), PAIRS):
+        part = slice(start, start + PAIRS)
         a, b = first[part], second[part]
         both = error[a].hypot(error[b])
-        allowed = torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=0.1)
+        allowed = torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=WIDEST)
         near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= allowed
     near = near | near.T | torch.eye(len(unit), dtype=torch.bool, device=rows.device)
     return _grouped(unit, error, near)

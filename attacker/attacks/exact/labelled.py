@@ -1,4 +1,4 @@
-"""Which label each example of a batch has, once the inputs of a first linear layer are known."""
+"""Which label each of some examples of a batch has, where the others are not known."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,10 @@ EXPLAINED = 1e-3
 """What of a neuron's gradient the examples at hand may leave unexplained, as a share, for it to tell of their labels."""
 
 
-def labelled(
-    chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int
-) -> tuple[Tensor, Tensor]:
-    """For inputs x (K, F) of the chain, labels (K,) and how often each is in the batch of `examples`, (K,).
+def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int) -> Tensor:
+    """Labels (K,) for inputs x (K, F) of a chain that begins with a matrix, by the neurons that no other example has a part in.
 
-    The gradient at the first layer's neurons is D^T [X, 1]; each row of D is that of its own label, once or several times over.
-    Neurons that other examples have a part in are left out.
+    The gradient at the first layer's neurons is D^T [X, 1]; each row of D is that of its own label.
     """
     layer = chain.layers[0]
     inputs = through(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
@@ -33,10 +30,7 @@ def labelled(
     missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
     seen = (missed <= EXPLAINED * length) & (length > 0)
     expected = _backward(chain, weights, x, loss, classes) / examples
-    times = torch.arange(1, examples - len(x) + 2, dtype=d.dtype, device=d.device)
-    off = (times[:, None, None, None] * expected - d.T)[..., seen].square().sum(dim=-1)  # (times, classes, K)
-    best = off.flatten(0, 1).argmin(dim=0)
-    return best % classes, best // classes + 1
+    return (expected - d.T)[..., seen].square().sum(dim=-1).argmin(dim=0)
 
 
 def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:

@@ -23,6 +23,7 @@ class Answer:
     """x: (B, *shape) in [0, 1], not clamped. y: (B,). route: how it came about. notes: what its reader should know.
 
     confidence: (B,) in [0, 1], where the route has its own. twin: another x with the same gradient.
+    determined: the share of the input's values that the gradient determines, by count; below 1, many have the same gradient.
     """
 
     x: Tensor
@@ -31,6 +32,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     confidence: Tensor | None = None
     twin: Tensor | None = None
+    determined: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS)
     scores = torch.stack([_score(p, i, case_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # no layer is left that could tell
         scores = scores + torch.stack([outside(observed.data.denormalise(p.f)) for p in points])
-    order = scores.argsort(dim=0)
+    fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of readings that fit alike, the likelier one is walked
+    order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
     first, second = _chosen(points, order[0]), _chosen(points, order[1])
-    best, next_best = (scores.gather(0, order[rank : rank + 1])[0] for rank in (0, 1))
-    twins = torch.isfinite(next_best) & (next_best <= 10 * best + 1e-5)
+    twins = fits.gather(0, order[1:2])[0] & torch.isfinite(scores.gather(0, order[1:2])[0])
     notes = _notes(chain, gradient, first)
     if not bool(twins.any()):
         return Readings(first, twins, notes=notes)

@@ -17,10 +17,17 @@ from torch import Generator, Tensor
 from attacker.attacks.exact.chain import Chain, Layer
 from attacker.attacks.exact.isolation import Groups, independent, parallel_rows, rounding_of
 from attacker.attacks.exact.lowrank import Factors, factorise, polish
-from attacker.attacks.exact.sparse import ALIKE, Directions, agreement, pattern, search
+from attacker.attacks.exact.sparse import ALIKE, Directions, search
+from attacker.attacks.exact.zeros import agreement, pattern
 
 SAMPLES = 2**15
 """Samples after which the search for sparse directions gives up."""
+
+TURNS = 6
+"""Of fitting zeros to examples and examples to zeros."""
+
+EXPLAINED = 3.0
+"""Up to how many standard deviations of its noise what is left of a gradient may be, for it to be explained."""
 
 LONE = 0.25
 """Confidence in a ratio that only one neuron gives."""
@@ -82,12 +89,12 @@ def recover_linear(
         what = "no activation" if layer.activation.name == "identity" else layer.activation.name
         return _nothing(
             layer,
-            f"behind layer {layer.name or 'one'} stands {what}, which leaves no zeros in the gradient, and only by zeros examples "
-            "are told apart: any answer would be a mixture of them",
+            f"behind layer {layer.name or 'one'} stands {what}, which leaves no zeros in the gradient, and only by zeros "
+            "examples are told apart: any answer would be a mixture of them",
             rank=factors.rank if factors else 0,
         )
-    if factors is None:
-        return task.isolated(examples, _without_rank(task.rows, examples))
+    if factors is None or factors.saturated:
+        return task.isolated(examples, _without_rank(task.rows, examples, factors))
     return task.batch(factors, examples, rng, samples)
 
 
@@ -126,8 +133,13 @@ class _Task:
             return _nothing(self.layer, "the gradient of the bias is zero, so nothing can be divided by it", rank=rank)
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
-        confidence = (1 - missed).clamp(0, 1).reshape(1)
-        return LinearAnswer(x=x[None], d=scale * d[None], confidence=confidence, rank=rank, how="ratio", note=note)
+        unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
+        known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
+        said = f"{1 - known:.0%} of its values were not sent, or are zero" if known < 1 else ""
+        confidence = known * (1 - missed).clamp(0, 1).reshape(1)
+        return LinearAnswer(
+            x=x[None], d=scale * d[None], confidence=confidence, rank=rank, how="ratio", note=_joined(note, said)
+        )  # fmt: skip
 
     def batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
         """All examples, by neurons of their own where each has some, else by sparse directions; else those that can be told."""
@@ -167,23 +179,17 @@ class _Task:
         )  # fmt: skip
 
     def _whole(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
-        """The examples of R directions, those that agree with their own zeros; all of them made exact where all do."""
+        """The examples of R directions: all where they explain the gradient, else those that agree with their own zeros."""
         p, info = torch.linalg.inv_ex(found.q)
         if int(info):
             return _nothing(self.layer, "no independent directions were found", rank=factors.rank)
-        sure = found.agreement >= ALIKE
-        seen, x = pattern(found.q, factors), p @ factors.basis
-        d = factors.coordinates @ found.q
-        if bool(sure.all()):
-            better = polish(self.rows[factors.live], factors.noise[factors.live], seen.on[factors.live], x)
-            if all(bool(torch.isfinite(t).all()) for t in better):
-                x = better[1]
-                d = torch.zeros_like(d).index_put((factors.live.nonzero()[:, 0],), better[0])
-        if self.biased:
-            side = x[:, -1]
-        else:
-            z, length = self.weight @ x.T, x.norm(dim=1)
-            side = length * torch.sign(((z > 0) == seen.on).double().mean(dim=0) - ((z < 0) == seen.on).double().mean(dim=0))
+        seen = pattern(found.q, factors)
+        x, d, confidence = p @ factors.basis, factors.coordinates @ found.q, found.agreement
+        sure = confidence >= ALIKE
+        settled = self._settled(factors, x, seen.on, sure)
+        if settled is not None:
+            (x, d), confidence, sure = settled, confidence.clamp(min=ALIKE), torch.ones_like(sure)
+        side = self._side(x, seen.on)
         x, d = x / side[:, None], d * side
         sure = sure & torch.isfinite(x).all(dim=1)
         x = x[:, :-1] if self.biased else x
@@ -194,9 +200,38 @@ class _Task:
             "" if self.biased or missing == factors.rank else _UNSCALED,
         )
         return LinearAnswer(
-            x=x[sure], d=d.T[sure], confidence=found.agreement[sure], rank=factors.rank,
+            x=x[sure], d=d.T[sure], confidence=confidence[sure], rank=factors.rank,
             how=how if bool(sure.any()) else "", note=words, scaled=self.biased,
         )  # fmt: skip
+
+    def _settled(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
+        """x (R, F') and D (M, R) that explain the gradient down to its noise, with zeros where x turns neurons off.
+
+        Neurons and examples are fitted in turns, which mends a few wrong ones. Where that leads nowhere, zeros as they were seen
+        (M, R) if all are sure (R,), else None.
+        """
+        rows, noise, live = self.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
+        there, on = x, seen
+        for _ in range(TURNS):
+            on = (self.weight @ (there / self._side(there, on)[:, None]).T) > 0
+            d, there, error = polish(rows, noise, on[live], there)
+            if not bool(torch.isfinite(there).all()):
+                break
+            if error <= EXPLAINED:
+                return there, there.new_zeros(on.shape).index_put((live,), d)
+        if not bool(sure.all()):
+            return None
+        d, there, error = polish(rows, noise, seen[live], x)
+        return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
+
+    def _side(self, x: Tensor, on: Tensor) -> Tensor:
+        """(R,) by what to divide vectors x (R, F') to have examples: by what stands for the 1, or by length and sign."""
+        if self.biased:
+            return x[:, -1]
+        z = self.weight @ x.T
+        positive, negative = (((side * z > 0) == on).double().mean(dim=0) for side in (1, -1))
+        length: Tensor = x.norm(dim=1) * torch.where(positive >= negative, 1.0, -1.0)
+        return length
 
     def _inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (K, F) of directions (K, F'), and which of them leave off the neurons that are off for all examples."""
@@ -269,13 +304,12 @@ def _fewer(rank: int, examples: int | None) -> str:
     return f"the gradient has rank {rank} for {examples} examples: some come twice, or are lost in its rounding or noise"
 
 
-def _without_rank(rows: Tensor, examples: int | None) -> str:
-    most, many = min(rows.shape), examples or "an unknown number of"
-    if examples is not None and examples >= most:
-        return f"{examples} examples are more than the {most - 1} that a layer of {rows.shape[0]} neurons and {rows.shape[1]} values tells apart"
+def _without_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
+    if factors is not None:
+        return f"its gradient has full rank, {factors.rank}: there may be more examples than that, and none can be told apart"
     zeros = float((rows == 0).double().mean())
-    why = f"noise, several steps, or values that were not sent ({zeros:.0%} are zero)"
-    return f"the gradient has no rank that {many} examples would give it: {why}"
+    why = f"more examples than neurons or values, noise, several steps, or values that were not sent ({zeros:.0%} are zero)"
+    return f"no rank of its gradient stands out, as that of {examples or 'few'} examples would: {why}"
 
 
 def _joined(*words: str) -> str:

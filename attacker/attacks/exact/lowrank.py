@@ -30,6 +30,7 @@ class Factors(NamedTuple):
 
     noise: (M,) standard deviation of each value of a row. live: (M,) which rows are more than noise.
     gap:   the last singular value kept over the first one left out.
+    saturated: whether there are no more rows or values than the rank, so that it may be that of any number of examples.
     """
 
     coordinates: Tensor
@@ -37,6 +38,7 @@ class Factors(NamedTuple):
     noise: Tensor
     live: Tensor
     gap: float
+    saturated: bool
 
     @property
     def rank(self) -> int:
@@ -46,8 +48,8 @@ class Factors(NamedTuple):
 def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
     """The factors of rows (M, F), in float64; None where no singular value stands out as the last one, or all are zero.
 
-    examples: how many there are at most, where that is known. The rank is lower where examples come twice or are lost to rounding.
-    Rows are weighed by their own noise, which is read off what is left of them outside of the span.
+    examples: how many there are at most, where that is known. The rank is lower where examples come twice or are lost to
+    rounding. Rows are weighed by their own noise, which is read off what is left of them outside of the span.
     """
     rows = rows.double()
     length = rows.norm(dim=1)
@@ -64,7 +66,8 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
         coordinates = rows @ basis.T
         noise = _noise(rows, coordinates, basis)
         live = (length > 0) & (coordinates.norm(dim=1) > BEYOND * noise * rank**0.5)
-        found = Factors(coordinates, basis, noise, live, gap)
+        saturated = rank >= min(int(live.sum()), int(rows.any(dim=0).sum()))
+        found = Factors(coordinates, basis, noise, live, gap, saturated)
         weight = torch.where(length > 0, noise[length > 0].median() / noise, 0)
     return found
 
@@ -100,18 +103,21 @@ def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     return torch.maximum(measured, rounding / 4).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
-def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor]:
-    """D (M, B) and x (B, F) of least squared error in units of the noise, for a given pattern of zeros of D.
+def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor, float]:
+    """D (M, B) and x (B, F) of least squared error in units of the noise, for a given pattern of zeros of D; and its root mean.
 
     rows: (M, F), about D x. active: (M, B), where D may differ from zero. x: (B, F) to start from.
+    The error is about 1 where the pattern is right, or has too few zeros.
     """
     chosen = active.to(x.dtype)
     weight = 1 / noise[:, None]
     d = torch.zeros_like(chosen)
     for _ in range(rounds):
-        length = x.norm(dim=1, keepdim=True)
+        length = x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         unit = x / length
         gram = (unit @ unit.T) * chosen[:, :, None] * chosen[:, None, :] + torch.diag_embed(1 - chosen)
         d = torch.linalg.solve_ex(gram, (rows @ unit.T) * chosen)[0] * chosen / length.T
+        if not bool(torch.isfinite(d).all()):
+            return d, x, float("inf")
         x = torch.linalg.lstsq(weight * d, weight * rows).solution
-    return d, x
+    return d, x, float((weight * (rows - d @ x)).square().mean().sqrt())

@@ -111,10 +111,11 @@ class Observed:
     def dtype(self) -> torch.dtype:
         return next(iter(self.gradient.values())).dtype
 
-    def jittered(self, rng: torch.Generator) -> dict[str, Tensor]:
-        """The gradient as it would be had each value been rounded otherwise."""
+    def jittered(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """The gradient as it would be had each value been rounded otherwise. rngs: one an observation."""
         return {
-            name: g * (1 + ROUNDING * (2 * torch.rand(g.shape, generator=rng, dtype=g.dtype).to(g.device) - 1))
+            name: g
+            * (1 + ROUNDING * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g))
             for name, g in self.gradient.items()
         }
 

@@ -88,8 +88,10 @@ def classes_of(layer: Layer) -> list[Class]:
     rests = [torch.arange(side) % stride for side, stride in zip(layer.taken[1:], layer.stride, strict=True)]
     group = (rests[0][:, None] * layer.stride[1] + rests[1]).flatten()
     found = []
-    for one in group.unique():
+    for one in range(prod(layer.stride)):
         places = torch.nonzero(group == one)[:, 0]
+        if not len(places):
+            continue
         taps = torch.nonzero((meets[:, places] < outputs).any(dim=1))[:, 0]
         found.append(Class(places, taps, meets[taps][:, places]))
     return found

@@ -64,6 +64,11 @@ class _Found:
     def exact(self) -> bool:
         return self.missed <= EXACT
 
+    @property
+    def open(self) -> bool:
+        """Whether other inputs have the gradient of this answer, too, so that another route may still be the better one."""
+        return self.answer is not None and self.answer.determined < 1
+
 
 class Routing:
     """One call of a `ClosedForm`."""
@@ -83,10 +88,10 @@ class Routing:
         return [self._reconstruction(i, seconds, searched.get(i)) for i in range(len(self.cases))]
 
     def answer(self) -> None:
-        """Take the routes, one after the other, for the cases that have no exact answer yet."""
+        """Take the routes, one after the other, for the cases that have no exact answer yet, or only one of many."""
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
-            pending = [row for row, found in enumerate(self.found) if not found.exact]
+            pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
             if pending:
                 self._say(i, f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
@@ -114,22 +119,29 @@ class Routing:
             found.tried += 1
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
-            elif bool(torch.isfinite(answer.x).all()) and missed < found.missed:
+            elif bool(torch.isfinite(answer.x).all()) and (missed < found.missed or (found.open and missed <= EXACT)):
                 found.answer, found.missed = answer, missed
         if self.attack.stability:
             self._doubt(route, observed, pending, answers)
 
     def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[Answer]) -> None:
-        """Give exact answers their confidence: what of them stays where the gradient is rounded otherwise."""
-        if not any(self.found[i].exact for i in pending) or answers[0].confidence is not None:
+        """Give exact answers without a confidence of their own one: what stays where the gradient is rounded otherwise."""
+        new = [
+            self.found[i].exact and self.found[i].answer is a and a.confidence is None
+            for i, a in zip(pending, answers, strict=True)
+        ]
+        rows = [row for row, doubted in enumerate(new) if doubted]
+        if not rows:
             return
-        jittered = replace(observed, gradient=observed.jittered(generator_for(self.rng, self.cases[0], "rounding")))
-        for i, answer, other in zip(pending, answers, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
-            if self.found[i].answer is answer:
-                spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
-                moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
-                stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
-                self.found[i].answer = replace(answer, confidence=stays * _explained(self.found[i].missed))
+        rngs = [generator_for(self.rng, self.cases[pending[row]], "rounding") for row in rows]
+        jittered = observed.of(rows)
+        jittered = replace(jittered, gradient=jittered.jittered(rngs))
+        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
+            found, answer = self.found[pending[row]], answers[row]
+            spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
+            moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
+            stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
+            found.answer = replace(answer, confidence=stays * _explained(found.missed) * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
         """What the fallback makes of the cases that no route answers exactly."""
@@ -163,15 +175,16 @@ class Routing:
                     notes=(*self._why(found), *_how_far(missed)),
                 )
         if found.answer is None:
-            raise ValueError("; ".join(found.reasons.values()) or "no route gave an answer that is a number")
-        return self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
+            raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "no route gave an answer that is a number")
+        own = self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
+        return replace(own, interrupted=searched is not None and searched.interrupted)
 
     def _of_answer(self, i: int, found: _Found, answer: Answer, seconds: float) -> Reconstruction:
         case, count = self.cases[i], len(answer.x)
         observation = case.observations[0]
         confidence = answer.confidence
         if confidence is None:
-            confidence = torch.full((count,), _explained(found.missed))
+            confidence = torch.full((count,), _explained(found.missed) * answer.determined)
         return Reconstruction(
             case=case.key,
             x=answer.x.float().cpu(),

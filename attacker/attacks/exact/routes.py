@@ -1,11 +1,13 @@
 """The closed forms by name, in the order in which they are tried."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import generator_for
+from attacker.attacks.exact.batch_labels import explain
 from attacker.attacks.exact.chain import Chain
 from attacker.attacks.exact.labelled import labelled
 from attacker.attacks.exact.layers import Answer, answers, read, require_single, walk_through
@@ -30,33 +32,42 @@ def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
 
 
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
-    """R-GAP, from the last layer to the first."""
-    return walk_through(observed, walk=walk)
+    """R-GAP, from the last layer to the first; of inputs that a network leaves open, the shortest."""
+    chain = require_single(observed)
+    found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
+    if not report.undetermined:
+        return found
+    size = report.layers[0].unknowns
+    words = f"by count, the gradient leaves {report.undetermined:,} of {size:,} values open: many inputs have it, this is one"
+    return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
 def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
     """R-GAP to the last layer that lacks equations, then all that is left as one system, of images taken to be smooth."""
     chain = require_single(observed)
-    deficient = rank_report(chain).deficient_layers
+    report = rank_report(chain)
+    deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
         raise ValueError("no layer lacks equations: there is nothing to peel off")
     readings = read(observed, chain, observed.gradient, walk)
     point = finish(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _range(observed)
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
-    name = chain.layers[deficient[-1]].name
+    name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
     return [
         Answer(
             x=answer.x,
             y=answer.y,
             route=answer.route,
             notes=(*answer.notes, *_shaped(found, i, name)),
-            confidence=_seen(found, i),
+            confidence=_seen(found, i, determined),
             twin=answer.twin,
         )
         for i, answer in enumerate(answers(observed, readings, found.x, None, "peeled"))
     ]
 
+
+TWIN = "an example of another length has the same gradient: of the two, the one in the range of data is given"
 
 ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled}
 
@@ -66,14 +77,25 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
     rng = generator_for(rng, observed.cases[i], "linear")
     found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
     words = (found.note,) if found.note else ()
-    if not found.found or not found.scaled:
+    if not found.found:
         return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
-    loss, classes, count = observed.training.loss, observed.data.num_classes, observed.examples
-    y, times = labelled(chain, weights, gradient, found.x, loss=loss, classes=classes, examples=count)
-    if int(times.sum()) > observed.examples:
-        times = torch.ones_like(times)
-    x = observed.data.denormalise(found.x.reshape(-1, *observed.data.shape)).repeat_interleave(times, dim=0)
-    return Answer(x, y.repeat_interleave(times), "linear", words, confidence=found.confidence.repeat_interleave(times))
+    try:
+        whole = explain(observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_range(observed))
+        x, y, source = whole.x, whole.y, whole.source
+        words += (TWIN,) * bool(whole.twins.any())
+    except ValueError:  # only some examples were isolated
+        x, source = found.x, torch.arange(found.found)
+        y = labelled(
+            chain,
+            weights,
+            gradient,
+            x,
+            loss=observed.training.loss,
+            classes=observed.data.num_classes,
+            examples=observed.examples,
+        )
+    x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
+    return Answer(x, y, "linear", words, confidence=found.confidence[source])
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:
@@ -89,7 +111,7 @@ def _shaped(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
     return (f"layer {layer} lacks equations, and what the gradient leaves open is filled in by a prior",)
 
 
-def _seen(found: Peeled, i: int) -> Tensor:
-    """(1,) how much of the answer the equations determine."""
-    share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, 1)
+def _seen(found: Peeled, i: int, determined: float) -> Tensor:
+    """(1,) how much of the answer the equations determine; determined: the most, by count."""
+    share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

@@ -191,7 +191,7 @@ class _Flat:
     def __init__(self, system: System, target: Rows) -> None:
         self.system = system
         self.sides = target.weights.shape, target.gradients.shape
-        self.sizes = [target.weights[0].numel(), target.gradients[0].numel()]
+        self.cut = target.weights[0].numel()
         self.scale = None
         if system.scale is not None:
             scale = system.scale
@@ -202,7 +202,8 @@ class _Flat:
         return self._scaled(_joined(self.system._applied(x)))
 
     def back(self, rows: Tensor) -> Tensor:
-        weights, gradients = self._scaled(rows).split(self.sizes, dim=1)
+        scaled = self._scaled(rows)
+        weights, gradients = scaled[:, : self.cut], scaled[:, self.cut :]
         return self.system._transposed(Rows(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
 
     def _scaled(self, rows: Tensor) -> Tensor:
@@ -218,7 +219,8 @@ def _along(share: Tensor, values: Tensor) -> Tensor:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return torch.linalg.vecdot(x.flatten(1), y.flatten(1))
+    product: Tensor = torch.linalg.vecdot(x.flatten(1), y.flatten(1))
+    return product
 
 
 def _same(x: Tensor) -> Tensor:

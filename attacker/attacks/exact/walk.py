@@ -17,6 +17,7 @@ from attacker.attacks.exact.chain import Chain, Layer, only_reshapes
 from attacker.attacks.exact.footprint import used_values
 from attacker.attacks.exact.heads import Head, read_heads
 from attacker.attacks.exact.preconditioning import Inverse, bytes_of, inverse_of
+from attacker.attacks.exact.signs import doubted, level, other_side
 from attacker.attacks.exact.system import Rows, Solved, System, least_squares, through
 
 Tensors = Mapping[str, Tensor]
@@ -42,6 +43,16 @@ PAPER = Walk(scaled=False, precision=torch.float32, tolerance=1e-13, iterations=
 """As the authors' code: equations as they are, and float32 between layers."""
 
 
+MENDS = 16
+"""Signs of one layer that are tried the other way at most."""
+NEAR = 5.0
+"""How many times its error a value may be off the kink to be tried."""
+FURTHER = 4.0
+"""How many times what the layers behind leave unexplained the error of a value may be."""
+HOPELESS = 0.3
+"""What is left unexplained, as a share, from which on signs are not what is wrong."""
+BETTER = 0.9
+"""What the other sign must leave unexplained at most, as a share of what the one did."""
 HARDLY = 32
 """Equations beyond the unknowns from which on what they leave unexplained is taken for their noise."""
 
@@ -89,12 +100,10 @@ def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: Head, at: in
 def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS) -> Point:
     """One layer further to the input."""
     system, target = equations(chain, weights, gradient, point, walk)
-    layer = system.layer
-    if layer.kernel is None and only_reshapes(layer.before):
-        x, residual = _of_matrix(system, target, paper=not walk.scaled)
-    else:
-        unknowns = int(used_values(chain)[point.at].sum())
-        x, residual = _solved(system, target, unknowns, walk)
+    unknowns = int(used_values(chain)[point.at].sum())
+    x, residual = _solution(system, target, unknowns, walk)
+    if walk.scaled and not system.layer.activation.smooth and only_reshapes(system.layer.after):
+        system, x, residual = _mended(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
     if point.at:
         x = settled(chain.layers[point.at - 1].activation, x)
     x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.gradient_below()))
@@ -124,15 +133,15 @@ def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
 
     f, gradient: (N, *outputs) the layer's output, and the gradient of the loss there. sides: dL/dW, (N, C_out, ...).
     An error of f is one of z divided by the slope, so that saturated values tell next to nothing, and one of k = gradient * slope
-    through the change of the slope; k is as exact as f besides.
+    through the change of the slope. The gradient, a sum over what comes behind, is as exact as f, each value as the mean one.
     """
     act = system.layer.activation
-    level = f.flatten(1).square().mean(dim=1).sqrt().reshape(-1, *[1] * (f.ndim - 1))
+    size = level(f)
     slope = act.slope(f)
-    doubt = (gradient * torch.hypot(act.bend(f) * level, slope)).abs()
+    doubt = torch.hypot(gradient * act.bend(f) * size, slope * level(gradient))
     lengths, k = (System(system.layer, system.weight, t).norms().gradients for t in (doubt, gradient * slope))
     inputs = sides.flatten(1).norm(dim=1) * _inverse(k.flatten(1).norm(dim=1))  # what K multiplies, about
-    return Rows(level / slope, lengths * inputs[:, None, None])
+    return Rows(size / slope, lengths * inputs[:, None, None])
 
 
 def finish(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS, *, until: int = -1) -> Point:
@@ -147,22 +156,61 @@ def homogeneous(chain: Chain) -> bool:
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
 
-def _solved(system: System, target: Rows, unknowns: int, walk: Walk) -> tuple[Tensor, Tensor]:
+_Solved = tuple[System, Rows, Tensor, Tensor]
+"""Equations, the x that solves them, and its residual."""
+
+
+def _mended(
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk, unknowns: int, solved: _Solved
+) -> tuple[System, Tensor, Tensor]:
+    """The system, x and its residual, with values near a kink on the other side where that explains more."""
+    layer, (system, target, x, residual) = chain.layers[point.at], solved
+    names = [name for name in (layer.weight, layer.bias) if name]
+    f, below = (t.reshape(-1, *layer.outputs) for t in (point.f, point.gradient))
+    error = FURTHER * point.residual if point.residuals else residual
+    near = (f.abs() <= NEAR * _each(error, f) * level(f)) & _each(residual < HOPELESS, f)
+    for _ in range(MENDS):
+        if not bool(near.any()):
+            break
+        flips = doubted(system, target, x, f, below, near)
+        rows = flips.flatten(1).any(dim=1).nonzero()[:, 0]
+        if not len(rows):
+            break
+        near &= ~flips
+        trial = replace(point, f=torch.where(flips, other_side(layer.activation, f), f)[rows], gradient=below[rows])
+        own, right = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
+        other, left = _solution(*equations(chain, own, right, trial, walk), unknowns, walk, start=x[rows])
+        better = left < BETTER * residual[rows]
+        kept = rows[better]
+        x, residual, f = (old.index_copy(0, kept, new[better]) for old, new in ((x, other), (residual, left), (f, trial.f)))
+        system, target = equations(chain, weights, gradient, replace(point, f=f), walk)
+    return system, x, residual
+
+
+def _solution(system: System, target: Rows, unknowns: int, walk: Walk, *, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x and its residual; so many problems at a time as there is room for."""
+    layer = system.layer
+    if layer.kernel is None and only_reshapes(layer.before):
+        return _of_matrix(system, target, paper=not walk.scaled)
     if not walk.scaled:
         solved = least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations)
         return solved.x, solved.residual
-    size = max(1, _room(system.k.device) // bytes_of(system.layer))
-    found = [_part(system.of(rows), target.of(rows), unknowns, walk) for rows in _slices(len(system.k), size)]
+    size = max(1, _room(system.k.device) // bytes_of(layer))
+    found = [
+        _part(system.of(rows), target.of(rows), unknowns, walk, None if start is None else start[rows])
+        for rows in _slices(len(system.k), size)
+    ]
     return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
 
 
-def _part(system: System, target: Rows, unknowns: int, walk: Walk) -> Solved:
+def _part(system: System, target: Rows, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
     spare, inverse = _spare(system, unknowns), inverse_of(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
         inverse = _where(determined, inverse)  # else of all solutions the shortest
-    return least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations, inverse=inverse, spare=spare)
+    return least_squares(
+        system, target, tolerance=walk.tolerance, iterations=walk.iterations, start=start, inverse=inverse, spare=spare
+    )
 
 
 def _where(condition: Tensor, inverse: Inverse) -> Inverse:
@@ -176,8 +224,8 @@ def _slices(count: int, size: int) -> list[slice]:
 def _spare(system: System, unknowns: int) -> Tensor:
     """(N,) independent equations beyond the unknowns; inf where there are hardly any, so that noise has nowhere to show."""
     assert system.scale is not None
-    rows = sum((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
-    spare = rows - system.layer.shape[0] ** 2 - unknowns
+    weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
+    spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
     return torch.where(spare > HARDLY, spare.to(system.k.dtype), torch.inf)
 
 
@@ -206,6 +254,10 @@ def _offset(layer: Layer, bias: Tensor) -> Tensor:
     """A bias (1 or N, C) as it comes out of the layer, (1 or N, *outputs)."""
     spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
     return through(layer.after, spread)
+
+
+def _each(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _inverse(lengths: Tensor) -> Tensor:

@@ -212,6 +212,14 @@ def test_of_a_confident_example_in_float32_the_label_has_lost_its_own_digits(out
     assert truth_among(read(p._replace(gradient=kept[..., None] * p.features[:, None])), p).max() < 1e-5
 
 
+@pytest.mark.parametrize("outputs", [3, 10])
+def test_the_label_need_not_be_the_longest_where_rounding_has_shortened_it(outputs: int) -> None:
+    p = of_confidence(outputs, 1e-7)
+    shortened = p.k.scatter(1, p.y[:, None], p.k.gather(1, p.y[:, None]) / 2)
+    assert (shortened.abs().argmax(dim=1) != p.y).any()
+    assert truth_among(read(p._replace(gradient=shortened[..., None] * p.features[:, None])), p).max() < 1e-5
+
+
 def one_logit(mu: float, y: int, seed: int = 0) -> Problem:
     """A head without bias whose logit times the sign of the label is mu."""
     p = problem(1, count=1, seed=seed)
@@ -262,10 +270,42 @@ def test_twins_so_near_to_each_other_that_a_grid_steps_over_both_are_found() -> 
     assert truth_among(read(p), p).max() < 1e-5
 
 
-def test_no_reading_is_given_twice() -> None:
-    p = problem(2, count=80, spread=3.0, seed=1)
+def of_lost_labels() -> Problem:
+    """Three logits; of every second head all of k_y is lost."""
+    p = of_confidence(3, 1e-9, count=20)
+    p = made(p.weight, None, p.features, torch.zeros(20, dtype=torch.long))
+    kept = p.k.scatter(1, p.y[:, None], 0)
+    return joined(p._replace(k=kept, gradient=kept[..., None] * p.features[:, None]), problem(3, count=20, seed=5))
+
+
+def joined(one: Problem, other: Problem) -> Problem:
+    return Problem(*[None if a is None or b is None else torch.cat([a, b]) for a, b in zip(one, other, strict=True)])
+
+
+def at_turn(count: int) -> Problem:
+    """Two logits whose difference is where twins meet."""
+    p = problem(2, count=count, seed=1)
+    logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
+    return made(p.weight * (TURN / logit)[:, None, None], None, p.features, torch.ones(count, dtype=torch.long))
+
+
+def beyond_turn(count: int) -> Problem:
+    """The gradient of no example."""
+    p = at_turn(count)
+    return p._replace(gradient=3 * p.gradient)
+
+
+TOGETHER = {
+    "twins": problem(2, count=40, spread=3.0, seed=1),
+    "lost labels": of_lost_labels(),
+    "beside none": joined(beyond_turn(20), problem(2, count=20, spread=3.0, seed=1)),
+}
+
+
+@pytest.mark.parametrize("p", TOGETHER.values(), ids=TOGETHER.keys())
+def test_no_reading_is_given_twice(p: Problem) -> None:
     heads = read(p)
-    for i in range(80):
+    for i in range(40):
         found = [(int(h.y[i]), h.features[i]) for h in heads if bool(h.valid[i])]
         for a, (y, f) in enumerate(found):
             for label, g in found[:a]:
@@ -299,10 +339,7 @@ def test_a_gradient_that_no_example_gives_is_moved_to_the_nearest_and_said() -> 
     far = read_heads("logistic", p.weight, None, 3 * p.gradient, None)
     assert far[0].clamped.all()
     assert [bool(h.valid) for h in far] == [True, True, False, False]
-    p = problem(2, count=10, seed=1)
-    logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
-    p = made(p.weight * (TURN / logit)[:, None, None], None, p.features, torch.ones(10, dtype=torch.long))
-    heads = read_heads("cross_entropy", p.weight, None, 3 * p.gradient, None)
+    heads = read(beyond_turn(10))
     assert heads[0].clamped.all()
     assert heads[0].valid.all()
 

@@ -35,5 +35,5 @@ def test_a_search_beats_a_closed_form_that_failed(image_case: Make) -> None:
 
 
 def test_an_unknown_criterion_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown criterion 'beauty'. Known: roughness, total_variation, outside, gradient"):
+    with pytest.raises(ValueError, match=r"unknown criterion 'beauty'\. Known: roughness, total_variation, outside, gradient"):
         hgap(criterion="beauty")

@@ -214,7 +214,7 @@ def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
     case, _, _ = image_case()
     (answer,) = exact(route="optimisation", steps=1)([case], rng=seeded())
     assert answer.route == "optimisation"
-    with pytest.raises(ValueError, match=f"unknown route 'magic'. Known: auto, {', '.join(ROUTES)}, optimisation"):
+    with pytest.raises(ValueError, match=rf"unknown route 'magic'\. Known: auto, {', '.join(ROUTES)}, optimisation"):
         AttackSpec(name="exact", arguments={"route": "magic"})
     with pytest.raises(ValueError, match="needs a fallback"):
         exact(route="optimisation", fallback="none")

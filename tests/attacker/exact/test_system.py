@@ -224,6 +224,19 @@ def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
         assert found.residual[at] == pytest.approx(single.residual.item(), rel=1e-8)
 
 
+@pytest.mark.parametrize("weights", [1, 4])
+@pytest.mark.parametrize("scales", [None, 1, 4])
+def test_some_of_many_problems_are_the_same_equations(weights: int, scales: int | None) -> None:
+    system, _ = built("pooling after", count=4, weights=weights)
+    if scales is not None:
+        scale = random_rows(system, seed=21)
+        system.scale = Rows(scale.weights[:scales], scale.gradients[:scales])
+    part = system.of(slice(1, 3))
+    assert len(part.k) == 2
+    for at in (0, 1):
+        assert torch.equal(dense(part, at), dense(system, at + 1))
+
+
 def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
     system, _ = built("padding", count=2)
     target = random_rows(system, seed=13)

@@ -1,5 +1,6 @@
 """The walk back to the input of real networks, from gradients that torch computed."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -267,6 +268,18 @@ def test_many_weights_in_one_batch_are_walked_as_each_alone(bias: bool) -> None:
         assert torch.allclose(end.f, together.f[i : i + 1], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("weights", [1, 4])
+def test_as_many_at_once_as_there_is_room_for(weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = seen(strided(nn.Sigmoid), count=4)
+    each = {name: w.expand(weights, *w.shape[1:]) for name, w in s.weights.items()}
+    s = s._replace(weights=each)
+    whole = s.walked(s.readings()[0])
+    monkeypatch.setattr(sys.modules[step.__module__], "_room", lambda device: 1)
+    one_by_one = s.walked(s.readings()[0])
+    assert mse(one_by_one.f, s.x).max() < 1e-15
+    assert torch.allclose(one_by_one.residual, whole.residual, rtol=1e-2, atol=1e-9)
+
+
 def test_a_batch_of_examples_of_one_model_comes_back_each() -> None:
     s = seen(strided(nn.Sigmoid), count=5)
     end = s.walked(s.readings()[0])
@@ -309,6 +322,23 @@ def test_zeros_that_rounding_has_moved_are_still_zeros() -> None:
     truth = s.model[:2](s.x.float())
     assert 0.1 < (truth == 0).float().mean() < 0.9
     assert torch.equal(point.f == 0, truth == 0)
+
+
+def test_the_papers_mode_leaves_the_zeros_of_a_relu_out_too() -> None:
+    s = seen(two_convolutions(nn.ReLU))
+    assert mse(s.best(PAPER).f, s.x).item() < 1e-6
+
+
+def test_saturated_values_have_little_say() -> None:
+    model = two_convolutions(nn.Sigmoid)
+    with torch.no_grad():
+        model[2].weight.mul_(60)
+    s = seen(model, rounded=True)
+    outputs = model[:4](s.x.float())
+    assert (outputs * (1 - outputs)).min() < 1e-5
+    (reading,) = s.readings()
+    error = mse(s.walked(reading).f, s.x).item()
+    assert error < 1e-10
 
 
 def test_values_without_equations_do_not_come_back() -> None:
@@ -462,6 +492,8 @@ def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 7), nn.Sigmoid(), nn.Linear(7, 3))
     with torch.no_grad():
         model[1].bias[2] = 12
+        model[3].weight[:, 2] *= 1e5  # so that its gradient is no smaller than others are
+        model[3].bias -= model[3].weight[:, 2]
     s = seen(model, rounded=True)
     (reading,) = s.readings()
     paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER, OURS))

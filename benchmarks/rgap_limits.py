@@ -1,0 +1,125 @@
+"""How far each closed form goes: what noise, defenses and several local steps leave of it. A part of `rgap.py`."""
+
+import sys
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from contract import Options, cpu_seconds
+from single_cases import Client, Images, client, images
+from torch import Generator, Tensor
+
+from attacker.attacks import Attack, exact, rgap
+from fedsim.wire.codec import encode
+
+NOISE = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+"""Standard deviation, as a share of the root mean square of each tensor."""
+DEFENSES = (
+    "clip(1e-3)",
+    "gaussian(snr_db=60)",
+    "gaussian(snr_db=20)",
+    "uniform(16)",
+    "uniform(8)",
+    "qsgd(levels=127)",
+    "qsgd(levels=7)",
+    "top_k(0.99)",
+    "top_k(0.9)",
+    "top_k(0.5)",
+    "sign(scale='mean')",
+)
+STEPS = (1, 2, 4, 8)
+SUCCESS = 1e-3
+NOTHING = 1.0
+"""The MSE of an answer that is no image at all is not told further."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A closed form on a network of its kind."""
+
+    words: str
+    network: str
+    data: str
+    loss: str
+    attack: Attack
+
+
+FORMS = (
+    Form("layers, LeakyReLU, no bias", "cnn6", "cifar10", "logistic", rgap()),
+    Form("layers, sigmoid, biases", "lenet_dlg", "cifar10", "cross_entropy", rgap()),
+    Form("layers, sigmoid, biases", "lenet_cpl", "cifar10", "cross_entropy", rgap()),
+    Form("peeled", "cnn6_d", "cifar10", "logistic", exact(route="peeled", fallback="none")),
+    Form("linear, ReLU, biases", "mlp", "mnist", "cross_entropy", exact(route="linear", fallback="none")),
+)
+
+
+def limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows, one a form and a disturbance, and as summary the most noise at which all images are recovered."""
+    rows, summary = [], {}
+    for form in FORMS[:1] if asked.quick else FORMS:
+        count = 2 if asked.quick else 3 if form.words == "peeled" else 10
+        found = images(asked, form.data, count)
+        found = found.of_two_classes() if form.loss == "logistic" else found
+        own = [_row(form, found, asked, noise=noise) for noise in (NOISE[::4] if asked.quick else NOISE)]
+        own += [_row(form, found, asked, defense=text) for text in (DEFENSES[::5] if asked.quick else DEFENSES)]
+        own += [_row(form, found, asked, steps=steps) for steps in (STEPS[::2] if asked.quick else STEPS)]
+        bearable = [row["noise"] for row in own if row["noise"] is not None and row["success"] == 1]
+        summary[f"{form.network}_noise"] = max(bearable, default=None)
+        rows += [{key: value for key, value in row.items() if key != "noise"} for row in own]
+    return rows, summary
+
+
+def _row(
+    form: Form, found: Images, asked: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
+) -> dict[str, Any]:
+    one = client(form.network, found.data, loss=form.loss, seed=asked.seed, steps=steps)
+    words = f"noise {noise:g}" if noise is not None else defense or f"{steps} local steps"
+    errors, seconds, failed = [], 0.0, 0
+    for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
+        error, took = _one(form.attack, one, x, y, asked, i, noise or 0.0, defense, steps)
+        errors.append(error)
+        seconds += took
+        failed += error >= NOTHING
+    print(f"{form.network} {words}: {median(errors):.2g}", file=sys.stderr)
+    return {
+        "closed form": form.words,
+        "network": form.network,
+        "disturbance": words,
+        "images": len(found),
+        "mse_median": median(errors),
+        "mse_max": max(errors),
+        "success": sum(error <= SUCCESS for error in errors) / len(errors),
+        "nothing": failed / len(errors),
+        "cpu_seconds": seconds / len(errors),
+        "noise": noise,
+    }
+
+
+def _one(
+    attack: Attack, one: Client, x: Tensor, y: Tensor, asked: Options, i: int, noise: float, defense: str, steps: int
+) -> tuple[float, float]:
+    case = one.case([(x[None], y[None])] * steps, f"{i}", defense)
+    observation = case.observations[0]
+    if noise:
+        update = _noisy(observation.update, noise, Generator().manual_seed(asked.seed + i))
+        observation = replace(observation, payload=encode(update))
+    observation = replace(observation, num_examples=1)
+    with cpu_seconds() as clock:
+        try:
+            guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(asked.seed))[0].x
+        except ValueError:  # it says in words why there is no answer
+            guess = x[None][:0]
+    if not len(guess):
+        return NOTHING, clock.seconds
+    error = float((guess[0] - x).double().square().mean().nan_to_num(nan=NOTHING))
+    return min(error, NOTHING), clock.seconds
+
+
+def _noisy(update: Any, noise: float, rng: Generator) -> dict[str, Tensor]:
+    def noisy(t: Tensor) -> Tensor:
+        exactly = t.double()
+        level = noise * exactly.square().mean().sqrt()
+        return (exactly + level * torch.randn(t.shape, generator=rng, dtype=torch.float64)).float()
+
+    return {name: noisy(t) for name, t in update.items()}

@@ -1,0 +1,116 @@
+"""Whole batches behind a first linear layer, and the mixture that R-GAP's formula makes of one. A part of `rgap.py`."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+from contract import Options, cpu_seconds
+from scipy.optimize import linear_sum_assignment
+from single_cases import Client, Images, client, images
+from torch import Generator, Tensor
+
+from attacker.attacks import exact
+from attacker.attacks.exact.chain import chain_of
+from attacker.attacks.exact.walk import beginnings, finish
+from fedsim import models
+from fedsim.training import train
+from fedsim.wire import Training
+
+SUCCESS = 1e-3
+BATCHES = (1, 2, 4, 8, 16)
+
+
+def linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows: an MLP by `exact`, untrained and after some epochs; then FCN3, which has neither biases nor zeros, by R-GAP."""
+    rows = []
+    for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
+        for trained in (False, True):
+            rows += [_batches(name, size, trained, asked) for size in ((1, 4) if asked.quick else BATCHES)]
+    found = {row["batch"]: row["success"] for row in rows if not row["trained"] and row["data"] == rows[0]["data"]}
+    mixtures = [_mixture(size, asked) for size in ((2,) if asked.quick else (1, 2, 5))]
+    summary = {f"batch{size}": share for size, share in found.items()}
+    return rows + mixtures, summary | {"mixture_in_span": max(row["off_span"] for row in mixtures)}
+
+
+def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
+    """The share of examples that are recovered, over several batches."""
+    repeats = 1 if asked.quick else 10
+    found = images(asked, name, 16 * repeats)
+    one = client("mlp", found.data, seed=asked.seed, batch=size)
+    if trained:
+        one = replace(one, weights=_trained(one, images(asked, name, 512), asked))
+    errors, right, seconds, routes = [], 0, 0.0, set()
+    for i in range(repeats):
+        chosen = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed + i))[:size]
+        x, y = found.x[chosen], found.y[chosen]
+        case = one.case([(x, y)], f"{name}-{i}")
+        with cpu_seconds() as clock:
+            try:
+                answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(asked.seed))[0]
+                guess, labels = answer.x, answer.y
+                routes |= {answer.route}
+            except ValueError:  # it says in words why there is no answer
+                guess, labels = x[:0], y[:0]
+        seconds += clock.seconds
+        own, labelled = _matched(guess, labels, x, y)
+        errors += own
+        right += labelled
+    print(f"{name} batch {size}: {sum(e <= SUCCESS for e in errors) / len(errors):.2f}", file=sys.stderr)
+    return {
+        "data": found.name,
+        "network": "mlp",
+        "trained": trained,
+        "batch": size,
+        "batches": repeats,
+        "success": sum(error <= SUCCESS for error in errors) / len(errors),
+        "labels": right / len(errors),
+        "mse_median": sorted(errors)[len(errors) // 2],
+        "cpu_seconds": seconds / repeats,
+    }
+
+
+def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
+    """The MSE of each example to the guess that is its own, 1 where there is none; how many of those have its label."""
+    errors, right = [1.0] * len(x), 0
+    if not len(guess):
+        return errors, right
+    distance = (guess[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
+    for i, j in zip(*linear_sum_assignment(distance.numpy()), strict=True):
+        errors[j] = min(1.0, float(distance[i, j]))
+        right += int(labels[i] == y[j] and errors[j] <= SUCCESS)
+    return errors, right
+
+
+def _trained(one: Client, found: Images, asked: Options) -> dict[str, Tensor]:
+    """Weights after a few epochs on these images."""
+    model = models.build(one.model, one.data)
+    order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
+    batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
+    update = train(model, one.weights, batches, Training(learning_rate=0.1, batch_size=16, steps=len(batches)), one.data).update
+    return {name: w + update[name] for name, w in one.weights.items()}
+
+
+def _mixture(size: int, asked: Options) -> dict[str, Any]:
+    """R-GAP takes a batch for one example: how far its answer is from the nearest example, and from the span of all of them."""
+    found = images(asked, "mnist", size).of_two_classes()
+    one = client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
+    update = one.case([(found.x, found.y)], "mixture").observations[0].update
+    gradient = {name: -t.double()[None] for name, t in update.items()}
+    weights = {name: w.double()[None] for name, w in one.weights.items()}
+    chain = chain_of(models.layout(one.model, one.data), one.data.shape)
+    with cpu_seconds() as clock:
+        ends = [finish(chain, weights, gradient, point) for point in beginnings(chain, weights, gradient, "logistic")]
+    end = min(ends, key=lambda end: float(end.residual))
+    basis = torch.linalg.qr(found.x.double().flatten(1).T).Q
+    answer = end.f.flatten()
+    return {
+        "data": found.name,
+        "network": "fcn3",
+        "attack": "rgap",
+        "batch": size,
+        "batches": 1,
+        "mse_median": float((found.x.double().flatten(1) - answer).square().mean(dim=1).min()),
+        "off_span": float((answer - basis @ (basis.T @ answer)).norm() / answer.norm()),
+        "cpu_seconds": clock.seconds,
+    }

@@ -1,0 +1,53 @@
+"""Batches of digits, networks for them, and the gradients that a server would see, in float32."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.exact.chain import chain_of
+from attacker.attacks.exact.linear import LinearAnswer, recover_linear
+from fedsim import models
+from fedsim.datasets import digits
+from fedsim.wire import ModelSpec
+
+DATA = digits().spec
+Tensors = dict[str, Tensor]
+
+
+@cache
+def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    train = digits().train
+    x, y = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))[:size].numpy()]
+    return x, y
+
+
+def network(hidden: Sequence[int] = (256,), *, steps: int = 0, seed: int = 0) -> nn.Module:
+    """On digits, after some steps of training."""
+    model = models.build(ModelSpec(name="mlp", arguments={"hidden": list(hidden)}), DATA, seed=seed)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, y = batch(64, seed=1000 + step)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(DATA.normalise(x)), y).backward()
+        optimiser.step()
+    return model
+
+
+def layers(width: int = 256, *, outputs: int = 10, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width, bias=bias), activation(), nn.Linear(width, outputs, bias=bias))
+
+
+def gradient_of(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Tensors, Tensors]:
+    """Weights and gradient, in float32."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    value = models.loss_of(loss)(model(DATA.normalise(x)), y)
+    return weights, dict(zip(weights, torch.autograd.grad(value, list(model.parameters())), strict=True))
+
+
+def recover(model: nn.Module, weights: Tensors, gradient: Tensors, examples: int | None, **settings: object) -> LinearAnswer:
+    chain = chain_of(model, DATA.shape)
+    return recover_linear(chain, weights, gradient, examples, torch.Generator().manual_seed(0), **settings)  # type: ignore[arg-type]

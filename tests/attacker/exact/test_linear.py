@@ -1,0 +1,189 @@
+"""Inputs of a first linear layer: whole batches, exactly, from gradients in float32; and nothing where nothing can be told."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
+from torch import Tensor, nn
+
+from attacker.attacks.exact.linear import LinearAnswer
+
+
+def off(answer: LinearAnswer, x: Tensor) -> float:
+    """The largest distance of an example from the nearest of the answer, as a share of its length."""
+    true = DATA.normalise(x).flatten(1).double()
+    if not answer.scaled:
+        true = true / true.norm(dim=1, keepdim=True)
+    return float((torch.cdist(true, answer.x).amin(dim=1) / true.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("steps", [0, 50])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_whole_batch_is_recovered_and_explains_its_gradient(size: int, steps: int) -> None:
+    model, (x, y) = network(steps=steps), batch(size)
+    weights, gradient = gradient_of(model, x, y)
+    answer = recover(model, weights, gradient, size)
+    assert answer.found == answer.rank == size
+    assert off(answer, x) < 1e-4
+    assert float(answer.confidence.min()) > 0.97
+    product = answer.d.T @ torch.cat([answer.x, torch.ones(size, 1, dtype=torch.float64)], dim=1)
+    wanted = torch.cat([gradient["1.weight"], gradient["1.bias"][:, None]], dim=1).double()
+    assert float((product - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def test_sixteen_examples_are_found_where_few_are_alone_at_a_neuron() -> None:
+    model, (x, y) = network(), batch(16)
+    answer = recover(model, *gradient_of(model, x, y), 16)
+    assert (answer.found, answer.how) == (16, "sparse directions")
+    assert off(answer, x) < 1e-5
+
+
+def test_of_one_example_the_ratio_is_the_least_squares_solution() -> None:
+    model = layers(3)
+    gb = torch.tensor([1.0, -2.0, 0.5])
+    noisy = torch.outer(gb, torch.linspace(0, 1, 64)) + 0.1 * torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    weights, _ = gradient_of(model, *batch(1))
+    answer = recover(model, weights, {"1.weight": noisy, "1.bias": gb}, 1)
+    oracle = torch.linalg.lstsq(gb[:, None].double(), noisy.double()).solution
+    assert answer.how == "ratio"
+    torch.testing.assert_close(answer.x, oracle)
+    assert not torch.allclose(answer.x[0], (noisy / gb[:, None]).mean(dim=0).double(), atol=1e-3)  # as a mean of ratios would be
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.LeakyReLU, nn.ReLU])
+def test_one_example_needs_no_zeros(activation: type[nn.Module]) -> None:
+    model, (x, y) = layers(activation=activation), batch(1)
+    answer = recover(model, *gradient_of(model, x, y), None)
+    assert (answer.found, answer.how) == (1, "ratio")
+    assert off(answer, x) < 1e-6
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.LeakyReLU])
+def test_of_a_batch_without_zeros_no_mixture_is_given(activation: type[nn.Module]) -> None:
+    model, (x, y) = layers(activation=activation), batch(4)
+    answer = recover(model, *gradient_of(model, x, y), 4)
+    assert answer.found == 0
+    assert answer.rank == 4
+    assert "no zeros" in answer.note
+
+
+def test_the_number_of_examples_is_read_off_the_rank() -> None:
+    model, (x, y) = network(), batch(5)
+    answer = recover(model, *gradient_of(model, x, y), None)
+    assert answer.rank == answer.found == 5
+
+
+def test_an_example_that_comes_twice_is_found_once_and_that_is_said() -> None:
+    model, (x, y) = network(), batch(4)
+    x, y = torch.cat([x, x[:1]]), torch.cat([y, y[:1]])
+    answer = recover(model, *gradient_of(model, x, y), 5)
+    assert answer.rank == answer.found == 4
+    assert off(answer, x) < 1e-5
+    assert "rank 4 for 5 examples: some come twice" in answer.note
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_neurons_that_agree_confirm_nothing_behind_a_single_logit(outputs: int) -> None:
+    """There all neurons that are on for the same examples have parallel rows, so that mixtures agree, too."""
+    model, (x, y) = layers(outputs=outputs), batch(6)
+    answer = recover(model, *gradient_of(model, x, y % 2, "logistic" if outputs == 1 else "cross_entropy"), 6)
+    assert (answer.found, answer.how) == (6, "sparse directions")
+    assert off(answer, x) < 1e-5
+
+
+def test_without_a_bias_examples_come_without_their_length() -> None:
+    model, (x, y) = layers(bias=False), batch(5)
+    answer = recover(model, *gradient_of(model, x, y), 5)
+    assert not answer.scaled
+    assert off(answer, x) < 1e-5  # and with their sign
+    assert "length is not known" in answer.note
+
+
+@pytest.mark.parametrize(("noise", "error"), [(1e-6, 1e-5), (1e-4, 1e-3), (1e-3, 1e-2)])
+def test_noise_comes_through_in_proportion(noise: float, error: float) -> None:
+    model, (x, y) = network(), batch(4)
+    weights, gradient = gradient_of(model, x, y)
+    rng = torch.Generator().manual_seed(7)
+    noisy = {n: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=rng) for n, g in gradient.items()}
+    answer = recover(model, weights, noisy, 4)
+    assert answer.found == 4
+    assert noise / 10 < off(answer, x) < error
+
+
+def kept(gradient: Tensors, share: float) -> Tensors:
+    return {n: g * (g.abs() >= g.abs().flatten().quantile(1 - share)) for n, g in gradient.items()}
+
+
+def test_of_one_example_values_that_were_not_sent_are_left_out() -> None:
+    model, (x, y) = network(), batch(1)
+    weights, gradient = gradient_of(model, x, y)
+    assert off(recover(model, weights, kept(gradient, 0.3), 1), x) < 1e-5
+
+
+def test_what_was_never_sent_lowers_the_confidence() -> None:
+    model, (x, y) = network(), batch(1)
+    weights, gradient = gradient_of(model, x, y)
+    whole, little = recover(model, weights, gradient, 1), recover(model, weights, kept(gradient, 0.01), 1)
+    assert float(whole.confidence) > 0.999
+    assert float(little.confidence) < 0.7
+    assert "were not sent" in little.note
+
+
+def test_more_examples_than_neurons_are_not_told_apart() -> None:
+    model, (x, y) = layers(16), batch(30)
+    answer = recover(model, *gradient_of(model, x, y), 30)
+    assert answer.found == 0
+    assert "more examples than" in answer.note
+
+
+def test_a_batch_beyond_reach_gives_the_examples_that_are_alone_or_none() -> None:
+    model, (x, y) = network([48]), batch(24)
+    answer = recover(model, *gradient_of(model, x, y), 24, samples=4096)
+    true = DATA.normalise(x).flatten(1).double()
+    assert answer.found < 24
+    assert not answer.found or float((torch.cdist(answer.x, true).amin(dim=1)).max()) < 1e-3
+    assert answer.note
+
+
+BROKEN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "zero": (torch.zeros_like, "is zero: no neuron is on"),
+    "nan": (lambda g: g * float("nan"), "no numbers"),
+    "infinite": (lambda g: g / 0, "no numbers"),
+    "noise": (lambda g: torch.randn(g.shape, generator=torch.Generator().manual_seed(1)), "no rank of its gradient stands out"),
+    "signs": (torch.sign, ""),
+    "few values": (lambda g: g * (g.abs() >= g.abs().max() * 0.9), ""),
+    "one value": (lambda g: g * (g == g.abs().max()), ""),
+    "tiny": (lambda g: g * 1e-30, ""),
+    "huge": (lambda g: g.double() * 1e100, ""),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("examples", [1, 4, None])
+def test_nothing_that_a_client_may_send_is_an_error(kind: str, examples: int | None) -> None:
+    model, (x, y) = network(), batch(4)
+    weights, gradient = gradient_of(model, x, y)
+    change, note = BROKEN[kind]
+    answer = recover(model, weights, {n: change(g) for n, g in gradient.items()}, examples, samples=2048)
+    assert torch.isfinite(answer.x).all()
+    assert answer.found == len(answer.confidence) == len(answer.d)
+    if kind in ("zero", "nan", "infinite"):
+        assert answer.found == 0
+    if examples != 1:
+        assert note in answer.note
+
+
+def test_a_convolution_is_left_to_others() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    x, y = batch(1)
+    answer = recover(model, *gradient_of(model, x, y), 1)
+    assert answer.found == 0
+    assert "is a convolution" in answer.note
+
+
+def test_the_answer_does_not_change_from_call_to_call() -> None:
+    model, (x, y) = network(), batch(8)
+    weights, gradient = gradient_of(model, x, y)
+    first, second = (recover(model, weights, gradient, 8) for _ in range(2))
+    assert torch.equal(first.x, second.x)

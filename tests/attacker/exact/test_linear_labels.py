@@ -1,0 +1,102 @@
+"""Labels of a recovered batch, and its lengths; what R-GAP gives of a batch instead."""
+
+import pytest
+import torch
+from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
+from torch import Tensor, nn
+
+from attacker.attacks.exact.batch_labels import Explained, explain
+from attacker.attacks.exact.chain import chain_of
+from attacker.attacks.exact.walk import OURS, PAPER, Walk, beginnings, finish
+from fedsim import models
+from fedsim.wire import ModelSpec
+
+BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
+
+
+def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Explained, Tensors]:
+    weights, gradient = gradient_of(model, x, y, loss)
+    answer = recover(model, weights, gradient, len(x))
+    return explain(model, chain_of(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
+
+
+def missed(model: nn.Module, found: Explained, gradient: Tensors, loss: str = "cross_entropy") -> float:
+    """How far the gradient of what was found is from the observed one, as a share of its length."""
+    simulated = gradient_of(model, DATA.denormalise(found.x.reshape(-1, *DATA.shape)).float(), found.y, loss)[1]
+    pairs = [(simulated[name].double(), g.double()) for name, g in gradient.items()]
+    return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5 / sum(b.square().sum() for _, b in pairs) ** 0.5)
+
+
+def labels_by_example(found: Explained, x: Tensor) -> list[tuple[int, int]]:
+    nearest = torch.cdist(found.x, DATA.normalise(x).flatten(1).double()).argmin(dim=1)
+    return sorted(zip(nearest.tolist(), found.y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("hidden", [(256,), (256, 64)])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_each_example_gets_its_own_label_and_the_batch_its_gradient(size: int, hidden: tuple[int, ...]) -> None:
+    model, (x, y) = network(hidden), batch(size)
+    found, gradient = explained(model, x, y)
+    assert labels_by_example(found, x) == list(enumerate(y.tolist()))
+    assert missed(model, found, gradient) < 1e-6
+    assert float(found.misfit.max()) < 1e-5
+
+
+def test_on_a_trained_network_too() -> None:
+    model, (x, y) = network(steps=50), batch(8)
+    found, gradient = explained(model, x, y)
+    assert labels_by_example(found, x) == list(enumerate(y.tolist()))
+    assert missed(model, found, gradient) < 1e-5
+
+
+@pytest.mark.parametrize("other", [0, 3])
+def test_an_example_that_came_twice_has_both_of_its_labels(other: int) -> None:
+    model, (x, y) = network(), batch(4)
+    x, y = torch.cat([x, x[:1]]), torch.cat([y, (y[:1] + other) % 10])
+    found, gradient = explained(model, x, y)
+    assert len(found.x) == 5
+    assert sorted(found.y.tolist()) == sorted(y.tolist())
+    assert missed(model, found, gradient) < 1e-6
+
+
+@pytest.mark.parametrize(("outputs", "loss"), [(10, "cross_entropy"), (1, "logistic")])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_without_a_bias_the_loss_gives_the_length(outputs: int, loss: str, size: int) -> None:
+    model, (x, y) = layers(outputs=outputs, bias=False), batch(size)
+    y = y if outputs == 10 else y % 2
+    found, gradient = explained(model, x, y, loss)
+    true = DATA.normalise(x).flatten(1).double()
+    if found.twins.any():  # of these either explains the gradient
+        assert loss == "logistic"
+    else:
+        assert float(torch.cdist(true, found.x).amin(dim=1).max()) < 1e-4
+    assert missed(model, found, gradient, loss) < 1e-5
+
+
+def test_what_was_not_told_apart_has_no_labels() -> None:
+    model, (x, y) = layers(activation=nn.Sigmoid), batch(4)
+    weights, gradient = gradient_of(model, x, y)
+    answer = recover(model, weights, gradient, 4)
+    with pytest.raises(ValueError, match="their labels are not either"):
+        explain(model, chain_of(model, DATA.shape), weights, "cross_entropy", answer, 4)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("walk", [OURS, PAPER], ids=["ours", "paper"])
+def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
+    """FCN3 with the logistic loss (R-GAP, section 4.4): its answer lies in the span of the examples, and is none of them."""
+    data = DATA.__class__(shape=DATA.shape, num_classes=2)
+    model = models.build(ModelSpec(name="fcn3"), data, seed=0)
+    (x, y) = batch(size)
+    weights, gradient = gradient_of(model, x, y % 2, "logistic")
+    stacked = [{name: t[None].double() for name, t in tensors.items()} for tensors in (weights, gradient)]
+    chain = chain_of(model, data.shape)
+    point = beginnings(chain, *stacked, "logistic")[0]
+    answer = finish(chain, *stacked, point, walk).f.flatten().double()
+    true = x.flatten(1).double()
+    shares = torch.linalg.lstsq(true.T, answer[:, None]).solution[:, 0]
+    assert float((answer - shares @ true).norm() / answer.norm()) < 1e-5  # float32 between layers, in the paper's
+    unit = shares.abs() / shares.abs().sum()
+    assert int((unit > 0.01).sum()) > 1
+    cosine = torch.nn.functional.cosine_similarity(true, answer[None]).abs()
+    assert float(cosine.max()) < 0.999

@@ -1,0 +1,131 @@
+"""Where many inputs have the observed gradient, one of them is no exact answer: that is said, and its confidence is low."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import Case, exact, rgap
+from attacker.attacks.exact.router import EXACT
+from attacker.attacks.optimisers import LBFGSStepper
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.models.building import _ADMITTED
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def thin(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Its first layer gives 64 values for 256, and nine equations."""
+    return nn.Sequential(
+        nn.Conv2d(1, 1, 3, stride=2, padding=1), nn.Sigmoid(), nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(),
+        nn.Flatten(), nn.Linear(8 * 64, num_classes),
+    )  # fmt: skip
+
+
+def blind(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """It looks at every second value of every second row."""
+    return nn.Sequential(nn.Conv2d(1, 8, 1, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(8 * 64, num_classes))
+
+
+def wide(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(8 * 64, num_classes))
+
+
+@pytest.fixture(autouse=True)
+def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ModuleType("open_networks")
+    vars(module).update(thin=thin, blind=blind, wide=wide)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = dict(_ADMITTED)
+    for name in ("thin", "blind", "wide"):
+        models.admit(f"open_networks:{name}")
+    yield
+    _ADMITTED.clear()
+    _ADMITTED.update(before)
+
+
+def case_on(network: str) -> tuple[Case, Tensor]:
+    data, training = DataSpec(shape=(1, 16, 16), num_classes=4), Training(learning_rate=1.0, batch_size=1, steps=1)
+    spec = ModelSpec(name=f"open_networks:{network}")
+    grid = torch.linspace(0, 1, 16)
+    x = (0.5 + 0.4 * torch.sin(3 * grid[:, None]) * torch.cos(2 * grid[None]))[None, None]
+    model = models.build(spec, data)
+    nn.functional.cross_entropy(model(x), torch.tensor([2])).backward()
+    observation = Observation(
+        round=1, client="c", cohort=("c",), num_examples=1, model=spec, data=data, training=training, defenses=DefenseSpec(),
+        weights={key: p.detach() for key, p in model.named_parameters()},
+        payload=encode({key: -p.grad for key, p in model.named_parameters() if p.grad is not None}),
+    )  # fmt: skip
+    return Case((observation,)), x
+
+
+def off(found: Tensor, x: Tensor) -> float:
+    return float((found - x).square().mean())
+
+
+@pytest.mark.parametrize("network", ["thin", "blind"])
+def test_one_of_many_inputs_with_the_observed_gradient_is_not_believed(network: str) -> None:
+    case, x = case_on(network)
+    for attack in (exact(route="layers"), rgap()):
+        (answer,) = attack([case], rng=seeded())
+        assert float(answer.loss) < EXACT**2
+        assert off(answer.x, x) > 1e-3
+        assert float(answer.confidence[0]) < 0.5
+        assert any("of 256 values open" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize("network", ["thin", "blind"])
+def test_what_the_gradient_leaves_open_is_filled_in_by_a_prior(network: str) -> None:
+    case, x = case_on(network)
+    (walked,), (answer,) = (attack([case], rng=seeded()) for attack in (exact(route="layers"), exact(fallback="none")))
+    assert answer.route == "peeled"
+    assert off(answer.x, x) < 0.3 * off(walked.x, x)
+    assert float(answer.loss) < EXACT**2
+    assert float(answer.confidence[0]) < 0.5
+
+
+def test_an_input_that_is_determined_is_believed() -> None:
+    case, x = case_on("wide")
+    (answer,) = exact()([case], rng=seeded())
+    assert answer.route == "layers"
+    assert answer.notes == ()
+    assert off(answer.x, x) < 1e-8
+    assert float(answer.confidence[0]) > 0.99
+
+
+def test_confidence_does_not_depend_on_neighbours(image_case: Make) -> None:
+    cases = [image_case(i, seed=i)[0] for i in range(3)]
+    for case, together in zip(cases, exact()(cases, rng=seeded()), strict=True):
+        (alone,) = exact()([case], rng=seeded())
+        assert torch.allclose(alone.confidence, together.confidence, rtol=0, atol=1e-9)
+
+
+def test_a_search_that_was_stopped_is_to_be_done_again_though_the_closed_form_is_the_better_answer(
+    image_case: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, _, _ = image_case()
+    observation = case.observations[0]
+    noise = seeded(7)
+    update = {name: t + 0.003 * t.std() * torch.randn(t.shape, generator=noise) for name, t in observation.update.items()}
+    noisy = Case((replace(observation, payload=encode(update)),))
+    (done,) = exact(fallback="dlg", steps=1)([noisy], rng=seeded())
+
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LBFGSStepper, "step", stopped)
+    (answer,) = exact(fallback="dlg", steps=1)([noisy], rng=seeded())
+    assert answer.route == "layers"
+    assert answer.interrupted
+    assert not done.interrupted
