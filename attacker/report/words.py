@@ -69,12 +69,12 @@ def best(run: Run) -> AttackOnRun | None:
     return max(fair, key=_strength, default=None)
 
 
-def _strength(attack: AttackOnRun) -> tuple[float, float, bool, float]:
-    """Of equals, one that has a null beside it: it says more."""
+def _strength(attack: AttackOnRun) -> tuple[float, float, bool, float, float]:
+    """Of equals, one that has a null beside it, and one on more examples: it says more."""
     assert attack.summary
     success, label_success = attack.summary.success, attack.summary.label_success
     psnr = attack.summary.psnr
-    return success.value, label_success.value, attack.summary.null is not None, psnr.value if psnr else 0.0
+    return success.value, label_success.value, attack.summary.null is not None, success.low, psnr.value if psnr else 0.0
 
 
 def verdict(run: Run) -> str:

@@ -54,9 +54,7 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     for start in range(0, len(first), PAIRS):
         part = slice(start, start + PAIRS)
         a, b = first[part], second[part]
-        both = error[a].hypot(error[b])
-        allowed = torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=WIDEST)
-        near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= allowed
+        near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= _allowed(error[a], error[b])
     near = near | near.T | torch.eye(len(unit), dtype=torch.bool, device=rows.device)
     return _grouped(unit, error, near)
 
@@ -64,19 +62,25 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
     """Greedily the row with most neighbours and these, until all rows are in a group."""
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
-    directions, counts, angles = [], [], []
+    directions, counts, chances = [], [], []
     while bool(free.any()):
         neighbours = (near & free).sum(dim=1) * free
-        members = near[neighbours.argmax()] & free
+        centre = neighbours.argmax()
+        members = near[centre] & free
         weight = 1 / error[members].clamp(min=torch.finfo(unit.dtype).tiny).square()
         side = torch.sign(unit[members] @ unit[members][0])
         mean = ((weight * side / weight.max())[:, None] * unit[members]).sum(dim=0)
         directions.append(mean / mean.norm())
         counts.append(int(members.sum()))
-        angles.append(float(BEYOND * error[members].median()))
+        chances.append((_allowed(error[centre], error[free]) ** (unit.shape[1] - 1)).sum())
         free = free & ~members
-    chance = len(unit) * torch.tensor(angles, dtype=unit.dtype, device=unit.device) ** (unit.shape[1] - 1)
-    return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), chance)
+    return Groups(torch.stack(directions), torch.tensor(counts, device=unit.device), torch.stack(chances))
+
+
+def _allowed(first: Tensor, second: Tensor) -> Tensor:
+    """How far apart two unit directions with these standard deviations may be to be the same."""
+    both = first.hypot(second)
+    return torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=WIDEST)
 
 
 def rounding_of(rows: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, lo
     missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
     seen = (missed <= EXPLAINED * length) & (length > 0)
     expected = _backward(chain, weights, x, loss, classes) / examples
-    return (expected - d.T)[..., seen].square().sum(dim=-1).argmin(dim=0)
+    off: Tensor = (expected - d.T)[..., seen].square().sum(dim=-1)
+    return off.argmin(dim=0)
 
 
 def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:

@@ -21,6 +21,7 @@ MISFIT = 0.01
 @dataclass(frozen=True)
 class Answer:
     """x: (B, *shape) in [0, 1], not clamped. y: (B,). route: how it came about. notes: what its reader should know.
+    doubts: why it may be no answer, which is of no interest where it turns out to be exact.
 
     confidence: (B,) in [0, 1], where the route has its own. twin: another x with the same gradient.
     determined: the share of the input's values that the gradient determines, by count; below 1, many have the same gradient.
@@ -30,6 +31,7 @@ class Answer:
     y: Tensor
     route: str
     notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     confidence: Tensor | None = None
     twin: Tensor | None = None
     determined: float = 1.0
@@ -46,7 +48,7 @@ class Readings:
     twins: Tensor
     factor: Tensor | None = None
     second: Point | None = None
-    notes: tuple[tuple[str, ...], ...] = field(default_factory=tuple)
+    doubts: tuple[tuple[str, ...], ...] = field(default_factory=tuple)
 
 
 def require_single(observed: Observed) -> Chain:
@@ -66,7 +68,7 @@ def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS)
     """Choose among the readings of each head by how well the layer before it can be solved."""
     points = beginnings(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
-        return Readings(points[0], torch.zeros_like(points[0].head.clamped), notes=_notes(chain, gradient, points[0]))
+        return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_doubts(chain, gradient, points[0]))
     alone = len(chain.layers) == 1
     judged = points if alone else [step(chain, observed.weights, gradient, p, walk) for p in points]
     scores = torch.stack([_score(p, i, case_labels(observed)) for i, p in enumerate(judged)])
@@ -76,13 +78,13 @@ def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS)
     order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
     first, second = _chosen(points, order[0]), _chosen(points, order[1])
     twins = fits.gather(0, order[1:2])[0] & torch.isfinite(scores.gather(0, order[1:2])[0])
-    notes = _notes(chain, gradient, first)
+    doubts = _doubts(chain, gradient, first)
     if not bool(twins.any()):
-        return Readings(first, twins, notes=notes)
+        return Readings(first, twins, doubts=doubts)
     if homogeneous(chain):
         ratio = (second.f * first.f).flatten(1).sum(dim=1) / first.f.flatten(1).square().sum(dim=1)
-        return Readings(first, twins, factor=ratio, notes=notes)
-    return Readings(first, twins, second=second, notes=notes)
+        return Readings(first, twins, factor=ratio, doubts=doubts)
+    return Readings(first, twins, second=second, doubts=doubts)
 
 
 def answers(observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str) -> list[Answer]:
@@ -92,7 +94,7 @@ def answers(observed: Observed, readings: Readings, first: Tensor, second: Tenso
     x = observed.data.denormalise(first)
     if second is None:
         labels = readings.first.head.y
-        return [Answer(x[i : i + 1], labels[i : i + 1], route, readings.notes[i]) for i in range(len(x))]
+        return [Answer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
     return _between_twins(observed, readings, x, observed.data.denormalise(second), route)
 
 
@@ -120,7 +122,7 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
         y = readings.first.head.y[i : i + 1]
         if bool(swap[i]) and readings.second is not None:
             y = readings.second.head.y[i : i + 1]
-        found.append(Answer(kept[i : i + 1], y, route, (*readings.notes[i], *words), twin=twin))
+        found.append(Answer(kept[i : i + 1], y, route, words, readings.doubts[i], twin=twin))
     return found
 
 
@@ -129,7 +131,7 @@ def _of_twins(kept: Tensor, left: Tensor) -> str:
     return f"it has a twin with the same gradient; this one has values of {inside[0]}, the other of {inside[1]}"
 
 
-def _notes(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
+def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
     head = point.head
     several = more_than_one(gradient[chain.layers[-1].weight])
     found = []
@@ -140,8 +142,9 @@ def _notes(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ..
         if clamped:
             words.append("no single example gives the last layer's gradient: it was moved to the nearest that one does give")
         if misfit > MISFIT:
+            off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its length"
             words.append(
-                f"the last layer's gradient does not fit the loss, off by {misfit:.0%}: "
+                f"the last layer's gradient does not fit the loss, off by {off}: "
                 "another model, another loss, more examples, or a defense"
             )
         found.append(tuple(words))

@@ -160,6 +160,8 @@ class _Whole:
         total = self.scale.new_zeros(count, filters * filters, places * places)
         for i, one in enumerate(classes):
             size, taps = len(one.places), len(one.taps)
+            if not taps:
+                continue
             sees = torch.full((taps, places + 1), size).scatter_(1, one.meets, torch.arange(size).expand(taps, -1))
             at = sees[:, :places].flatten().to(total.device)
             inverse = functional.pad(self.blocks.inverse[:, i, :size, :size], (0, 1, 0, 1))

@@ -200,14 +200,15 @@ class Routing:
             attack=self.attack.name,
             oracles=self.attack.oracles + (("labels",) if case.known_labels is not None else ()),
             seed=self.rng.initial_seed(),
-            notes=(*answer.notes, *_how_far(found.missed)),
+            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed)),
         )
 
     def _why(self, found: _Found) -> list[str]:
         """Why no closed form answered."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
-            told += [f"{found.answer.route}: its gradient is off by {found.missed:.2g}", *found.answer.notes]
+            words = (f"its gradient is off by {found.missed:.2g}", *found.answer.notes, *found.answer.doubts)
+            told += [f"{found.answer.route}: {one}" for one in words]
         return told
 
     def _null(self) -> list[Reconstruction]:
@@ -245,8 +246,8 @@ class Routing:
 
 
 def _explained(missed: float) -> float:
-    """The share of the observed gradient's power that an answer explains."""
-    return max(0.0, 1 - missed**2)
+    """How much of the observed gradient's length an answer explains; of its power it would nearly always be nearly all."""
+    return max(0.0, 1 - missed)
 
 
 def _how_far(missed: float) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
             y=answer.y,
             route=answer.route,
             notes=(*answer.notes, *_shaped(found, i, name)),
+            doubts=answer.doubts,
             confidence=_seen(found, i, determined),
             twin=answer.twin,
         )
@@ -76,7 +77,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
     weights, gradient = observed.weights_of(i), {name: g[i] for name, g in observed.gradient.items()}
     rng = generator_for(rng, observed.cases[i], "linear")
     found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
-    words = (found.note,) if found.note else ()
+    words: tuple[str, ...] = (found.note,) if found.note else ()
     if not found.found:
         return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
     try:

@@ -1,0 +1,107 @@
+"""Rows that point the same way, the rank of a noisy gradient, and the fit of a known pattern of zeros."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks.exact.isolation import independent, parallel_rows, rounding_of
+from attacker.attacks.exact.lowrank import factorise, polish
+from attacker.attacks.exact.sampling import Space, sampled
+from attacker.attacks.exact.zeros import agreement, pattern
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple[Tensor, Tensor, Tensor]:
+    """D, X and D X, with half of D zero."""
+    d = drawn(neurons, size, seed=1) * (drawn(neurons, size, seed=2) > 0)
+    x = drawn(size, values, seed=3)
+    return d, x, d @ x
+
+
+def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
+    a, b, c = drawn(3, 20)
+    rows = torch.stack([a, -2 * a, b, 1e-4 * a, b * 3, c]).float().double()
+    groups = parallel_rows(rows, rounding_of(rows), torch.ones(6, dtype=torch.bool))
+    assert groups.count.tolist() == [3, 2, 1]
+    assert groups.confirmed.tolist() == [True, True, False]
+    for direction, true in zip(groups.directions, (a, b, c), strict=True):
+        assert float(abs(direction @ true) / true.norm()) == pytest.approx(1, abs=1e-12)
+
+
+def test_of_two_values_rows_agree_by_chance() -> None:
+    """In a plane, a few hundred rows with much noise come near each other whatever they are."""
+    rows = drawn(300, 2)
+    groups = parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
+    assert int(groups.count.max()) > 1
+    assert not groups.confirmed.any()
+
+
+def test_directions_in_the_span_of_those_before_them_are_left_out() -> None:
+    a, b, c = (v / v.norm() for v in drawn(3, 4))
+    between = (a - b) / (a - b).norm()
+    assert independent(torch.stack([a, b, between, c])) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3])
+def test_the_rank_and_the_noise_are_read_off_the_rows(noise: float) -> None:
+    d, _, rows = sparse_product()
+    dead = ~d.any(dim=1)
+    noisy = (rows + noise * drawn(*rows.shape, seed=4)).float()
+    factors = factorise(noisy)
+    assert factors is not None
+    assert factors.rank == 5
+    assert not factors.saturated
+    assert not factors.live[dead].any()
+    assert factors.live[~dead].double().mean() > 0.98
+    if noise:
+        assert float(factors.noise[~dead].median()) == pytest.approx(noise, rel=0.2)
+
+
+def test_of_more_examples_than_values_no_rank_is_seen_or_it_is_full() -> None:
+    factors = factorise(drawn(100, 40) @ drawn(40, 10, seed=1))
+    assert factors is None or factors.saturated
+
+
+def test_the_true_directions_agree_with_their_examples_and_a_mixture_does_not() -> None:
+    x, weight = torch.cat([drawn(5, 29), torch.ones(5, 1, dtype=torch.float64)], dim=1), drawn(200, 30, seed=5)
+    d = drawn(200, 5, seed=6) * (weight @ x.T > 0)
+    factors = factorise((d @ x).float())
+    assert factors is not None
+    forward, constant = weight @ factors.basis.T, factors.basis[:, -1]
+    q = torch.linalg.inv(x @ factors.basis.T)
+    assert float(agreement(q, pattern(q, factors), forward, constant).min()) > 0.98
+    mixed = q.clone()
+    mixed[:, 0] += q[:, 1] * q[:, 0].norm() / q[:, 1].norm()
+    score = agreement(mixed, pattern(mixed, factors), forward, constant)
+    assert float(score[:2].max()) < 0.9  # its own zeros, and the example that it should be orthogonal to
+    assert float(score[2:].min()) > 0.98
+
+
+def test_a_sample_is_orthogonal_to_one_row_less_than_the_rank() -> None:
+    _, _, rows = sparse_product()
+    factors = factorise(rows.float())
+    assert factors is not None
+    space = Space.of(factors)
+    q = sampled(space, torch.zeros(50, len(space.rows), dtype=torch.float64), torch.Generator().manual_seed(0))
+    assert ((q @ space.rows.T).abs() < 1e-6).sum(dim=1).min() >= space.rank - 1
+
+
+def test_a_known_pattern_gives_both_factors_up_to_noise() -> None:
+    d, x, rows = sparse_product()
+    noise = torch.full((len(rows),), 1e-4, dtype=torch.float64)
+    noisy = rows + 1e-4 * drawn(*rows.shape, seed=7)
+    found, fitted, error = polish(noisy, noise, d != 0, x + 0.01 * drawn(*x.shape, seed=8), rounds=20)
+    assert error == pytest.approx(1, abs=0.2)
+    assert not found[d == 0].any()
+    scale = (fitted * x).sum(dim=1, keepdim=True) / x.square().sum(dim=1, keepdim=True)  # which the zeros leave open
+    assert float((fitted / scale - x).abs().max()) < 1e-3
+
+
+def test_a_wrong_pattern_does_not_fit() -> None:
+    d, x, rows = sparse_product()
+    wrong = (d != 0) & (torch.arange(len(d))[:, None] >= 10)
+    noise = torch.full((len(rows),), 1e-4, dtype=torch.float64)
+    assert polish(rows, noise, wrong, x, rounds=5)[2] > 100

@@ -1,0 +1,148 @@
+"""Inverses class by class, beside the inverse of the matrix that is never written down."""
+
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.exact import preconditioning
+from attacker.attacks.exact.chain import Layer, chain_of
+from attacker.attacks.exact.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
+from attacker.attacks.exact.system import Rows, System, least_squares
+
+F64 = torch.float64
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], nn.Conv2d]] = {
+    "plain": ((2, 4, 5), nn.Conv2d(2, 3, 2)),
+    "padding": ((2, 4, 3), nn.Conv2d(2, 6, 3, padding=(2, 1))),
+    "stride": ((2, 6, 7), nn.Conv2d(2, 12, 3, stride=2, padding=1)),
+    "uneven strides": ((1, 7, 6), nn.Conv2d(1, 4, (3, 2), stride=(2, 3), padding=1)),
+    "dilation": ((2, 6, 5), nn.Conv2d(2, 4, 2, dilation=(2, 3), padding=(0, 1))),
+    "stride and dilation": ((1, 8, 7), nn.Conv2d(1, 6, 2, stride=2, dilation=3, padding=2)),
+    "rows that no place sees": ((1, 6, 6), nn.Conv2d(1, 3, 2, stride=3)),
+}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
+    shape, module = CONVOLUTIONS[name]
+    width = module(torch.zeros(1, *shape))[0].numel()
+    layer = chain_of(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(width, 2)), shape).layers[0]
+    system = System(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
+    rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
+    rows = rows.expand(-1, -1, layer.taken[0], -1).flatten(2)
+    system.scale = Rows(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
+    return system
+
+
+def normal(system: System, at: int, *, weights: bool) -> Tensor:
+    """[W; K]^T [W; K], or K^T K alone, of one problem, a column at a time."""
+    one = system.of(slice(at, at + 1))
+    assert one.scale is not None
+    one.scale = Rows(one.scale.weights * weights, one.scale.gradients)
+    unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
+    return torch.stack([one.adjoint(one.apply(x)).flatten() for x in unit], dim=1)
+
+
+def written_down(inverse: object, system: System, at: int) -> Tensor:
+    unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
+    columns = [inverse(x.expand(len(system.k), *x.shape[1:]))[at].flatten() for x in unit]  # type: ignore[operator]
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) -> None:
+    system = system_of(name, count=1)
+    layer, classes = system.layer, classes_of(system.layer)
+    places = torch.cat([one.places for one in classes])
+    side = prod(layer.taken[1:])
+    assert torch.equal(places.sort().values, torch.arange(side))
+    together = torch.zeros(side, side, dtype=torch.bool)
+    for one in classes:
+        together[one.places[:, None], one.places] = True
+    assert (normal(system, 0, weights=False)[:side, :side][~together] == 0).all()
+
+
+def whole_of(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(preconditioning, "SPARE", 1e9)
+    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
+    return inverse_of(system)
+
+
+@pytest.mark.parametrize("weights", [1, 2])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_of_a_small_layer_it_is_the_inverse_of_the_whole_matrix(name: str, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = system_of(name, weights=weights)
+    inverse = whole_of(system, monkeypatch)
+    for at in (0, 1):
+        wanted = normal(system, at, weights=True)
+        product = wanted @ written_down(inverse, system, at) @ wanted  # some have too few equations
+        assert torch.allclose(product, wanted, atol=1e4 * FLOOR * wanted.diagonal().max())
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preconditioning, "FEW", 0)
+    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
+    system = system_of(name)
+    inverse = inverse_of(system)
+    channels = system.layer.taken[0]
+    for at in (0, 1):
+        of_k, both = normal(system, at, weights=False), normal(system, at, weights=True)
+        diagonal = (both - of_k).diagonal().reshape(channels, -1).mean(dim=0).repeat(channels)
+        used = (of_k.diagonal() + diagonal) > 0
+        product = (of_k + torch.diag(diagonal)) @ written_down(inverse, system, at)
+        assert torch.allclose(product[used][:, used], torch.eye(int(used.sum()), dtype=F64), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_where_classes_are_too_large_it_is_that_of_the_diagonal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preconditioning, "LARGEST", 0)
+    system = system_of(name)
+    diagonal = normal(system, 1, weights=True).diagonal()
+    found = written_down(inverse_of(system), system, 1)
+    assert torch.allclose(found, torch.diag(found.diagonal()))
+    assert torch.allclose((found.diagonal() * diagonal)[diagonal > 0], torch.ones_like(diagonal)[diagonal > 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["whole", "blocks", "diagonal"])
+@pytest.mark.parametrize("name", ["padding", "stride"])
+def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
+    monkeypatch.setattr(preconditioning, *{"whole": ("SPARE", 1e9), "blocks": ("FEW", 0), "diagonal": ("LARGEST", 0)}[kind])
+    system = system_of(name)
+    x = drawn(2, *system.layer.inputs, seed=9)
+    plain = least_squares(system, system.apply(x))
+    assert torch.allclose(plain.x, x, atol=1e-7)
+    found = least_squares(system, system.apply(x), inverse=inverse_of(system))
+    assert torch.allclose(found.x, x, atol=1e-7)
+    assert found.iterations <= plain.iterations
+    if kind == "whole":
+        assert found.iterations <= 20
+
+
+def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
+    system = system_of("stride")
+    x = drawn(2, *system.layer.inputs, seed=9)
+    exact = system.apply(x)
+    noise = Rows(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
+    target = exact.plus(noise, torch.ones(2, dtype=F64))
+    spare = torch.full((2,), float(exact.weights[0].numel() + exact.gradients[0].numel() - x[0].numel()), dtype=F64)
+    whole, rested = (least_squares(system, target, spare=s) for s in (None, spare))
+    assert rested.iterations < whole.iterations
+    assert (rested.x - whole.x).norm() < 0.3 * (whole.x - x).norm()
+
+
+def test_it_says_what_a_problem_takes_and_large_layers_take_more() -> None:
+    def layer(side: int) -> Layer:
+        module = nn.Conv2d(3, 8, 3, padding=1)
+        return chain_of(nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(8 * side**2, 2)), (3, side, side)).layers[0]
+
+    assert 8 * 2 * (32**2) ** 2 < bytes_of(layer(32)) < 4 * 8 * (32**2) ** 2
+    assert bytes_of(layer(16)) < bytes_of(layer(24)) < bytes_of(layer(32))

@@ -1,0 +1,134 @@
+"""The walk in the paper's mode, beside the authors' code from its description: the padded input, and dense matrices [K; W; P]."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
+
+from attacker.attacks.exact.chain import Layer
+from attacker.attacks.exact.walk import OURS, PAPER, step
+
+
+@pytest.fixture(autouse=True)
+def _weights_are_drawn_from_a_seed() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        yield
+
+
+def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of K, W and P on the padded input, and their right-hand sides; k, z of shape (C_out, places), in loops."""
+    assert layer.kernel is not None
+    (channels, height, width), (top, left), (down, across) = layer.taken, layer.padding, layer.stride
+    high, wide = height + 2 * top, width + 2 * left
+    _, rows, columns = layer.given
+    by_weight, by_k, border = [], [], []
+    for f in range(layer.shape[0]):
+        for i in range(rows):
+            for j in range(columns):
+                row = np.zeros((channels, high, wide))
+                for (c, a, b), value in np.ndenumerate(weight[f].numpy()):
+                    row[c, i * down + a, j * across + b] += value
+                by_weight.append(row.ravel())
+        for c in range(channels):
+            for a in range(layer.kernel[0]):
+                for b in range(layer.kernel[1]):
+                    row = np.zeros((channels, high, wide))
+                    for i in range(rows):
+                        for j in range(columns):
+                            row[c, i * down + a, j * across + b] += k[f, i, j].item()
+                    by_k.append(row.ravel())
+    for place in np.ndindex(channels, high, wide):
+        if not (top <= place[1] < high - top and left <= place[2] < wide - left):
+            row = np.zeros((channels, high, wide))
+            row[place] = 1
+            border.append(row.ravel())
+    right = np.concatenate([gradient.numpy().ravel(), z.numpy().ravel(), np.zeros(len(border))])
+    return np.stack([*by_k, *by_weight, *border]), right
+
+
+def by_the_authors(s: Seen) -> Tensor:
+    """R-GAP as it is published, for convolutions with LeakyReLU(0.2) and a single logit; the label and the root are known."""
+    mu = (2 * s.y.item() - 1) * s.model(s.x).item()
+    k = torch.tensor(-(2 * s.y.item() - 1) / (1 + np.exp(mu)))
+    head = s.chain.layers[-1]
+    f = (s.gradient[head.weight][0, 0] / k).float().double()
+    below = (s.weights[head.weight][0, 0] * k).float().double()
+    for layer in reversed(s.chain.layers[:-1]):
+        f, below = f.reshape(layer.outputs), below.reshape(layer.outputs)
+        slope = torch.where(f >= 0, 1.0, 0.2).double()
+        z, k = (f / slope).float().double(), (below * slope).float().double()
+        weight = s.weights[layer.weight][0]
+        matrix, right = padded_system(layer, weight, k, z, s.gradient[layer.weight][0])
+        (top, left), (_, height, width) = layer.padding, layer.taken
+        x = np.linalg.lstsq(matrix, right, rcond=None)[0].reshape(layer.taken[0], height + 2 * top, width + 2 * left)
+        f = torch.from_numpy(x[:, top : top + height, left : left + width]).float().double()
+        below = functional.conv_transpose2d(
+            k[None], weight, stride=layer.stride, padding=layer.padding, output_padding=_left_over(layer)
+        )[0]
+        below = below.float().double()
+    return f[None]
+
+
+def _left_over(layer: Layer) -> tuple[int, ...]:
+    assert layer.kernel is not None
+    sides = zip(layer.taken[1:], layer.given[1:], layer.stride, layer.padding, layer.kernel, strict=True)
+    return tuple(taken - (given - 1) * stride + 2 * padding - kernel for taken, given, stride, padding, kernel in sides)
+
+
+def paper_network(*, first: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, first, 3, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(first, 8, 2, padding=1, bias=False), nn.LeakyReLU(0.2), nn.Flatten(), nn.LazyLinear(1, bias=False)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("first", [6, 1])  # of full rank, and deficient
+@pytest.mark.parametrize("y", [0, 1])
+def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first: int, y: int) -> None:
+    model = paper_network(first=first)
+    model(torch.zeros(1, 1, 6, 5))
+    s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
+    s.model.double()
+    wanted = by_the_authors(s)
+    ends = [s.walked(p, PAPER) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
+    end = min(ends, key=lambda end: float(mse(end.f, wanted)))
+    assert torch.allclose(end.f, wanted, atol=2e-4 * wanted.abs().max())
+    assert (mse(wanted, s.x).item() < 1e-6) is (first == 6)
+
+
+def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits() -> None:
+    s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
+    reading = s.readings()[0]
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER, OURS))
+    for value in (paper.f, paper.gradient):
+        assert value.dtype == torch.float64
+        assert torch.equal(value, value.float().double())
+    assert not torch.equal(ours.f, ours.f.float().double())
+    assert mse(s.walked(reading, PAPER).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
+
+
+def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one_spoils_and_ours_does_not() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(60, 7), nn.Sigmoid(), nn.Linear(7, 3))
+    with torch.no_grad():
+        model[1].bias[2] = 12
+        model[3].weight[:, 2] *= 1e4  # so that its gradient is no smaller than others are
+        model[3].bias -= model[3].weight[:, 2]
+    s = seen(model, rounded=True)
+    (reading,) = s.readings()
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER, OURS))
+    k = (reading.gradient * reading.f * (1 - reading.f))[0]
+    mean = (s.gradient["1.weight"][0] / k[:, None]).mean(dim=0)
+    assert torch.allclose(paper.flatten(), mean, rtol=1e-5)
+    assert mse(ours, s.x).item() < 1e-11
+    assert mse(paper, s.x).item() > 1e3 * mse(ours, s.x).item()
+
+
+def test_the_papers_mode_leaves_the_zeros_of_a_relu_out_too() -> None:
+    s = seen(two_convolutions(nn.ReLU))
+    assert mse(s.best(PAPER).f, s.x).item() < 1e-6
