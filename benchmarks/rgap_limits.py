@@ -58,7 +58,7 @@ def limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows, one a form and a disturbance, and as summary the most noise at which all images are recovered."""
     rows, summary = [], {}
     for form in FORMS[:1] if asked.quick else FORMS:
-        count = 2 if asked.quick else 3 if form.words == "peeled" else 10
+        count = 2 if asked.quick or form.words == "peeled" else 3
         found = images(asked, form.data, count)
         found = found.of_two_classes() if form.loss == "logistic" else found
         _row(form, found.first(1), asked)  # the first call loads code

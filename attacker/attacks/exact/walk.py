@@ -28,18 +28,20 @@ class Walk:
     """How to walk. The defaults are ours.
 
     scaled:    divide each equation by its expected error (`expected_errors`), and precondition.
+    mended:    where values near a kink were taken for its wrong side, take them for the other one (`signs`).
     precision: what is carried from layer to layer.
     tolerance, iterations: of the solver.
     """
 
     scaled: bool = True
+    mended: bool = True
     precision: torch.dtype = torch.float64
     tolerance: float = 1e-12
     iterations: int = 3000
 
 
 OURS = Walk()
-PAPER = Walk(scaled=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
+PAPER = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
 """As the authors' code: equations as they are, and float32 between layers."""
 
 
@@ -102,7 +104,7 @@ def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: 
     system, target = equations(chain, weights, gradient, point, walk)
     unknowns = int(used_values(chain)[point.at].sum())
     x, residual = _solution(system, target, unknowns, walk)
-    if walk.scaled and not system.layer.activation.smooth and only_reshapes(system.layer.after):
+    if walk.mended and not system.layer.activation.smooth and only_reshapes(system.layer.after):
         system, x, residual = _mended(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
     if point.at:
         x = settled(chain.layers[point.at - 1].activation, x)

@@ -39,6 +39,13 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
     return system
 
 
+def right_of(system: System, x: Tensor) -> Rows:
+    """What the equations give, before they are scaled."""
+    plain = system.of(slice(0, len(x)))
+    plain.scale = None
+    return plain.apply(x)
+
+
 def normal(system: System, at: int, *, weights: bool) -> Tensor:
     """[W; K]^T [W; K], or K^T K alone, of one problem, a column at a time."""
     one = system.of(slice(at, at + 1))
@@ -118,9 +125,9 @@ def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
     monkeypatch.setattr(preconditioning, *{"whole": ("SPARE", 1e9), "blocks": ("FEW", 0), "diagonal": ("LARGEST", 0)}[kind])
     system = system_of(name)
     x = drawn(2, *system.layer.inputs, seed=9)
-    plain = least_squares(system, system.apply(x))
+    plain = least_squares(system, right_of(system, x))
     assert torch.allclose(plain.x, x, atol=1e-7)
-    found = least_squares(system, system.apply(x), inverse=inverse_of(system))
+    found = least_squares(system, right_of(system, x), inverse=inverse_of(system))
     assert torch.allclose(found.x, x, atol=1e-7)
     assert found.iterations <= plain.iterations
     if kind == "whole":
@@ -130,7 +137,7 @@ def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
 def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
     system = system_of("stride")
     x = drawn(2, *system.layer.inputs, seed=9)
-    exact = system.apply(x)
+    exact = right_of(system, x)
     noise = Rows(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
     target = exact.plus(noise, torch.ones(2, dtype=F64))
     spare = torch.full((2,), float(exact.weights[0].numel() + exact.gradients[0].numel() - x[0].numel()), dtype=F64)

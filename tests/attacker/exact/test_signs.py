@@ -1,0 +1,123 @@
+"""One value taken for the wrong side of its kink, and put right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.exact.activations import RELU, leaky_relu
+from attacker.attacks.exact.chain import chain_of
+from attacker.attacks.exact.signs import doubted, level, other_side
+from attacker.attacks.exact.walk import OURS, PAPER, Point, beginnings, equations, finish, step
+from fedsim.models import loss_of
+
+F64 = torch.float64
+Tensors = dict[str, Tensor]
+
+
+class Seen:
+    """A network with many equations to spare, two examples, and their gradients."""
+
+    def __init__(self, slope: float = 0.2, noise: float = 0.0) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(3)
+            model = nn.Sequential(
+                nn.Conv2d(2, 8, 3, stride=2, padding=1),
+                nn.LeakyReLU(slope),
+                nn.Conv2d(8, 10, 3, padding=1),
+                nn.LeakyReLU(slope),
+                nn.Flatten(),
+                nn.Linear(160, 3),
+            ).double()
+        rng = torch.Generator().manual_seed(5)
+        self.x, self.chain = torch.rand(2, 2, 8, 8, generator=rng, dtype=F64), chain_of(model, (2, 8, 8))
+        self.weights = {name: p.detach()[None] for name, p in model.named_parameters()}
+        losses = [loss_of("cross_entropy")(model(x[None]), torch.tensor([1])) for x in self.x]
+        grads = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+        exact = {name: torch.stack([g[i] for g in grads]) for i, name in enumerate(self.weights)}
+        self.gradient = {
+            name: g + noise * g.square().mean().sqrt() * torch.randn(g.shape, generator=rng, dtype=F64)
+            for name, g in exact.items()
+        }
+        self.outputs = model[3](model[2](model[1](model[0](self.x)))).detach()
+
+    def start(self) -> Point:
+        return beginnings(self.chain, self.weights, self.gradient, "cross_entropy")[0]
+
+    def spoilt(self, at: tuple[int, ...]) -> Point:
+        """A start at which one value of the first example is just on the wrong side."""
+        point = self.start()
+        f = point.f.reshape(self.outputs.shape).clone()
+        f[at] = -1e-9 * f[at].sign()
+        return replace(point, f=f)
+
+    def nearest(self) -> tuple[int, ...]:
+        """The value of the first example that is nearest to its kink."""
+        place = int(self.outputs[0].abs().argmin())
+        return (0, *(int(i) for i in torch.unravel_index(torch.tensor(place), self.outputs.shape[1:])))
+
+
+def error(found: Tensor, wanted: Tensor) -> Tensor:
+    return (found - wanted).square().flatten(1).mean(dim=1)
+
+
+def test_the_other_side_is_as_far_from_the_kink_and_its_other_side_is_where_it_came_from() -> None:
+    f = torch.tensor([[2.0, -0.4, 1e-3, -1e-3]], dtype=F64)
+    leaky = leaky_relu(0.2)
+    other = other_side(leaky, f)
+    assert torch.allclose(leaky.inverse(other), -leaky.inverse(f))
+    assert torch.allclose(other_side(leaky, other), f)
+
+
+def test_the_other_side_of_a_live_relu_is_zero_and_of_a_dead_one_next_to_nothing() -> None:
+    f = torch.tensor([[2.0, 0.0, 1e-3, 0.0]], dtype=F64)
+    other = other_side(RELU, f)
+    assert torch.equal(other[0, [0, 2]], torch.zeros(2, dtype=F64))
+    assert ((other[0, [1, 3]] > 0) & (other[0, [1, 3]] < 1e-6)).all()
+
+
+def test_the_level_is_the_root_mean_square_of_each_problem() -> None:
+    f = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    assert torch.allclose(level(f), torch.tensor([[12.5**0.5], [2**0.5]]))
+
+
+def test_the_wrong_sign_is_named_among_all_values() -> None:
+    s = Seen()
+    point = s.spoilt(s.nearest())
+    system, target = equations(s.chain, s.weights, s.gradient, point)
+    x = step(s.chain, s.weights, s.gradient, point, replace(OURS, mended=False)).f
+    f, below = (t.reshape(s.outputs.shape) for t in (point.f, point.gradient))
+    every = torch.ones_like(f, dtype=torch.bool)
+    assert doubted(system, target, x, f, below, every)[:1].nonzero().tolist() == [list(s.nearest())]
+    assert not doubted(system, target, x, f, below, ~every).any()
+    spared = every.clone()
+    spared[s.nearest()] = False
+    assert not doubted(system, target, x, f, below, spared)[s.nearest()]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None:
+    s = Seen(noise=noise)
+    spoilt = s.spoilt(s.nearest())
+    whole = finish(s.chain, s.weights, s.gradient, s.start())
+    mended = finish(s.chain, s.weights, s.gradient, spoilt)
+    left = finish(s.chain, s.weights, s.gradient, spoilt, replace(OURS, mended=False))
+    assert error(left.f, s.x)[0] > 1e4 * error(whole.f, s.x)[0]
+    moved = s.outputs[s.nearest()].square()  # more than its sign was changed
+    assert error(mended.f, s.x)[0] < 10 * error(whole.f, s.x)[0] + moved
+    assert torch.allclose(mended.f[1], whole.f[1], atol=1e-8)  # which was right
+    assert mended.residual[0] < 1e-2 * left.residual[0]
+
+
+def test_the_papers_mode_leaves_signs_as_they_are() -> None:
+    s = Seen()
+    point = s.spoilt(s.nearest())
+    paper = step(s.chain, s.weights, s.gradient, point, PAPER)
+    assert paper.residual[0] > 1e-5
+
+
+def test_with_noise_many_more_are_recovered() -> None:
+    s = Seen(noise=1e-3)
+    mended, left = (finish(s.chain, s.weights, s.gradient, s.start(), walk) for walk in (OURS, replace(OURS, mended=False)))
+    assert (error(mended.f, s.x) <= error(left.f, s.x) * 1.01).all()
