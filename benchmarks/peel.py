@@ -8,7 +8,6 @@ L-BFGS with one start takes per image that it recovers, over ours on the same pa
 `--quick` is four pairs, two of them searched.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +41,6 @@ def main() -> None:
         searches.append((same, search))
         for name, one in (("rgap", ours[-1]), ("rgap", same), ("cpl", search)):
             rows.append(_row(NETWORKS[network], name, one))
-            print(rows[-1], file=sys.stderr)
     mse = torch.cat([one.mse for one in ours])
     seconds = [s for one in ours for s in one.seconds]
     summary = {

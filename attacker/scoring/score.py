@@ -24,7 +24,7 @@ from fedsim.truth import TruthReader, Used
 from fedsim.wire.files import make_private, read_json_lines, replace_json_lines
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
-EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "notes", "interrupted")
+EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 Row = dict[str, Any]
 
@@ -137,6 +137,7 @@ class Scorer:
         common |= {"rounds": [case["round"]], "client": case["client"], "environment": environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
+        common |= {"notes": None if found is None else list(found.notes)}
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
             yield from ({**common, **place, **_failure(reason)} for place in places)
