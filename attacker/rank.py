@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from attacker.attacks.exact.chain import Chain, Layer, NotAChain, chain_of
-from attacker.attacks.exact.rank import PROVED, RankReport, rank_report
-from attacker.attacks.exact.verdict import headline, verdict
+from attacker.attacks.closed.chain import Chain, Layer, NotAChain, chain_of
+from attacker.attacks.closed.rank import PROVED, RankReport, rank_report
+from attacker.attacks.closed.verdict import headline, verdict
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 

@@ -17,12 +17,14 @@ class Slot:
     """Where a reconstructed example belongs: 1-based round, client, 1-based local step, position in its batch.
 
     A gradient is the same for any order of its batch: which position is which is a matter of scoring.
+    example: which row of the reconstruction fills it.
     """
 
     round: int
     client: str
     batch: int
     position: int
+    example: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Reconstruction:
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         facts: dict[str, Any] = {
             "case": self.case,
-            "slots": [[s.round, s.client, s.batch, s.position] for s in self.slots],
+            "slots": [[s.round, s.client, s.batch, s.position, s.example] for s in self.slots],
             "iterations": self.iterations,
             "evaluations": self.evaluations,
             "restarts": self.restarts,
@@ -90,6 +92,8 @@ class Reconstruction:
         return cls(**tensors, **{**facts, **words}, slots=slots)
 
 
-def slots_of(round: int, client: str, batch_sizes: Sequence[int]) -> tuple[Slot, ...]:
-    """The slots of all examples of one observation, in the order of their use."""
-    return tuple(Slot(round, client, b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size))
+def slots_of(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
+    """The slots of all `examples` of one observation, by default one a place, in the order of their use: epoch after epoch."""
+    count = examples or sum(batch_sizes)
+    at = [(b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size)]
+    return tuple(Slot(round, client, b, p, example % count) for example, (b, p) in enumerate(at))

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from attacker.linking import Links
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.wire.observation import Observation
@@ -19,24 +20,32 @@ MAX_EXAMPLES = 100_000
 
 @dataclass(frozen=True)
 class Case:
-    """Observations that one attack run uses together.
+    """Observations that one attack run uses together: of one client, in the order of rounds.
 
-    known_labels: an oracle, only where asked for by name: the true labels, which no server knows.
+    known_labels: an oracle, only where asked for by name: the true labels, which no server knows; of several observations, one
+                  after the other.
+    links:        which examples the observations share, where that is known; an attack of several rounds finds them itself.
     """
 
     observations: tuple[Observation, ...]
     known_labels: Tensor | None = None
+    links: Links | None = None
 
     @property
     def key(self) -> str:
-        """Names the case within its recording."""
-        return "+".join(observation.key for observation in self.observations)
+        """Names the case within its recording, and its files."""
+        first, last = self.observations[0], self.observations[-1]
+        if len(self.observations) == 1:
+            return first.key
+        rounds = ",".join(str(observation.round) for observation in self.observations)
+        return f"{first.round:05d}-{last.round:05d}-{first.client}-{hashlib.sha256(rounds.encode()).hexdigest()[:6]}"
 
 
 class Need(Enum):
     """What an attack assumes of a case; the value says it in words."""
 
     ONE_OBSERVATION = "it attacks one round of one client at a time"
+    SAME_CLIENT = "it attacks rounds of one client together"
     NUM_EXAMPLES = "it must know how many examples are behind the update, and the client reported no number"
     FEW_EXAMPLES = f"it makes every example behind the update, and the client reported more than {MAX_EXAMPLES:,}"
     SINGLE_EXAMPLE = "it works for one example only"
@@ -48,6 +57,8 @@ class Need(Enum):
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
             return len(case.observations) == 1
+        if self is Need.SAME_CLIENT:
+            return len({observation.client for observation in case.observations}) == 1
         if self is Need.NUM_EXAMPLES:
             return bool(first.num_examples)
         if self is Need.FEW_EXAMPLES:

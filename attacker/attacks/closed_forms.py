@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from attacker.attacks.base import Need
-from attacker.attacks.exact.hybrid import Hybrid, judge
-from attacker.attacks.exact.router import ClosedForm
-from attacker.attacks.exact.routes import ROUTES
-from attacker.attacks.exact.walk import OURS, PAPER
+from attacker.attacks.closed.hybrid import Hybrid, judge
+from attacker.attacks.closed.router import ClosedForm
+from attacker.attacks.closed.routes import ROUTES
+from attacker.attacks.closed.walk import OURS, PAPER
 from attacker.attacks.labels import inferred
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.papers import cpl, dlg, inverting_gradients

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attacker.attacks.base import Need
 from attacker.attacks.descent import Stop
-from attacker.attacks.exact.starting import from_closed_form
+from attacker.attacks.closed.starting import from_closed_form
 from attacker.attacks.initialisation import normal, normal_after_normalisation, start
 from attacker.attacks.labels import from_rows, inferred
 from attacker.attacks.matching import GradientMatching

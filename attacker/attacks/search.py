@@ -244,7 +244,7 @@ class Search:
             x=x.cpu(),
             y=hard.cpu(),
             confidence=torch.full((self.count,), self._confidence(i, x, y)),
-            slots=slots_of(observation.round, observation.client, self.sizes),
+            slots=slots_of(observation.round, observation.client, self.sizes, self.count),
             loss=best.history.cpu(),
             iterations=best.iterations,
             evaluations=best.evaluations,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from attacker.attacks.base import Attack
 from attacker.attacks.closed_forms import exact, hgap, rgap
-from attacker.attacks.exact.hybrid import Hybrid
-from attacker.attacks.exact.router import ClosedForm
+from attacker.attacks.closed.hybrid import Hybrid
+from attacker.attacks.closed.router import ClosedForm
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients
 from defenses.registry import Registry, bind

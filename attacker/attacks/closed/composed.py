@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from attacker.attacks.exact.chain import Layer
-from attacker.attacks.exact.system import Rows, System, back_through, columns_of, fold, through
-from attacker.attacks.exact.weighing import Weighing, whitening
+from attacker.attacks.closed.chain import Layer
+from attacker.attacks.closed.system import Rows, System, back_through, columns_of, fold, through
+from attacker.attacks.closed.weighing import Weighing, whitening
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.chain import Chain
-from attacker.attacks.exact.composed import Composed, Tangent, each
-from attacker.attacks.exact.composing import alternating, compose, middle
-from attacker.attacks.exact.smoothness import Belief, Curvature, Middle, TotalVariation
-from attacker.attacks.exact.walk import Point, Tensors
-from attacker.attacks.exact.weighing import Weighing
+from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.composed import Composed, Tangent, each
+from attacker.attacks.closed.composing import alternating, compose, middle
+from attacker.attacks.closed.smoothness import Belief, Curvature, Middle, TotalVariation
+from attacker.attacks.closed.walk import Point, Tensors
+from attacker.attacks.closed.weighing import Weighing
 
 FALLEN = 0.7
 """What is missed after a step, as a share of what was before, below which the next step is worth its while."""

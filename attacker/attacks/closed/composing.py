@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.chain import Chain, Layer
-from attacker.attacks.exact.composed import Composed, each
-from attacker.attacks.exact.system import Rows, columns_of, through
-from attacker.attacks.exact.walk import Point, Tensors, equations
+from attacker.attacks.closed.chain import Chain, Layer
+from attacker.attacks.closed.composed import Composed, each
+from attacker.attacks.closed.system import Rows, columns_of, through
+from attacker.attacks.closed.walk import Point, Tensors, equations
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.activations import IDENTITY, RELU, Activation
-from attacker.attacks.exact.chain import Chain, Layer
-from attacker.attacks.exact.counting import dead_values, groups, pooled_rank
-from attacker.attacks.exact.elimination import draw, modulo, null_space, product, rank
-from attacker.attacks.exact.footprint import Footprint, pooling
+from attacker.attacks.closed.activations import IDENTITY, RELU, Activation
+from attacker.attacks.closed.chain import Chain, Layer
+from attacker.attacks.closed.counting import dead_values, groups, pooled_rank
+from attacker.attacks.closed.elimination import draw, modulo, null_space, product, rank
+from attacker.attacks.closed.footprint import Footprint, pooling
 
 ENTRIES = 25_000_000
 """Of the largest matrix that is eliminated, 200 MB, or written on the way."""

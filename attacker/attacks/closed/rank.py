@@ -11,11 +11,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.activations import IDENTITY, RELU
-from attacker.attacks.exact.chain import Chain, Layer, only_reshapes
-from attacker.attacks.exact.counting import Count, count, dead_values, pooled_rank
-from attacker.attacks.exact.footprint import Footprint, footprint, pooling, used_values
-from attacker.attacks.exact.generic import generic_ranks
+from attacker.attacks.closed.activations import IDENTITY, RELU
+from attacker.attacks.closed.chain import Chain, Layer, only_reshapes
+from attacker.attacks.closed.counting import Count, count, dead_values, pooled_rank
+from attacker.attacks.closed.footprint import Footprint, footprint, pooling, used_values
+from attacker.attacks.closed.generic import generic_ranks
 
 PROVED = 3000
 """Open unknowns up to which `attacker rank` eliminates: seconds a layer."""

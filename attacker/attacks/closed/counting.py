@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.footprint import Footprint
+from attacker.attacks.closed.footprint import Footprint
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from attacker.attacks.exact.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
+from attacker.attacks.closed.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
 from defenses.networks import Stochastic
 
 Linear = Callable[[Tensor], Tensor]

@@ -14,11 +14,11 @@ from math import prod
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.exact.chain import Chain, Layer
-from attacker.attacks.exact.isolation import Groups, independent, parallel_rows, rounding_of
-from attacker.attacks.exact.lowrank import Factors, factorise, polish
-from attacker.attacks.exact.sparse import ALIKE, Directions, search
-from attacker.attacks.exact.zeros import agreement, pattern
+from attacker.attacks.closed.chain import Chain, Layer
+from attacker.attacks.closed.isolation import Groups, independent, parallel_rows, rounding_of
+from attacker.attacks.closed.lowrank import Factors, factorise, polish
+from attacker.attacks.closed.sparse import ALIKE, Directions, search
+from attacker.attacks.closed.zeros import agreement, pattern
 
 SAMPLES = 2**15
 """Samples after which the search for sparse directions gives up."""

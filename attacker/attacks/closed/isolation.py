@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.lowrank import BEYOND, ROUNDING
+from attacker.attacks.closed.lowrank import BEYOND, ROUNDING
 
 FAR = 100.0
 """How many standard deviations apart two directions may be where that is still very near, see `NEAR`."""

@@ -7,10 +7,10 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.exact.chain import Chain, chain_of
-from attacker.attacks.exact.footprint import used_values
-from attacker.attacks.exact.rank import rank_report
-from attacker.attacks.exact.system import Rows, System, through
+from attacker.attacks.closed.chain import Chain, chain_of
+from attacker.attacks.closed.footprint import used_values
+from attacker.attacks.closed.rank import rank_report
+from attacker.attacks.closed.system import Rows, System, through
 
 LARGEST = 2_500_000
 """Entries of the largest system that is written down."""

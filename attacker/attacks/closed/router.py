@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Need, Progress, generator_for, unmet
-from attacker.attacks.exact.layers import Answer
-from attacker.attacks.exact.observed import Observed, observe
-from attacker.attacks.exact.routes import ROUTES
-from attacker.attacks.exact.walk import OURS, Walk
+from attacker.attacks.closed.layers import Answer
+from attacker.attacks.closed.observed import Observed, observe
+from attacker.attacks.closed.routes import ROUTES
+from attacker.attacks.closed.walk import OURS, Walk
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.simulation import schedule
 from attacker.reconstruction import Reconstruction, slots_of
@@ -190,7 +190,7 @@ class Routing:
             x=answer.x.float().cpu(),
             y=answer.y.cpu(),
             confidence=confidence.float().cpu(),
-            slots=slots_of(observation.round, observation.client, schedule(observation)[0]),
+            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.tensor([found.missed**2]),
             iterations=0,
             evaluations=found.tried,
@@ -228,7 +228,7 @@ class Routing:
             x=torch.full((count, *data.shape), 0.5),
             y=labels,
             confidence=torch.zeros(count),
-            slots=slots_of(observation.round, observation.client, schedule(observation)[0]),
+            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.ones(1),
             iterations=0,
             evaluations=0,

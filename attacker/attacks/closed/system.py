@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vjp
 from torch.nn import functional
 
-from attacker.attacks.exact.chain import Layer, Linear, only_reshapes
+from attacker.attacks.closed.chain import Layer, Linear, only_reshapes
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Need, Progress
-from attacker.attacks.exact.likeness import CRITERIA
-from attacker.attacks.exact.observed import Observed, observe
-from attacker.attacks.exact.router import ClosedForm
+from attacker.attacks.closed.likeness import CRITERIA
+from attacker.attacks.closed.observed import Observed, observe
+from attacker.attacks.closed.router import ClosedForm
 from attacker.attacks.matching import GradientMatching
 from attacker.reconstruction import Reconstruction
 

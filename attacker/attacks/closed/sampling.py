@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.exact.lowrank import Factors
-from attacker.attacks.exact.zeros import NEAR, logistic, nothing, unit_rows
+from attacker.attacks.closed.lowrank import Factors
+from attacker.attacks.closed.zeros import NEAR, logistic, nothing, unit_rows
 
 BATCH = 2048
 """Samples drawn at a time."""

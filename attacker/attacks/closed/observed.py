@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Case
-from attacker.attacks.exact.chain import Chain, NotAChain, chain_of
+from attacker.attacks.closed.chain import Chain, NotAChain, chain_of
 from attacker.attacks.simulation import (
     Gradients,
     as_gradient,

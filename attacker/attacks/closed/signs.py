@@ -7,8 +7,8 @@ It shows in what the layer's equations leave unexplained, as a multiple of what 
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.activations import Activation
-from attacker.attacks.exact.system import Rows, System, columns_of, through
+from attacker.attacks.closed.activations import Activation
+from attacker.attacks.closed.system import Rows, System, columns_of, through
 
 TELLING = 0.04
 """The share of what is left unexplained that a value must explain to be tried on the other side."""

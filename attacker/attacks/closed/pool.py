@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.lowrank import Factors
-from attacker.attacks.exact.sampling import Space
-from attacker.attacks.exact.zeros import NEAR, balanced, pattern, separable, unit_rows
+from attacker.attacks.closed.lowrank import Factors
+from attacker.attacks.closed.sampling import Space
+from attacker.attacks.closed.zeros import NEAR, balanced, pattern, separable, unit_rows
 
 MOST = 0.05
 """As `NEAR`, where there is noise: beyond that, every direction has zeros."""

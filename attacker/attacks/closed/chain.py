@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from attacker.attacks.exact.activations import IDENTITY, Activation
-from attacker.attacks.exact.traced import Linear, NotAChain, activation_of, kind_of, map_of, name_of, only_reshapes, trace
+from attacker.attacks.closed.activations import IDENTITY, Activation
+from attacker.attacks.closed.traced import Linear, NotAChain, activation_of, kind_of, map_of, name_of, only_reshapes, trace
 
 __all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "chain_of", "only_reshapes"]
 

@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.chain import Chain, Layer, Linear, NotAChain
-from attacker.attacks.exact.system import back_through, columns_of, fold
+from attacker.attacks.closed.chain import Chain, Layer, Linear, NotAChain
+from attacker.attacks.closed.system import back_through, columns_of, fold
 
 POOLED = 4096
 """Values of one channel up to which pooling is written down as a matrix."""

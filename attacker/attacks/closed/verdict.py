@@ -1,6 +1,6 @@
 """What a rank analysis means, in words."""
 
-from attacker.attacks.exact.rank import RankReport
+from attacker.attacks.closed.rank import RankReport
 
 
 def headline(report: RankReport) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.base import Case
-from attacker.attacks.exact.router import ClosedForm, Routing
+from attacker.attacks.closed.router import ClosedForm, Routing
 from attacker.attacks.matching import GradientMatching
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.exact.chain import Layer, only_reshapes
-from attacker.attacks.exact.system import System, columns_of, fold
+from attacker.attacks.closed.chain import Layer, only_reshapes
+from attacker.attacks.closed.system import System, columns_of, fold
 
 Inverse = Callable[[Tensor], Tensor]
 """Symmetric positive, of (N, *inputs) of a layer."""

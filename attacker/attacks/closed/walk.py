@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.activations import settled
-from attacker.attacks.exact.chain import Chain, Layer, only_reshapes
-from attacker.attacks.exact.footprint import used_values
-from attacker.attacks.exact.heads import Head, read_heads
-from attacker.attacks.exact.preconditioning import Inverse, bytes_of, inverse_of
-from attacker.attacks.exact.signs import doubted, level, other_side
-from attacker.attacks.exact.system import Rows, Solved, System, least_squares, through
+from attacker.attacks.closed.activations import settled
+from attacker.attacks.closed.chain import Chain, Layer, only_reshapes
+from attacker.attacks.closed.footprint import used_values
+from attacker.attacks.closed.heads import Head, read_heads
+from attacker.attacks.closed.preconditioning import Inverse, bytes_of, inverse_of
+from attacker.attacks.closed.signs import doubted, level, other_side
+from attacker.attacks.closed.system import Rows, Solved, System, least_squares, through
 
 Tensors = Mapping[str, Tensor]
 

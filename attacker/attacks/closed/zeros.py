@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.lowrank import BEYOND, Factors
+from attacker.attacks.closed.lowrank import BEYOND, Factors
 
 FAR = 100.0
 """How many standard deviations of noise are taken for zero where all other values are much larger."""

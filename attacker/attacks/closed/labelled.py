@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.chain import Chain
-from attacker.attacks.exact.system import through
+from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.system import through
 from fedsim import models
 
 Tensors = Mapping[str, Tensor]

@@ -7,15 +7,15 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import generator_for
-from attacker.attacks.exact.batch_labels import explain
-from attacker.attacks.exact.chain import Chain
-from attacker.attacks.exact.labelled import labelled
-from attacker.attacks.exact.layers import Answer, answers, read, require_single, walk_through
-from attacker.attacks.exact.linear import recover_linear
-from attacker.attacks.exact.observed import Observed
-from attacker.attacks.exact.peeled import Peeled, peel
-from attacker.attacks.exact.rank import rank_report
-from attacker.attacks.exact.walk import Walk, finish
+from attacker.attacks.closed.batch_labels import explain
+from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.labelled import labelled
+from attacker.attacks.closed.layers import Answer, answers, read, require_single, walk_through
+from attacker.attacks.closed.linear import recover_linear
+from attacker.attacks.closed.observed import Observed
+from attacker.attacks.closed.peeled import Peeled, peel
+from attacker.attacks.closed.rank import rank_report
+from attacker.attacks.closed.walk import Walk, finish
 
 Route = Callable[[Observed, Generator, Walk], Sequence[Answer]]
 """From N observations, N answers, of as many examples as were found. Raises ValueError, in words, where it cannot be taken."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.exact.chain import Chain
-from attacker.attacks.exact.heads import more_than_one
-from attacker.attacks.exact.likeness import outside
-from attacker.attacks.exact.observed import Observed
-from attacker.attacks.exact.walk import OURS, Point, Tensors, Walk, beginnings, finish, homogeneous, step
+from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.heads import more_than_one
+from attacker.attacks.closed.likeness import outside
+from attacker.attacks.closed.observed import Observed
+from attacker.attacks.closed.walk import OURS, Point, Tensors, Walk, beginnings, finish, homogeneous, step
 
 FITS = 1e-6
 """Mean squared distance to [0, 1] of what still counts as data."""

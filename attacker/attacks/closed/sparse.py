@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from attacker.attacks.exact.lowrank import Factors
-from attacker.attacks.exact.pool import PENALTIES, Pool
-from attacker.attacks.exact.sampling import BATCH, Space, likely_on, sampled
-from attacker.attacks.exact.zeros import agreement, pattern
+from attacker.attacks.closed.lowrank import Factors
+from attacker.attacks.closed.pool import PENALTIES, Pool
+from attacker.attacks.closed.sampling import BATCH, Space, likely_on, sampled
+from attacker.attacks.closed.zeros import agreement, pattern
 
 ALIKE = 0.98
 """Share of neurons whose zeros must be those that the example itself would give."""

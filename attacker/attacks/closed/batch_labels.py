@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.attacks.exact.chain import Chain
-from attacker.attacks.exact.linear import LinearAnswer
+from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.linear import LinearAnswer
 from fedsim import models
 
 Tensors = Mapping[str, Tensor]
