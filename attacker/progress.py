@@ -5,31 +5,43 @@ from typing import Any
 
 from rich.markup import escape
 
-from attacker.attacks import AttackSpec, Progress
+from attacker.attacks import AttackSpec
 from attacker.replay import Replay, Replayed
 from fedsim.console import err, progress_bar
 from fedsim.wire import Recording
+
+SHOWN = 3
+"""Reasons of each kind that are printed; all of them are in the files."""
 
 
 def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
     """Run a replay and say on stderr how it goes and what came of it; `options` are those of `Replay`."""
     replay = Replay(recording=recording, spec=spec, out=out, **options)
-    cases, megabytes = replay.extent()
+    observations, megabytes = replay.extent()
+    clients = " of whole clients" if replay.plan.whole else ""
     err.print(
-        f"{escape(str(spec))}: {cases} observations to attack; writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
+        f"{escape(str(spec))}: {observations} observations{clients} to attack; "
+        f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
     with progress_bar() as bar:
-        task = bar.add_task(spec.name, total=None, words="")
+        task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
+        result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
+    _tell(result, spec)
+    return result
 
-        def chunk_bar(words: str) -> Progress:
-            bar.reset(task, description=words)
-            return lambda done, most, told: bar.update(task, completed=done, total=most, words=told)
 
-        result = replay.run(chunk_bar)
+def _tell(result: Replayed, spec: AttackSpec) -> None:
     if not spec.null and result.routes:
         ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
         err.print(f"  {escape(', '.join(ways))}")
     err.print(f"  {result.done} done, {result.skipped} were done before, {len(result.failed)} failed")
-    for key, reason in list(result.failed.items())[:3]:
+    for key, reason in list(result.failed.items())[:SHOWN]:
         err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
-    return result
+    left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
+    if left_out:
+        err.print(f"  {'1 round was' if len(left_out) == 1 else f'{len(left_out)} rounds were'} left out of their client's case")
+    for key, round, reason in left_out[:SHOWN]:
+        words = reason if reason.startswith(f"round {round}") else f"round {round}: {reason}"
+        err.print(f"  [yellow]{escape(key)}[/]: {escape(words)}")
+    for note in result.notes:
+        err.print(f"  {escape(note)}")

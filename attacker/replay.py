@@ -3,27 +3,26 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacker.attacks import Attack, AttackSpec, Case, Progress, unmet
+from attacker import cluster, workers
+from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES
-from attacker.reconstruction import Reconstruction
-from fedsim.wire import DamagedFile, Manifest, Observation, Recording, Row
-from fedsim.wire.files import make_private, write_json
+from attacker.cases import Plan, Planned, planned
+from attacker.checkpoints import tidy, unfinished
+from attacker.chunks import Footprint, chunked
+from attacker.facts import listed, spans, write_facts
+from attacker.meter import Meter, Watch
+from attacker.tasks import Job, Member, Outcome, Task, here, is_done, path_of, write_failure
+from attacker.workers import worth
+from fedsim.wire import DamagedFile, Recording, Row
+from fedsim.wire.files import make_private
 from fedsim.wire.masked import SUM
-
-CHUNK_BYTES = 2_000_000_000
-"""About how much memory the simulated gradients of one chunk may take."""
-COPIES = 12
-"""Tensors of the size of the model that one problem keeps alive at once."""
 
 OracleLabels = Callable[[Row], Tensor]
 
@@ -32,7 +31,9 @@ OracleLabels = Callable[[Row], Tensor]
 class Replayed:
     """folder: of the reconstructions. done, skipped: numbers of cases. routes: how many of those done came about in which way.
 
-    failed: reasons by case, and by round and client as the index has them for rows that cannot be read.
+    failed:   reasons by case, and by round and client as the index has them for rows that cannot be read.
+    left_out: rounds that are no part of their client's case, each with its reason, by the case.
+    notes:    what else there is to say, in words.
     """
 
     folder: Path
@@ -40,6 +41,16 @@ class Replayed:
     skipped: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count what became of a task."""
+        self.done += len(outcome.done)
+        self.notes += outcome.notes
+        self.failed |= outcome.failed
+        for route in outcome.done.values():
+            self.routes[route] = self.routes.get(route, 0) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +58,13 @@ class Replay:
     """An attack on a recording.
 
     out:     folder of all reconstructions; this replay's own is named after the attack and a hash of all that defines it.
-    rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the size of the model.
+    rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the model and the machine.
     oracle_labels: the true labels of a row, where the user asked for that oracle.
+    threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
+    workers: processes; 1: this one; None: one for each core, where there is enough work to pay for their start.
+    ray:     address of a Ray cluster that does the work instead, or `local` for one of this machine's own.
+    model:   the network of somebody else's federation, as `module:function`, for workers to import.
+    every:   seconds between two checkpoints.
     """
 
     recording: Recording
@@ -60,6 +76,11 @@ class Replay:
     clients: frozenset[str] | None = None
     chunk: int | None = None
     oracle_labels: OracleLabels | None = None
+    threads: int | None = None
+    workers: int | None = 1
+    ray: str | None = None
+    model: str | None = None
+    every: float = 60.0
 
     @cached_property
     def folder(self) -> Path:
@@ -67,166 +88,169 @@ class Replay:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
 
+    @cached_property
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
         """The rows asked for, and what is wrong with those of them that cannot be read."""
         damage: list[DamagedFile] = []
         return self.recording.rows(rounds=self.rounds, clients=self.clients, on_damage=damage.append), damage
+
+    @cached_property
+    def _attack(self) -> Attack:
+        return self.spec.build(device=self.device)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The cases that there are, done or not. Raises as `run` does."""
+        rows, damage = self._rows
+        if not any(row.status == "complete" for row in rows):
+            if damage:
+                raise damage[0]
+            self._check_asked(rows)
+            raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
+        self._check_asked(rows)
+        return planned(self.recording, rows, self._attack)
+
+    def _check_asked(self, found: Sequence[Row]) -> None:
+        """Raises ValueError, with those that there are, where a client, or each round, that was asked for is not there."""
+        clients = set(self.clients or ()) - {row.client for row in found}
+        rounds = self._absent(found)
+        if not clients and rounds != self.rounds:
+            return
+        rows = self.recording.rows(on_damage=lambda error: None)
+        if unknown := sorted(clients - {row.client for row in rows}):
+            names = sorted({row.client for row in rows} - {SUM})
+            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {listed(names)}")
+        if self.rounds and not self.rounds & {row.round for row in rows}:
+            known = spans(row.round for row in rows)
+            raise ValueError(f"{self.recording.folder} holds no round {spans(self.rounds)}. Its rounds: {known or 'none'}")
+
+    def _absent(self, found: Sequence[Row]) -> frozenset[int]:
+        """Rounds that were asked for and of which there is nothing."""
+        return (self.rounds or frozenset()) - {row.round for row in found}
 
     def extent(self) -> tuple[int, float]:
         """How many observations are still to be attacked, and about how many megabytes that writes.
 
         Those of more examples than any attack makes are not among them, nor rows that cannot be read.
         """
-        rows = [row for row in self._rows()[0] if row.status == "complete" and (row.num_examples or 0) <= MAX_EXAMPLES]
-        pending = [row for row in rows if not self._is_done(row)]
+        rows = [row for case in self._pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
-        return len(pending), sum(4 * values * (row.num_examples or 0) + 4000 for row in pending) / 1e6
+        return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
 
-    def run(self, progress: Callable[[str], Progress] | None = None) -> Replayed:
-        """Attack every complete observation that is not done yet.
+    def _pending(self) -> list[Planned]:
+        return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
-        progress: from a few words about the chunk, a callback for its attack.
+    def run(self, watch: Watch | None = None) -> Replayed:
+        """Attack every case that is not done yet.
+
         Raises ValueError where nothing can be attacked, DamagedFile where that is because no row can be read, and
         KeyboardInterrupt after the best so far is written.
         """
-        attack = self.spec.build(device=self.device)
-        rows, damage = self._rows()
-        complete = [row for row in rows if row.status == "complete"]
-        if not complete:
-            if damage:
-                raise damage[0]
-            raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
+        plan, pending = self.plan, self._pending()
         make_private(self.out)
         make_private(self.folder)
-        self._write_facts(rows)
-        replayed = Replayed(self.folder, failed=_by_row(damage))
-        pending = [row for row in complete if not self._is_done(row)]
-        replayed.skipped = len(complete) - len(pending)
-        for chunk in self._chunks(pending, attack, replayed):
-            null, finished = " (null)" if self.spec.null else "", replayed.done + replayed.skipped
-            words = f"{self.spec.name}{null}, {finished} of {len(complete)} done"
-            self._attack(attack, chunk, replayed, progress(words) if progress else None)
+        labels = ("labels",) if self.oracle_labels is not None and not self.spec.null else ()
+        oracles = (*getattr(self._attack, "oracles", ()), *labels)
+        write_facts(self.folder / "attack.json", self.recording, self.spec, plan, oracles=oracles, seed=self.seed)
+        replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
+        for case in plan.cases:
+            if case.reason:
+                self._fail(case.key, case.reason, replayed)
+        if absent := self._absent(self._rows[0]):
+            replayed.notes.append(f"of round {spans(absent)} there is nothing in the recording")
+        tasks = self._tasks(pending, replayed)
+        replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
+        for outcome in self._outcomes(tasks, Meter(tasks, watch)):
+            replayed.add(outcome)
+        tidy(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
         return replayed
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key}.safetensors"
+        """The file of a case's reconstruction."""
+        return path_of(self.folder, key)
 
-    def _is_done(self, row: Row) -> bool:
-        path = self.path(row.key)
-        if not path.exists():
-            return False
-        try:
-            return not Reconstruction.read(path).interrupted
-        except ValueError:
-            return False
+    @cached_property
+    def _job(self) -> Job:
+        return Job(
+            recording=str(self.recording.folder.resolve()),
+            folder=str(self.folder.resolve()),
+            attack=self.spec.name,
+            arguments=dict(self.spec.arguments),
+            null=self.spec.null,
+            seed=self.seed,
+            device=self.device,
+            threads=self.threads or (1 if len(self._chunks) > 1 else None),
+            model=self.model,
+            every=self.every,
+        )
 
-    def _chunks(self, rows: Sequence[Row], attack: Attack, replayed: Replayed) -> Iterator[list[Case]]:
-        """Cases of equal shape, as many at once as fit; cases that cannot be attacked are written down as failed."""
-        for _, group in groupby(sorted(rows, key=lambda row: row.num_examples or 0), key=lambda row: row.num_examples):
-            cases: list[Case] = []
-            for row in group:
-                case = self._case(row, attack, replayed)
-                if case is None:
+    def _tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
+        """What is left to do: first what was under way when an earlier replay ended, together as it was, then chunk by chunk."""
+        able = {case.key: case for case in self.plan.cases if not case.reason}
+        left = {case.key for case in pending}
+        begun, notes = unfinished(self.folder, self._job.origin, able, most=self.chunk)
+        replayed.notes += notes
+        groups = [[able[key] for key in keys] for keys in begun if left & set(keys)]
+        under_way = {case.key for group in groups for case in group}
+        for chunk in self._chunks:
+            groups.append([case for case in chunk if case.key in left - under_way])
+        tasks = (tuple(self._members(group, replayed)) for group in groups)
+        return [Task(members=members) for members in tasks if members]
+
+    @cached_property
+    def _footprint(self) -> Footprint:
+        return Footprint(self.recording.manifest, self.device)
+
+    @cached_property
+    def _chunks(self) -> list[tuple[Planned, ...]]:
+        """All cases that can be attacked, as an undisturbed replay attacks them."""
+        return chunked(self.plan.cases, self._footprint, self.chunk)
+
+    def _seconds(self, tasks: Sequence[Task]) -> float:
+        """About how long the tasks take, one after the other on one core; of an attack of unknown length, next to nothing."""
+        sizes = {case.key: case.sizes for case in self.plan.cases}
+        once = sum(self._footprint.seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
+        return once * evaluations(self._attack)
+
+    def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
+        """Cases as plain data, with the labels that an oracle tells of them; one of which it cannot tell any has failed."""
+        for case in cases:
+            labels = None
+            if self.oracle_labels is not None and not self.spec.null:
+                try:
+                    labels = tuple(torch.cat([self.oracle_labels(row) for row in case.rows]).tolist())
+                except ValueError as error:
+                    self._fail(case.key, str(error), replayed)
                     continue
-                cases.append(case)
-                if len(cases) >= (self.chunk or _chunk_size(case.observations[0])):
-                    yield cases
-                    cases = []
-            if cases:
-                yield cases
+            yield Member(key=case.key, rows=tuple((row.round, row.client) for row in case.rows), labels=labels)
 
-    def _case(self, row: Row, attack: Attack, replayed: Replayed) -> Case | None:
-        try:
-            labels = self.oracle_labels(row) if self.oracle_labels and not self.spec.null else None
-            case = Case((self.recording.observation(row),), known_labels=labels)
-            reasons = unmet(attack, case)
-        except ValueError as error:
-            self._fail(row.key, str(error), replayed)
-            return None
-        if reasons:
-            self._fail(row.key, f"{self.spec.name} cannot be used: {'; '.join(reasons)}", replayed)
-            return None
-        return case
-
-    def _attack(self, attack: Attack, cases: Sequence[Case], replayed: Replayed, progress: Progress | None) -> None:
-        rng = torch.Generator().manual_seed(self.seed)
-        try:
-            reconstructions = attack(cases, rng=rng, progress=progress)
-        except (RuntimeError, ValueError, MemoryError) as error:
-            if len(cases) == 1:
-                self._fail(cases[0].key, f"{type(error).__name__}: {error}".removesuffix(": "), replayed)
-                return
-            for case in cases:  # one bad case must not take its neighbours along
-                self._attack(attack, [case], replayed, progress)
+    def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[Outcome]:
+        """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
+        if not tasks:
             return
-        for reconstruction in reconstructions:
-            self._keep(reconstruction, replayed)
-        if any(reconstruction.interrupted for reconstruction in reconstructions):
-            raise KeyboardInterrupt
-
-    def _keep(self, reconstruction: Reconstruction, replayed: Replayed) -> None:
-        """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
-        path = self.path(reconstruction.case)
-        if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
-            self._fail(reconstruction.case, "the search ran away: its loss is not a number", replayed)
-            return
-        if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
-            reconstruction.write(path)
-        (self.folder / f"{reconstruction.case}.failed.json").unlink(missing_ok=True)
-        replayed.done += 1
-        replayed.routes[reconstruction.route] = replayed.routes.get(reconstruction.route, 0) + 1
+        count = self.workers or worth(self._seconds(tasks), len(tasks), self.device, self.threads)
+        if self.ray is not None:
+            results = cluster.attacked(self._job, tasks, self.ray, meter.told)
+        elif count > 1:
+            results = workers.attacked(self._job, tasks, count, meter.told)
+        else:
+            results = here(self._job, self.recording, tasks, meter.of_attack)
+        for number, outcome in results:
+            meter.told(number, 1.0, "")
+            yield outcome
+            if outcome.interrupted:
+                raise KeyboardInterrupt
 
     def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason
-        write_json(self.folder / f"{key}.failed.json", {"case": key, "reason": reason})
-
-    def _write_facts(self, rows: Sequence[Row]) -> None:
-        """What scoring and report need to know of this replay; cases of earlier calls stay."""
-        path = self.folder / "attack.json"
-        cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
-        for row in rows:
-            cases[row.key] = {
-                "key": row.key,
-                "round": row.round,
-                "client": row.client,
-                "attempt": row.attempt,
-                "num_examples": row.num_examples,
-                "codec": row.codec,
-                "status": row.status,
-                "reason": row.reason,
-                "cohort": list(self.recording.summed(row.round)) if row.client == SUM else [row.client],
-            }
-        write_json(
-            path,
-            {
-                "attack": self.spec.name,
-                "spec": str(self.spec),
-                "null": self.spec.null,
-                "knows_defense": self.spec.knows_defense,
-                "oracles": list(_oracles(self)),
-                "seed": self.seed,
-                "run": facts(self.recording.manifest),
-                "cases": [cases[key] for key in sorted(cases)],
-            },
-        )
+        write_failure(self.folder, key, reason)
 
 
-def facts(manifest: Manifest) -> dict[str, Any]:
-    """The public facts of a run, for rows and reports."""
-    return {
-        "name": manifest.name,
-        "model": str(manifest.model),
-        "shape": list(manifest.data.shape),
-        "num_classes": manifest.data.num_classes,
-        "training": asdict(manifest.training),
-        "defense": str(manifest.defense),
-        "gradient": manifest.gradient,
-        "network": manifest.network,
-        "inputs": manifest.inputs,
-        "secure_aggregation": manifest.secure_aggregation,
-        "created": manifest.created,
-        "software": dict(manifest.software),
-    }
+def evaluations(attack: object) -> int:
+    """Of the gradient, by a search of one start that comes to its end; 1 for what is no search."""
+    parts = (getattr(attack, name, None) for name in ("matching", "search", "fallback"))
+    search = next((part for part in parts if part is not None), attack)
+    return int(getattr(search, "steps", 1)) * int(getattr(getattr(search, "optimiser", None), "period", 1))
 
 
 def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
@@ -236,22 +260,3 @@ def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
         row = error.reason.partition(": ")[0]
         failed[row if row not in failed else f"{row} ({len(failed) + 1})"] = str(error)
     return failed
-
-
-def _oracles(replay: Replay) -> tuple[str, ...]:
-    built = replay.spec.build()
-    labels = ("labels",) if replay.oracle_labels and not replay.spec.null else ()
-    return tuple(getattr(built, "oracles", ())) + labels
-
-
-def _loss(path: Path) -> float:
-    try:
-        return float(Reconstruction.read(path).loss[-1])
-    except ValueError:
-        return float("inf")
-
-
-def _chunk_size(observation: Observation) -> int:
-    parameters = sum(w.numel() for w in observation.weights.values())
-    values = prod(observation.data.shape) * (observation.num_examples or 1)
-    return max(1, min(64, CHUNK_BYTES // (4 * COPIES * (parameters + 20 * values))))

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from attacked import iterations as until_tolerance
 from contract import Options, cpu_seconds, options, told
 
 from attacker.attacks import Case, GradientMatching, cpl, dlg
-from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import mse, ssim, succeeded
 from defenses import DefenseSpec
 from fedsim import datasets, models
@@ -25,7 +25,6 @@ from fedsim.training import train
 from fedsim.wire import ModelSpec, Observation, Training
 from fedsim.wire.codec import encode
 
-PAPER_TOLERANCE = 1e-4
 PAPER = {
     "cpl": {"iterations": 28.3, "success": 0.973, "labels": 1.0, "ssim": 0.9985, "mse": 2.2e-4},
     "dlg": {"iterations": 114.5, "success": 0.754, "labels": 0.965, "ssim": 0.9982, "mse": 2.5e-4},
@@ -113,7 +112,7 @@ def _measure(
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     guesses = torch.cat([f.x for f in found]).nan_to_num().clamp(0, 1)
     success = succeeded(guesses, x)
-    iterations = [_until_tolerance(f) for f, ok in zip(found, success.tolist(), strict=True) if ok]
+    iterations = [until_tolerance(f) for f, ok in zip(found, success.tolist(), strict=True) if ok]
     one_start = [ok and f.restarts == 1 for f, ok in zip(found, success.tolist(), strict=True)]
     return {
         "data": name,
@@ -129,13 +128,6 @@ def _measure(
         "ssim": float(ssim(guesses, x)[success].mean()) if success.any() else None,
         "cpu_seconds": clock.seconds,
     }
-
-
-def _until_tolerance(found: Reconstruction) -> int:
-    """Iterations of stuck starts, and of the last one until it fell below the paper's tolerance."""
-    below = torch.nonzero(found.loss <= PAPER_TOLERANCE)
-    own = int(below[0]) + 1 if len(below) else len(found.loss)
-    return found.iterations - len(found.loss) + own
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from rgap_linear import linear
 from single_cases import Images, client, images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.rank import rank_report
-from attacker.attacks.exact.trials import PAPER as PAPER_NETWORKS
-from attacker.attacks.exact.trials import paper_network, rank_right
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.rank import rank_report
+from attacker.attacks.closed.trials import PAPER as PAPER_NETWORKS
+from attacker.attacks.closed.trials import paper_network, rank_right
 
 IDENTICAL = 1e-4
 SUCCESS = 1e-3

@@ -11,8 +11,8 @@ from single_cases import Client, Images, client, images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.walk import beginnings, finish
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.walk import beginnings, finish
 from fedsim import models
 from fedsim.training import train
 from fedsim.wire import Training

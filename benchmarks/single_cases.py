@@ -17,8 +17,15 @@ from fedsim.training import train
 from fedsim.wire import DataSpec, ModelSpec, Observation, Training
 from fedsim.wire.codec import encode
 
-FILES = {"cifar10": "cifar10/test.npz", "mnist": "mnist/mnist10k.npz"}
-EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = {"cifar10": ("photos", {"size": 32}), "mnist": ("digits", {})}
+FILES = {
+    "cifar10": "cifar10/test.npz",
+    "cifar100": "cifar100/cifar100_4k.npz",
+    "lfw": "lfw/lfw32.npz",
+    "mnist": "mnist/mnist10k.npz",
+}
+PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
+EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = {"photos": PHOTOS, "cifar10": PHOTOS, "cifar100": PHOTOS, "lfw": PHOTOS}
+EMBEDDED |= {"mnist": ("digits", {})}
 """What stands in for a file that is not there."""
 
 
@@ -41,10 +48,13 @@ class Images:
     def first(self, count: int) -> "Images":
         return replace(self, x=self.x[:count], y=self.y[:count])
 
+    def of(self, rows: Sequence[int]) -> "Images":
+        return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
+
 
 def images(asked: Options, name: str, count: int) -> Images:
-    """So many of `cifar10` or `mnist`, evenly spread over the file in --data, or over what is embedded."""
-    path = asked.data / FILES[name] if asked.data else None
+    """So many of a data set of `FILES`, evenly spread over the file in --data, or over what is embedded; photos are."""
+    path = asked.data / FILES[name] if asked.data and name in FILES else None
     if path is not None and path.exists():
         found = datasets.load(f"npz:{path}")
     else:
@@ -66,7 +76,10 @@ class Client:
     weights: Mapping[str, Tensor]
 
     def case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "") -> Case:
-        """What the server would see after local steps on `batches`, one after the other. defense: as in an experiment."""
+        """What the server would see after local steps on `batches`, one after the other. defense: as in an experiment.
+
+        Of a client that trains for epochs, `batches` are those of all epochs.
+        """
         model = models.build(self.model, self.data)
         trained = train(model, self.weights, batches, self.training, self.data)
         spec = DefenseSpec.parse(defense, learning_rate=self.training.learning_rate) if defense else DefenseSpec()
@@ -80,7 +93,7 @@ class Client:
                     round=1,
                     client=key,
                     cohort=(),
-                    num_examples=sum(len(y) for _, y in batches),
+                    num_examples=sum(len(y) for _, y in batches) // (self.training.epochs or 1),
                     model=self.model,
                     data=self.data,
                     training=self.training,
@@ -92,9 +105,18 @@ class Client:
         )
 
 
-def client(name: str, data: DataSpec, *, loss: str = "cross_entropy", seed: int = 0, steps: int = 1, batch: int = 1) -> Client:
-    """With weights drawn from `seed`."""
-    spec = ModelSpec(name=name)
+def client(
+    name: str,
+    data: DataSpec,
+    *,
+    loss: str = "cross_entropy",
+    seed: int = 0,
+    steps: int = 1,
+    batch: int = 1,
+    arguments: Mapping[str, Any] | None = None,
+) -> Client:
+    """With weights drawn from `seed`. arguments: of the model."""
+    spec = ModelSpec(name=name, arguments=arguments or {})
     weights = {key: p.detach() for key, p in models.build(spec, data, seed=seed).named_parameters()}
     training = Training(learning_rate=1.0 if steps == 1 else 0.01, batch_size=batch, steps=steps, loss=loss)
     return Client(spec, data, training, weights)

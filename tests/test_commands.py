@@ -66,7 +66,7 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
         ("attacker replay {run} --attack cpl --set inti=dark", 2, "unexpected keyword argument 'inti'"),
         ("attacker replay {run} --attack cpl --set init=drak", 2, "unknown init 'drak'"),
         ("attacker replay {run} --attack cpl --oracle images", 2, "unknown oracle 'images'"),
-        ("attacker replay {run} --attack cpl --rounds 5-9", 2, "no complete observation"),
+        ("attacker replay {run} --attack cpl --rounds 5-9", 2, "holds no round 5-9. Its rounds: 1"),
         ("attacker replay {run} --attack cpl --device cuda:99", 2, "cuda:99"),
         ("attacker replay {run} --attack cpl --set steps=abc", 2, "cpl: steps must be a whole number above 0, got 'abc'"),
         ("attacker replay {run} --attack cpl --set restarts=0", 2, "restarts must be a whole number above 0, got 0"),

@@ -1,6 +1,7 @@
 """Attacks: functions from observations to reconstructions, put together from parts."""
 
-from attacker.attacks.base import Attack, Case, Need, Progress, unmet
+from attacker.attacks.agic import agic
+from attacker.attacks.base import Attack, Case, Memory, Need, Progress, unmet
 from attacker.attacks.closed_forms import exact, hgap, rgap
 from attacker.attacks.descent import Stop
 from attacker.attacks.matching import GradientMatching
@@ -13,9 +14,11 @@ __all__ = [
     "AttackSpec",
     "Case",
     "GradientMatching",
+    "Memory",
     "Need",
     "Progress",
     "Stop",
+    "agic",
     "cpl",
     "dlg",
     "exact",

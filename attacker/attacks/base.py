@@ -1,7 +1,7 @@
 """What an attack is: a function from cases to reconstructions, and from nothing else."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -34,11 +34,15 @@ class Case:
     @property
     def key(self) -> str:
         """Names the case within its recording, and its files."""
-        first, last = self.observations[0], self.observations[-1]
-        if len(self.observations) == 1:
-            return first.key
-        rounds = ",".join(str(observation.round) for observation in self.observations)
-        return f"{first.round:05d}-{last.round:05d}-{first.client}-{hashlib.sha256(rounds.encode()).hexdigest()[:6]}"
+        return case_key([observation.round for observation in self.observations], self.observations[0].client)
+
+
+def case_key(rounds: Sequence[int], client: str) -> str:
+    """The name of a case of one client: of one round that of its observation, of several one that tells them from others."""
+    if len(rounds) == 1:
+        return f"{rounds[0]:05d}-{client}"
+    digest = hashlib.sha256(",".join(map(str, rounds)).encode()).hexdigest()[:6]
+    return f"{rounds[0]:05d}-{rounds[-1]:05d}-{client}-{digest}"
 
 
 class Need(Enum):
@@ -75,16 +79,39 @@ Progress = Callable[[int, int, str], None]
 """Is called with (iterations done, iterations at most, a few words)."""
 
 
+class Memory(Protocol):
+    """Outlives a process that is killed: what an attack needs to go on where it was, bit for bit, as tensors by name.
+
+    every: seconds that an attack lets pass between two calls of `keep`.
+    """
+
+    @property
+    def every(self) -> float: ...
+
+    def recall(self, key: str) -> dict[str, Tensor] | None:
+        """What was last kept under `key`, on the CPU; None where that is nothing."""
+        ...
+
+    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
+        """Keep `state` under `key` in place of what was there; what was kept under other keys stays. Takes copies."""
+        ...
+
+
 class Attack(Protocol):
     """Reconstructs many cases of equal shape at once.
 
-    rng: seeds the attack; what one case draws depends on its key and on nothing of its neighbours.
+    rng:    seeds the attack; what one case draws depends on its key and on nothing of its neighbours.
+    memory: of these cases, where the attack keeps what it needs to go on after it was killed; one without it starts again.
+
+    An attack with the attribute `whole_clients` set gets all observations of a client as one case, others one at a time.
     """
 
     @property
     def needs(self) -> frozenset[Need]: ...
 
-    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]: ...
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]: ...
 
 
 def unmet(attack: Attack, case: Case) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from attacker.attacks.agic import agic_of_one_round
 from attacker.attacks.base import Need
 from attacker.attacks.closed.hybrid import Hybrid, judge
 from attacker.attacks.closed.router import ClosedForm
@@ -13,7 +14,12 @@ from attacker.attacks.matching import GradientMatching
 from attacker.attacks.papers import cpl, dlg, inverting_gradients
 
 SINGLE = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})
-FALLBACKS: dict[str, Callable[..., GradientMatching]] = {"cpl": cpl, "dlg": dlg, "inverting_gradients": inverting_gradients}
+FALLBACKS: dict[str, Callable[..., GradientMatching]] = {
+    "agic": agic_of_one_round,
+    "cpl": cpl,
+    "dlg": dlg,
+    "inverting_gradients": inverting_gradients,
+}
 """What searches on where no closed form is exact."""
 
 
@@ -23,7 +29,8 @@ def exact(
     """Closed forms before optimisation: linear, layers, peeled, then a search from the best of them; each answer is checked.
 
     An answer counts as exact where its own gradient is within a thousandth of the observed one. What no route answers exactly
-    goes to the search `fallback`: cpl, dlg, inverting_gradients, or none. route: auto, or only one of them, or optimisation.
+    goes to the search `fallback`: cpl, dlg, inverting_gradients, agic (of one round), or none.
+    route: auto, or only one of them, or optimisation.
     """
     known = ["auto", *ROUTES, "optimisation"]
     if route not in known:

@@ -10,18 +10,23 @@ with one row of z a problem, that is one restart of one case, and all rows at on
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Need, Progress
+from attacker.attacks.base import Case, Memory, Need, Progress
 from attacker.attacks.descent import Stop
 from attacker.attacks.initialisation import Init
 from attacker.attacks.labels import LabelRule
+from attacker.attacks.layer_weights import LayerWeights
 from attacker.attacks.objectives import Objective
 from attacker.attacks.optimisers import Optimiser
 from attacker.attacks.priors import Prior, flat
 from attacker.attacks.search import Search
 from attacker.reconstruction import Reconstruction
+
+LocalSteps = Literal["one_batch", "simulated"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,12 @@ class GradientMatching:
     restarts:  at most so many starts a case: another one only where the last is stuck; the lowest own loss is kept.
     boxed:     keep x in [0, 1] after every step.
     agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
+    layers:    how much each layer counts; None: all alike.
+    local_steps: one_batch takes all steps of a client as one on all its examples (AGIC); simulated goes through them one by one.
+    surrogate: the one batch is taken at weights between those sent and those sent back; how far is searched for (SME).
+    order_invariant: above 0, examples of each simulated local epoch are their own, drawn together by a prior of this weight.
+    later:     weight of observations after a client's first epoch. robust: above 0, the distance d of an observation counts as
+               `robust * log(1 + d / robust)`: those that fit badly, behind wrong links or of bad rounds, have less of a say.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
     first:     from the cases, where the first start of each is known better than by `init`; None for those where it is not.
@@ -51,6 +62,12 @@ class GradientMatching:
     restarts: int = 1
     boxed: bool = False
     agreement: float = 0.0
+    layers: LayerWeights | None = None
+    local_steps: LocalSteps = "one_batch"
+    surrogate: bool = False
+    order_invariant: float = 0.0
+    later: float = 0.1
+    robust: float = 0.0
     knows_defense: bool = True
     sees_gradient: bool = True
     first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None
@@ -58,6 +75,18 @@ class GradientMatching:
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"
 
-    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
+    def __post_init__(self) -> None:
+        if self.order_invariant and self.local_steps != "simulated":
+            raise ValueError("order_invariant ties the local epochs of a simulation: set local_steps to simulated")
+        if self.surrogate and self.local_steps == "simulated":
+            raise ValueError("surrogate weights stand for the local steps: set local_steps to one_batch")
+
+    def robust_loss(self, distance: Tensor) -> Tensor:
+        """What a distance counts as (Cauchy's loss)."""
+        return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training, defense and number of examples."""
-        return Search(self, cases, rng, progress).run()
+        return Search(self, cases, rng, progress, memory).run()

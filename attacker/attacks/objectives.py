@@ -35,6 +35,11 @@ def cosine_distance(simulated: Gradient, observed: Gradient) -> Tensor:
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 
 
+def absolute_distance(simulated: Gradient, observed: Gradient) -> Tensor:
+    """Sum of absolute differences over all coordinates: a few that are far off count for less than in the squared one."""
+    return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
+
+
 def squared_norm(gradient: Gradient) -> Tensor:
     """Sum of squares over all coordinates."""
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
@@ -42,3 +47,6 @@ def squared_norm(gradient: Gradient) -> Tensor:
 
 euclidean = Objective(squared_distance, worst=squared_norm, squares=True)
 cosine = Objective(cosine_distance, worst=lambda observed: torch.ones_like(squared_norm(observed)), squares=False)
+absolute = Objective(
+    absolute_distance, worst=lambda observed: torch.stack([g.abs().sum() for g in observed.values()]).sum(), squares=False
+)

@@ -1,24 +1,38 @@
-"""Optimisers over many independent problems at once: latents and gradients are (P, D), one row a problem.
+"""Optimisers over many independent problems at once: latents and gradients are (P, D), losses (P,), one row a problem.
 
-Rows never mix, so problems may leave between two steps.
+Rows never mix, so problems may leave between two steps. L-BFGS has a file of its own, `lbfgs`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+State = dict[str, Tensor]
+"""Something under way as tensors by name, so that it can be written to a file and taken up again."""
+
 
 class Stepper(Protocol):
     """One optimisation under way."""
 
-    def step(self, z: Tensor, gradient: Tensor, progress: float) -> Tensor:
-        """From latents and their gradients, both (P, D), the next latents. progress: share of all steps that is done."""
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
+        """The next latents to evaluate, (P, D), from the last ones, their gradients and losses.
+
+        progress: share of all steps that is done.
+        """
         ...
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these problems only; rows: indices (Q,)."""
+        ...
+
+    def state(self) -> State:
+        """All that the next step depends on. Later steps may write into these tensors: copy what is to stay."""
+        ...
+
+    def load(self, state: State) -> None:
+        """Become the stepper that `state` was taken of; this one was started by the same settings."""
         ...
 
 
@@ -29,6 +43,69 @@ class Optimiser(Protocol):
     def period(self) -> int: ...
 
     def start(self) -> Stepper: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Gradient descent with heavy-ball momentum (Polyak 1964), as `torch.optim.SGD` does it."""
+
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    period: int = 1
+
+    def start(self) -> "SGDStepper":
+        return SGDStepper(self)
+
+
+@dataclass
+class SGDStepper:
+    settings: SGD
+    velocity: Tensor | None = None
+
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
+        self.velocity = gradient if self.velocity is None else self.settings.momentum * self.velocity + gradient
+        return z - self.settings.learning_rate * self.velocity
+
+    def keep(self, rows: Tensor) -> None:
+        self.velocity = None if self.velocity is None else self.velocity[rows]
+
+    def state(self) -> State:
+        return {} if self.velocity is None else {"velocity": self.velocity}
+
+    def load(self, state: State) -> None:
+        self.velocity = state.get("velocity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad:
+    """Steps that shrink with the squares of all gradients so far, one sum a coordinate (Duchi et al. 2011, section 1.1)."""
+
+    learning_rate: float = 0.1
+    epsilon: float = 1e-10
+    period: int = 1
+
+    def start(self) -> "AdagradStepper":
+        return AdagradStepper(self)
+
+
+@dataclass
+class AdagradStepper:
+    settings: Adagrad
+    squares: Tensor | None = None
+
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
+        square = gradient.square()
+        self.squares = square if self.squares is None else self.squares + square
+        return z - self.settings.learning_rate * gradient / (self.squares.sqrt() + self.settings.epsilon)
+
+    def keep(self, rows: Tensor) -> None:
+        self.squares = None if self.squares is None else self.squares[rows]
+
+    def state(self) -> State:
+        return {} if self.squares is None else {"squares": self.squares}
+
+    def load(self, state: State) -> None:
+        self.squares = state.get("squares")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +133,7 @@ class AdamStepper:
     mean: Tensor | None = None
     square: Tensor | None = None
 
-    def step(self, z: Tensor, gradient: Tensor, progress: float) -> Tensor:
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         s, (beta1, beta2) = self.settings, self.settings.betas
         g = gradient.sign() if s.signed else gradient
         self.count += 1
@@ -71,85 +148,11 @@ class AdamStepper:
         if self.mean is not None and self.square is not None:
             self.mean, self.square = self.mean[rows], self.square[rows]
 
+    def state(self) -> State:
+        if self.mean is None or self.square is None:
+            return {}
+        return {"count": torch.tensor(self.count), "mean": self.mean, "square": self.square}
 
-@dataclass(frozen=True, kw_only=True)
-class LBFGS:
-    """L-BFGS with fixed steps, exactly as `torch.optim.LBFGS` without a line search does for one problem.
-
-    history: pairs that are remembered. period: torch's `max_iter`, the evaluations that DLG and CPL count as one iteration.
-    """
-
-    learning_rate: float = 1.0
-    history: int = 100
-    period: int = 20
-    min_curvature: float = 1e-10
-    min_descent: float = 1e-9
-
-    def start(self) -> "LBFGSStepper":
-        return LBFGSStepper(self)
-
-
-@dataclass
-class LBFGSStepper:
-    """steps, changes: the last differences of latents and of gradients, each (P, D); rho: their inverse products, (P, 1).
-
-    A pair without positive curvature has rho = 0, which leaves it without effect.
-    """
-
-    settings: LBFGS
-    steps: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)
-    rho: list[Tensor] = field(default_factory=list)
-    scale: Tensor | None = None
-    previous: Tensor | None = None
-    taken: Tensor | None = None
-
-    def step(self, z: Tensor, gradient: Tensor, progress: float) -> Tensor:
-        s = self.settings
-        if self.previous is None or self.taken is None:
-            length = (1 / gradient.abs().sum(dim=1, keepdim=True)).clamp(max=1) * s.learning_rate
-            direction = -gradient
-        else:
-            self._remember(gradient)
-            length = torch.full_like(gradient[:, :1], s.learning_rate)
-            direction = self._direction(gradient)
-        descends = (gradient * direction).sum(dim=1, keepdim=True) <= -s.min_descent
-        self.previous = gradient
-        self.taken = torch.where(descends, length * direction, torch.zeros_like(z))
-        return z + self.taken
-
-    def _remember(self, gradient: Tensor) -> None:
-        assert self.previous is not None
-        assert self.taken is not None
-        change = gradient - self.previous
-        curvature = (change * self.taken).sum(dim=1, keepdim=True)
-        positive = curvature > self.settings.min_curvature
-        rho = torch.where(positive, 1 / curvature, torch.zeros_like(curvature))
-        newest = curvature / change.square().sum(dim=1, keepdim=True)
-        old = torch.ones_like(newest) if self.scale is None else self.scale
-        self.scale = torch.where(positive, newest, old)
-        if not positive.any():
-            return
-        for kept, new in ((self.steps, self.taken), (self.changes, change), (self.rho, rho)):
-            kept.append(new)
-            del kept[: -self.settings.history]
-
-    def _direction(self, gradient: Tensor) -> Tensor:
-        assert self.scale is not None
-        q = -gradient
-        alphas = []
-        for step, change, rho in zip(reversed(self.steps), reversed(self.changes), reversed(self.rho), strict=True):
-            alpha = rho * (step * q).sum(dim=1, keepdim=True)
-            q = q - alpha * change
-            alphas.append(alpha)
-        r = self.scale * q
-        for step, change, rho, alpha in zip(self.steps, self.changes, self.rho, reversed(alphas), strict=True):
-            beta = rho * (change * r).sum(dim=1, keepdim=True)
-            r = r + (alpha - beta) * step
-        return r
-
-    def keep(self, rows: Tensor) -> None:
-        self.steps = [t[rows] for t in self.steps]
-        self.changes = [t[rows] for t in self.changes]
-        self.rho = [t[rows] for t in self.rho]
-        self.scale, self.previous, self.taken = (None if t is None else t[rows] for t in (self.scale, self.previous, self.taken))
+    def load(self, state: State) -> None:
+        self.count = int(state["count"]) if state else 0
+        self.mean, self.square = state.get("mean"), state.get("square")

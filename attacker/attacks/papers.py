@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+from attacker.attacks import named
 from attacker.attacks.base import Need
-from attacker.attacks.descent import Stop
 from attacker.attacks.closed.starting import from_closed_form
+from attacker.attacks.descent import Stop
 from attacker.attacks.initialisation import normal, normal_after_normalisation, start
-from attacker.attacks.labels import from_rows, inferred
+from attacker.attacks.labels import from_rows, inferred, label_rule
+from attacker.attacks.lbfgs import LBFGS
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.objectives import cosine, euclidean
-from attacker.attacks.optimisers import LBFGS, Adam
+from attacker.attacks.optimisers import Adam
 from attacker.attacks.priors import flat, total_variation
 
 PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
@@ -46,32 +48,46 @@ def cpl(
     *,
     init: str = "patterned",
     auxiliary: str = "",
+    optimiser: str = "lbfgs",
+    learning_rate: float = 0.0,
+    distance: str = "euclidean",
+    labels: str = "inferred",
     steps: int = 300,
-    restarts: int = 1,
+    patience: int = 10,
     tolerance: float = 0.0,
+    restarts: int = 1,
     agreement: float = 0.0,
+    boxed: bool = False,
     closed_form_start: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1).
+    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
 
     init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
+    optimiser: lbfgs, wolfe (the same with a line search: it hardly ever gets stuck), adam, momentum, or adagrad; learning_rate
+    0 is its own. distance: euclidean (squared), cosine, or absolute. labels: inferred, bias, rows, llg, ilrg,
+    or joint (searched for with the images).
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
-    agreement: the paper's alpha. closed_form_start: as in `dlg`.
+    steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
+    are given 20 times as much patience.
+    agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     """
+    chosen, rule = named.optimiser(optimiser, learning_rate), label_rule(labels)
+    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set())
     attack = GradientMatching(
         name="cpl",
-        objective=euclidean,
-        labels=inferred,
+        objective=named.distance(distance),
+        labels=rule,
         init=start(init, auxiliary),
-        optimiser=LBFGS(),
+        optimiser=chosen,
         steps=steps,
-        stop=replace(PLATEAU, tolerance=tolerance),
+        stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period),
         restarts=restarts,
+        boxed=boxed,
         agreement=agreement,
         knows_defense=knows_defense,
         oracles=("images of the same class",) if init == "insider" else (),
-        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}),
+        needs=frozenset(needs),
     )
     return from_closed_form(attack) if closed_form_start else attack
 

@@ -1,87 +1,65 @@
 """One call of a gradient matching attack: many cases, some of them more than once, searched for all at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from attacker.attacks.base import Case, Progress, generator_for
+from attacker.attacks import local_epochs
+from attacker.attacks.base import Case, Memory, Progress, generator_for
 from attacker.attacks.descent import Problems, descend
-from attacker.attacks.labels import Evidence
+from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
 from attacker.attacks.objectives import Gradient, squared_norm
-from attacker.attacks.simulation import (
-    as_gradient,
-    buffers_of,
-    channel_of,
-    gradient_of,
-    network_of,
-    omitted_of,
-    schedule,
-    through,
-    total_step,
-)
-from attacker.reconstruction import Reconstruction, slots_of
-from defenses.channel import Known, transparent
+from attacker.attacks.priors import flat
+from attacker.attacks.reading import read_labels
+from attacker.attacks.simulation import network_of
+from attacker.attacks.views import Row, View
+from attacker.linking import Links, unlinked
+from attacker.reconstruction import Reconstruction, Slot, slots_of
 from fedsim import models
-from fedsim.wire.observation import Observation
 
 if TYPE_CHECKING:
     from attacker.attacks.matching import GradientMatching
 
 
-@dataclass
-class _Best:
-    """The best restart of one case so far, by the attack's own loss."""
-
-    loss: float = float("inf")
-    z: Tensor | None = None
-    labels: Tensor | None = None
-    history: Tensor = field(default_factory=lambda: torch.empty(0))
-    iterations: int = 0
-    evaluations: int = 0
-    restarts: int = 0
-
-
 class Search:
-    """One call of a `GradientMatching`: everything that its cases share, and one `_Best` for each."""
+    """One call of a `GradientMatching`: everything that its cases share, and one `Best` for each.
 
-    def __init__(self, attack: "GradientMatching", cases: Sequence[Case], rng: Generator, progress: Progress | None) -> None:
-        self.attack, self.cases, self.rng, self.progress = attack, cases, rng, progress
+    The latent z of a problem is its examples' pixels, then soft labels where they are searched for, then one number where
+    surrogate weights are.
+    """
+
+    def __init__(
+        self,
+        attack: "GradientMatching",
+        cases: Sequence[Case],
+        rng: Generator,
+        progress: Progress | None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         first = cases[0].observations[0]
-        assert first.num_examples is not None
-        self.data, self.training, self.count = first.data, first.training, first.num_examples
-        self.sizes, self.steps = schedule(first)
+        self.data, self.loss = first.data, first.training.loss
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.model: nn.Module = network_of(first).to(attack.device)
-        knows = attack.knows_defense
-        self.channel = channel_of(first, self.model) if knows else transparent
-        self.omitted = omitted_of(first, self.model) if knows else frozenset[str]()
-        self.plain = gradient_of(self.model, self.data, self.training.loss)
-        self.gradient = gradient_of(self.model, self.data, self.training.loss, first.gradient.build()) if knows else self.plain
-        self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
-        self.best = [_Best() for _ in cases]
+        self.epochs = local_epochs.separate(attack.order_invariant, first.training)
+        self.links = [_links(case, self.epochs) for case in cases]
+        self.count = self.links[0].examples
+        self.views = [self._view(o) for o in range(len(cases[0].observations))]
+        self.defended = any(view.defended for view in self.views)
+        self.best = [Best() for _ in cases]
         self.interrupted: set[int] = set()
-        self._observe([case.observations[0] for case in cases])
         self._thresholds()
 
-    def _observe(self, observations: Sequence[Observation]) -> None:
-        """Stack what differs between cases; weights that all of them share are kept once."""
-        device, order = self.attack.device, dict(self.model.named_parameters())
-        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
-        self.shared = all(o.weights is observations[0].weights for o in observations)
-        self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
-        self.per_case = weights
-        self.buffers, self.same_buffers = buffers_of(self.model, observations)
-        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
-        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
-        self.observed = {name: torch.stack([g[name] for g in gradients]) for name in order}
-        self.compared = {name: g for name, g in self.observed.items() if name not in self.omitted}
-        self.seen = {name: torch.stack([u[name] for u in updates]) for name in order}
-        self.known = vmap(self.channel.learn)(self.seen)
+    def _view(self, o: int) -> View:
+        observations = [case.observations[o] for case in self.cases]
+        places = torch.stack([links.places[o] for links in self.links])
+        gamma = torch.tensor([_gamma(links, o, self.attack.later) for links in self.links])
+        return View(self.attack, self.model, observations, places, gamma)
 
     def _thresholds(self) -> None:
         """(cases,) losses that are enough, and those above which a search is stuck.
@@ -90,122 +68,145 @@ class Search:
         noise best are nearer to the true ones than those at which the loss first falls to its power. A null has no gradient to go
         by: one start is all.
         """
-        stop, objective = self.attack.stop, self.attack.objective
-        worst = vmap(objective.worst)(self.compared)
+        stop = self.attack.stop
+        worst = self._over_views([view.worst for view in self.views])
         if not self.attack.sees_gradient:
             self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
             return
         self.enough = (stop.precision * worst).clamp(min=stop.tolerance)
         self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
-        if objective.squares:
-            self.stuck = self.stuck.maximum(vmap(self.channel.noise)(self.seen) / total_step(self.training, self.steps) ** 2)
+        if self.attack.objective.squares:
+            self.stuck = self.stuck.maximum(self._over_views([view.power for view in self.views]))
+
+    def _over_views(self, values: Sequence[Tensor]) -> Tensor:
+        weighed = [view.rows["gamma"] * self.attack.robust_loss(value) for view, value in zip(self.views, values, strict=True)]
+        return torch.stack(weighed).sum(0)
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()
-        for restart in range(self.attack.restarts):
+        for restart in range(self._recalled(), self.attack.restarts):
             pending = [i for i, best in enumerate(self.best) if restart == 0 or best.loss > self.stuck[i]]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
+                self._keep(restart)
         seconds = (perf_counter() - started) / len(self.cases)
         return [self._reconstruction(i, seconds) for i in range(len(self.cases))]
 
     def _search(self, pending: list[int], restart: int) -> None:
         """One start for each pending case."""
         attack = self.attack
-        rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
         labels = torch.stack([self._labels(i, generator_for(self.rng, self.cases[i], f"labels {restart}")) for i in pending])
-        starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
-        if attack.first is not None and attack.sees_gradient and restart == 0:
-            told = attack.first([self.cases[i] for i in pending])
-            starts = [own if better is None else better.to(own) for own, better in zip(starts, told, strict=True)]
-        z = torch.stack(starts).flatten(1).to(attack.device)
-        if self.joint:
-            shape = (self.count * self.data.num_classes,)
-            soft = [torch.randn(shape, generator=g) for g in rngs]
-            z = torch.cat([z, torch.stack(soft).to(attack.device)], dim=1)
+        z = self._starts(pending, restart, labels)
         rows = torch.tensor(pending, device=z.device)
-        weights = self.weights if self.shared else {name: w[rows] for name, w in self.weights.items()}
-        observed = {name: g[rows] for name, g in self.compared.items()}
-        known = {name: t[rows] for name, t in self.known.items()}
-        per_problem: dict[str, Any] = {"observed": observed, "known": known, "labels": labels}
-        if not self.shared:
-            per_problem["weights"] = weights
-        if not self.same_buffers:
-            per_problem["buffers"] = {name: b[rows] for name, b in self.buffers.items()}
-        gain: Tensor = vmap(self._gain, in_dims=(0, 0), randomness="different")(z, per_problem)
-        per_problem["gain"] = gain
+        problem: Row = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
         problems = Problems(
             evaluate=self._evaluate,
-            per_problem=per_problem,
+            per_problem=problem,
             project=self._project,
-            enough=self.enough[rows] * gain,
+            enough=self.enough[rows] * problem["gain"],
         )
-        found = descend(z, problems, attack.optimiser, attack.steps, attack.stop, progress=self.progress)
+        key, memory = f"restart {restart}", self.memory
+        found = descend(
+            z,
+            problems,
+            attack.optimiser,
+            attack.steps,
+            attack.stop,
+            progress=self.progress,
+            checkpoint=now_and_then(memory, key) if memory else None,
+            resume=to_device(memory.recall(key), attack.device) if memory else None,
+        )
         for row, i in enumerate(pending):
-            best = self.best[i]
+            best, gain = self.best[i], float(problem["gain"][row])
             if found.interrupted[row]:
                 self.interrupted.add(i)
             best.iterations += found.iterations[row]
             best.evaluations += found.iterations[row] * attack.optimiser.period
             best.restarts += 1
-            loss = found.loss[row] / float(gain[row])
+            loss = found.loss[row] / gain
             if best.z is None or loss < best.loss:
-                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain[row]
+                best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
                 best.labels = labels[row]
 
-    def _evaluate(self, z: Tensor, per_problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _keep(self, restart: int) -> None:
+        """Have the memory know what the searches so far came to."""
+        if self.memory is not None and not self.interrupted:
+            self.memory.keep("best", bests_as_tensors(self.best, restart + 1))
+
+    def _recalled(self) -> int:
+        """The restart to go on with; what those before it came to is taken up."""
+        state = self.memory.recall("best") if self.memory else None
+        if state is None:
+            return 0
+        self.best, restarts = bests_of(state, self.attack.device)
+        return restarts
+
+    def _starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
+        """(P, D), where each search begins."""
+        attack, device = self.attack, self.attack.device
+        rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
+        starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
+        if attack.first is not None and attack.sees_gradient and restart == 0:
+            told = attack.first([self.cases[i] for i in pending])
+            starts = [own if better is None else better.to(own) for own, better in zip(starts, told, strict=True)]
+        parts = [torch.stack(starts).flatten(1)]
+        if self.joint:
+            shape = (self.count * self.data.num_classes,)
+            parts.append(torch.stack([torch.randn(shape, generator=g) for g in rngs]))
+        if attack.surrogate:
+            parts.append(torch.zeros(len(pending), 1))
+        return torch.cat(parts, dim=1).to(device)
+
+    def _evaluate(self, z: Tensor, per_problem: Row) -> tuple[Tensor, Tensor]:
         """The gradient with respect to z, (P, D), and the loss, (P,)."""
-        dims = (dict.fromkeys(per_problem, 0),)
-        of_one = vmap(grad_and_value(self._loss), in_dims=(0, *dims), randomness="different")
-        gradient, loss = of_one(z, per_problem)
-        return gradient, loss
-
-    def _loss(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
-        x, y = self._decode(z, problem["labels"])
-        weights, buffers = problem.get("weights", self.weights), problem.get("buffers", self.buffers)
-        loss = torch.zeros_like(z[0])
+        own = {name: value for name, value in per_problem.items() if name != "views"}
+        slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
+        if self.attack.prior is not flat or self.attack.agreement or self.epochs > 1:
+            slope, loss = vmap(grad_and_value(self._beliefs), randomness="different")(z, per_problem)
         if self.attack.sees_gradient:
-            loss = loss + self.attack.objective.distance(
-                self._simulate(weights, buffers, x, y, problem["known"]), problem["observed"]
-            )
-        if self.attack.agreement:
-            predicted = self._probabilities(weights, buffers, x)
-            loss = loss + self.attack.agreement * (predicted - _one_hot(y, self.data.num_classes)).square().sum()
-        weighed: Tensor = problem["gain"] * loss
-        return weighed + self.attack.prior(self.data.normalise(x))
+            for o, view in enumerate(self.views):
+                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self._decode, own)
+                slope, loss = slope + more_slope, loss + more_loss
+        return slope, loss
 
-    def _gain(self, z: Tensor, problem: dict[str, Any]) -> Tensor:
+    def _beliefs(self, z: Tensor, problem: Row) -> Tensor:
+        """What the loss of one problem has beside the distances of gradients."""
+        x, y = self._decode(z, problem)
+        value = self.attack.prior(self.data.normalise(x))
+        if self.epochs > 1:
+            value = value + self.attack.order_invariant * local_epochs.disagreement(x, self.epochs)
+        if self.attack.agreement:
+            view = self.views[0]
+            row = problem["views"]["0"]
+            predicted = self._probabilities(row.get("weights", view.weights), row.get("buffers", view.buffers), x)
+            distance = (predicted - _one_hot(y, self.data.num_classes)).square().sum()
+            value = value + problem["gain"] * self.attack.agreement * distance
+        return value
+
+    def _gain(self, z: Tensor, problem: Row) -> Tensor:
         """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
 
         It is 1 where no power is left.
         """
         if not self.defended or not self.attack.objective.squares:
             return torch.ones_like(z[0])
-        x, y = self._decode(z, problem["labels"])
-        weights, buffers = problem.get("weights", self.weights), problem.get("buffers", self.buffers)
-        pair = self.plain(weights, x, y, buffers), self._simulate(weights, buffers, x, y, problem["known"])
-        before, after = (squared_norm({name: g[name] for name in problem["observed"]}) for g in pair)
-        gain = before / after
+        guess = self._decode(z, problem)
+        pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
+        gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
-
-    def _through(self, gradient: Gradient, weights: Gradient, known: Known) -> Gradient:
-        return through(self.channel, known, gradient, weights, self.training, self.steps)
-
-    def _simulate(self, weights: Gradient, buffers: Gradient, x: Tensor, y: Tensor, known: Known) -> Gradient:
-        gradient = self.gradient(weights, x, y, buffers)
-        return gradient if self.channel is transparent else self._through(gradient, weights, known)
 
     def _probabilities(self, weights: Gradient, buffers: Gradient, x: Tensor) -> Tensor:
         """(N, K), what the model makes of x."""
         return models.probabilities(functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),)))
 
-    def _decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """x (N, *shape), and y: the known labels (N,), or soft ones (N, K) out of the latent."""
-        pixels = self.count * self.data.size
+    def _decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
+        """x (V, *shape), and y: the known labels (V,), or soft ones (V, K) out of the latent."""
+        pixels, classes = self.count * self.data.size, self.data.num_classes
         x = z[..., :pixels].reshape(self.count, *self.data.shape)
         if not self.joint:
-            return x, labels
-        return x, z[..., pixels:].reshape(self.count, self.data.num_classes).softmax(dim=-1)
+            return x, problem["labels"]
+        return x, z[..., pixels : pixels + self.count * classes].reshape(self.count, classes).softmax(dim=-1)
 
     def _project(self, z: Tensor) -> Tensor:
         if not self.attack.boxed:
@@ -214,37 +215,38 @@ class Search:
         return torch.cat([z[:, :pixels].clamp(0, 1), z[:, pixels:]], dim=1)
 
     def _labels(self, i: int, rng: Generator) -> Tensor:
-        """The labels that the search for case i goes by."""
-        attack, known = self.attack, self.cases[i].known_labels
+        """(V,), the labels that the search for case i goes by."""
+        attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
             return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
-        if known is not None:
-            return known.to(attack.device)
-        if attack.labels is None:
+        if attack.labels is None and known is None:
             return torch.zeros(self.count, dtype=torch.long, device=attack.device)
-        with torch.no_grad():
-            dummy = torch.rand(16, *self.data.shape, generator=rng).to(attack.device)
-            guess = self._probabilities(self.per_case[i], self._buffers_of(i), dummy).mean(dim=0)
-        weight, bias = models.head(self.model)
-        gradient = {name: g[i] for name, g in self.observed.items()}
-        return attack.labels(Evidence(gradient, weight, bias, self.count, guess, self.defended))
-
-    def _buffers_of(self, i: int) -> Gradient:
-        return self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
+        if known is None and links.labels is not None:
+            return links.labels.to(attack.device)
+        if known is None:
+            rule = attack.labels
+            assert rule is not None
+            told = [read_labels(rule, view, i, self.model, rng) for view in self.views]
+        else:
+            told = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
+        found = torch.zeros(self.count, dtype=torch.long)
+        for places, labels in zip(reversed(links.places), reversed(told), strict=True):
+            found[places] = labels.cpu().repeat(self.epochs)
+        return found.to(attack.device)
 
     def _reconstruction(self, i: int, seconds: float) -> Reconstruction:
         case, best = self.cases[i], self.best[i]
         assert best.z is not None
         assert best.labels is not None
-        x, y = self._decode(best.z, best.labels)
-        hard = y.argmax(dim=1) if y.ndim == 2 else y
-        observation = case.observations[0]
+        x, y = self._decode(best.z, {"labels": best.labels})
+        confidence = self._confidence(i, best.z, x, y)
+        x, y = local_epochs.merged(x, y, self.epochs)
         return Reconstruction(
             case=case.key,
             x=x.cpu(),
-            y=hard.cpu(),
-            confidence=torch.full((self.count,), self._confidence(i, x, y)),
-            slots=slots_of(observation.round, observation.client, self.sizes, self.count),
+            y=(y.argmax(dim=1) if y.ndim == 2 else y).cpu(),
+            confidence=confidence * self.links[i].confidence[: len(x)],
+            slots=tuple(slot for o, view in enumerate(self.views) for slot in self._slots(i, o, view)),
             loss=best.history.cpu(),
             iterations=best.iterations,
             evaluations=best.evaluations,
@@ -255,18 +257,49 @@ class Search:
             oracles=self.attack.oracles + (("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()),
             seed=self.rng.initial_seed(),
             interrupted=i in self.interrupted,
+            notes=self.links[i].notes if self.attack.sees_gradient else (),
         )
 
-    def _confidence(self, i: int, x: Tensor, y: Tensor) -> float:
-        """The share of the observed gradient's power that the answer explains; 0 without a gradient, or with one of zeros."""
-        observed = {name: g[i] for name, g in self.compared.items()}
-        if not self.attack.sees_gradient or not squared_norm(observed) > 0:
-            return 0.0
-        objective = self.attack.objective
-        known = {name: t[i] for name, t in self.known.items()}
-        distance = objective.distance(self._simulate(self.per_case[i], self._buffers_of(i), x, y, known), observed)
-        share = 1 - distance / objective.worst(observed).clamp(min=torch.finfo(distance.dtype).tiny)
-        return float(share.nan_to_num(nan=0.0).clamp(0, 1))
+    def _slots(self, i: int, o: int, view: View) -> list[Slot]:
+        """The places of the o-th observation of case i, and which example each holds."""
+        observation, places = self.cases[i].observations[o], self.links[i].places[o].tolist()
+        own = len(places) // self.epochs
+        return [
+            replace(slot, example=places[slot.example])
+            for slot in slots_of(observation.round, observation.client, view.sizes, own)
+        ]
+
+    def _confidence(self, i: int, z: Tensor, x: Tensor, y: Tensor) -> float:
+        """The share of the observed gradients' power that the answer explains; 0 without a gradient, or with one of zeros."""
+        shares = []
+        for view in self.views if self.attack.sees_gradient else ():
+            row = view.case(i)
+            if squared_norm(row["observed"]) > 0:
+                worst = view.worst[i].clamp(min=torch.finfo(z.dtype).tiny)
+                share = 1 - view.distance(row, x, y, z) / worst
+                shares.append((float(row["gamma"]), float(share.nan_to_num(nan=0.0).clamp(0, 1))))
+            else:
+                shares.append((float(row["gamma"]), 0.0))
+        total = sum(gamma for gamma, _ in shares)
+        return sum(gamma * share for gamma, share in shares) / total if total else 0.0
+
+
+def _links(case: Case, epochs: int) -> Links:
+    """What is known of the examples behind a case: nothing is shared where nobody says so."""
+    if case.links is not None:
+        return case.links
+    counts = [observation.num_examples for observation in case.observations]
+    assert all(count is not None for count in counts)
+    return unlinked([epochs * (count or 0) for count in counts])
+
+
+def _gamma(links: Links, o: int, later: float) -> float:
+    """The weight of the o-th observation: early rounds leak most (AGIC, section V-A)."""
+    return later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0
+
+
+def _select(nested: Row, rows: Tensor) -> Row:
+    return {name: _select(t, rows) if isinstance(t, dict) else t[rows] for name, t in nested.items()}
 
 
 def _one_hot(y: Tensor, num_classes: int) -> Tensor:

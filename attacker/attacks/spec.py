@@ -6,19 +6,21 @@ from inspect import signature
 from math import isfinite
 from typing import Any, TypeVar
 
+from attacker.attacks.agic import Agic, agic
 from attacker.attacks.base import Attack
-from attacker.attacks.closed_forms import exact, hgap, rgap
 from attacker.attacks.closed.hybrid import Hybrid
 from attacker.attacks.closed.router import ClosedForm
+from attacker.attacks.closed_forms import exact, hgap, rgap
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients
 from defenses.registry import Registry, bind
 
-AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid)
+AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid | Agic)
 
-ATTACKS: Registry[Callable[..., GradientMatching | ClosedForm | Hybrid]] = Registry(
+ATTACKS: Registry[Callable[..., GradientMatching | ClosedForm | Hybrid | Agic]] = Registry(
     "attacker.attacks",
     {
+        "agic": agic,
         "cpl": cpl,
         "dlg": dlg,
         "exact": exact,

@@ -14,20 +14,25 @@ class Links:
     places:     one tensor (N_o,) int64 for each observation: the number of the example at each of its places. Numbers run from
                 0, each is used, and none twice in one observation.
     confidence: (examples,) in [0, 1]: how sure it is that all places of an example are its own; 1 for one that has only one.
+    labels:     (examples,) int64: what each example's label was inferred to be; None where nobody asked.
+    epochs:     the 1-based epoch of its client that each observation began in; empty where nobody asked.
     notes:      what linking says of the observations, in words: epochs, gaps, what was left out.
     """
 
     places: tuple[Tensor, ...]
     confidence: Tensor
+    labels: Tensor | None = None
+    epochs: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        used = torch.cat(self.places).unique() if self.places else torch.empty(0, dtype=torch.long)
-        if not torch.equal(used, torch.arange(len(self.confidence))):
-            raise ValueError(f"links number examples {used.tolist()}, and there are {len(self.confidence)}")
-        for places in self.places:
-            if len(places.unique()) != len(places):
-                raise ValueError(f"links put one example twice into one observation: {places.tolist()}")
+        each = [places.tolist() for places in self.places]
+        used = sorted(set().union(*each))
+        if used != list(range(len(self.confidence))):
+            raise ValueError(f"links number examples {used}, and there are {len(self.confidence)}")
+        for places in each:
+            if len(set(places)) != len(places):
+                raise ValueError(f"links put one example twice into one observation: {places}")
 
     @property
     def examples(self) -> int:
@@ -44,4 +49,4 @@ def unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
     """No two places hold the same example."""
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     places = tuple(torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False))
-    return Links(places, torch.ones(sum(sizes)), notes)
+    return Links(places, torch.ones(sum(sizes)), notes=notes)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacker.report.linked import Linked
 from attacker.report.pairs import Pair
 from attacker.report.undone import Missing
 from attacker.report.unscored import Unscored
@@ -25,6 +26,8 @@ Record = dict[str, Any]
 class Example:
     """One row of the scores: one true example in one case.
 
+    rounds:  in which it was used, of those that the case puts together. claimed: those in which its reconstruction is said to
+             have been; None where there is none, or nobody asked.
     psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
     """
 
@@ -41,6 +44,17 @@ class Example:
     label_success: bool
     failure: str | None
     pair: Pair
+    claimed: tuple[int, ...] | None = None
+
+    @property
+    def rightly(self) -> tuple[int, ...]:
+        """The rounds claimed that it was in."""
+        return tuple(round for round in self.claimed or () if round in self.rounds)
+
+    @property
+    def wrongly(self) -> tuple[int, ...]:
+        """The rounds claimed that it was not in."""
+        return tuple(round for round in self.claimed or () if round not in self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +67,7 @@ class AttackOnRun:
     losses:        the attack's own loss, once an iteration, of each case.
     lpips_reasons: why there is no LPIPS, where there is none.
     unscored:      reconstructions that nothing was compared with.
-    notes:         what the attack says of its answers, by case.
+    linked:        cases of several rounds. notes: what the attack says of its answers to the others, by case.
     """
 
     source: str
@@ -69,6 +83,7 @@ class AttackOnRun:
     losses: tuple[NDArray[np.float64], ...] = ()
     lpips_reasons: tuple[str, ...] = ()
     unscored: Unscored = field(default_factory=Unscored)
+    linked: tuple[Linked, ...] = ()
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     summary: Summary | None = None
     null: "AttackOnRun | None" = None

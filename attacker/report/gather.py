@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
 from attacker.report.contents import AttackOnRun, Example, Record, Run
+from attacker.report.linked import linked
 from attacker.report.pairs import Pair, read_pair
 from attacker.report.undone import Missing, no_truth, not_replayed, unfinished, waiting
 from attacker.report.unscored import Unscored, unscored
@@ -121,6 +122,8 @@ def _attack(
     missing: list[Missing],
 ) -> AttackOnRun:
     told = facts or rows[0]
+    together = linked(folder / "reconstructions" / source, facts) if facts else ()
+    apart = {row["case"] for row in rows} - {one.case for one in together}
     return AttackOnRun(
         **{key: told[key] for key in ("attack", "spec", "knows_defense", "seed")},
         source=source,
@@ -130,7 +133,8 @@ def _attack(
         interrupted=len({row["case"] for row in rows if row.get("interrupted")}),
         examples=tuple(_example(row, pairs) for row in rows),
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
-        notes={row["case"]: row["notes"] for row in rows if row.get("notes")},
+        linked=together,
+        notes={row["case"]: row["notes"] for row in rows if row.get("notes") and row["case"] in apart},
         lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["failure"] is None})),
     )
 
@@ -170,6 +174,7 @@ def _example(row: Record, pairs: Mapping[tuple[str, Place], Pair]) -> Example:
             for key in ("case", "client", "batch", "position", "index", "psnr", "success", "label_success", "failure")
         },
         rounds=tuple(row["rounds"]),
+        claimed=None if row.get("rounds_claimed") is None else tuple(row["rounds_claimed"]),
         label_true=str(row["label_true_name"]),
         label_recovered=None if row["label_recovered_name"] is None else str(row["label_recovered_name"]),
         pair=pair,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attacker.reconstruction import Reconstruction
+from attacker.report.linked import rounds_of
 from attacker.report.pairs import Pair, alone
 from fedsim.wire import DataSpec
 
@@ -20,13 +21,14 @@ Record = dict[str, Any]
 class Found:
     """One reconstructed example, and what stands in the null's answer to the same case at the same place.
 
+    rounds:     in which the attack says it was: one, but where it puts several together.
     number:     place in the case's answer, from 1: a gradient knows no order within a batch.
     loss:       the attack's own, at the end; None where it is no number. confidence: by the attack's own measure, in [0, 1].
-    route, notes: how the answer came about, and what the attack says of it.
+    route, notes: how the answer came about, and what the attack says of it; of a case of several rounds `Linked` has that.
     """
 
     case: str
-    round: int
+    rounds: tuple[int, ...]
     client: str
     number: int
     label: int
@@ -107,14 +109,14 @@ def _found(answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSp
     last = answer.loss[-1:]
     return Found(
         case=str(case["key"]),
-        round=int(case["round"]),
+        rounds=rounds_of(answer).get(i) or (int(case["round"]),),
         client=str(case["client"]),
         number=i + 1,
         label=int(answer.y[i]),
         loss=float(last) if bool(torch.isfinite(last).any()) else None,
         confidence=float(answer.confidence[i].nan_to_num()),
         route=answer.route,
-        notes=answer.notes,
+        notes=() if "rounds" in case else answer.notes,
         shown=alone(answer.x[i], data),
         null=null,
     )

@@ -9,6 +9,7 @@ from attacker.scoring import Estimate, Summary
 DASH = "\N{EN DASH}"
 SPACE = "\N{NO-BREAK SPACE}"
 NAMES = {
+    "agic": "AGIC",
     "cpl": "CPL",
     "dlg": "DLG",
     "hgap": "H-GAP",

@@ -1,5 +1,6 @@
 """Which reconstruction is to be compared with which original: a gradient knows no order within a batch."""
 
+import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -12,7 +13,7 @@ def assign(x: Tensor, truth: Tensor) -> list[int | None]:
     """
     assigned: list[int | None] = [None] * len(truth)
     if len(x) and len(truth):
-        distances = (truth.flatten(1)[:, None] - x.flatten(1)[None]).square().mean(dim=2)
+        distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
         for original, candidate in zip(*linear_sum_assignment(distances.clamp(max=1e9).numpy()), strict=True):
             assigned[int(original)] = int(candidate)

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -16,6 +17,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign
 from attacker.scoring.environment import environment
 from attacker.scoring.measures import answered, measure, not_measured
+from attacker.scoring.originals import Original, Use, claimed, link_fields, originals, uses
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from fedsim import datasets
@@ -112,11 +114,13 @@ class Scorer:
 
         cohort: of a sum, whose batches are those of its clients, counted on from one to the next.
         """
-        seen: dict[int, tuple[int, int, int]] = {}
-        for batch, position, index in self.used(round, attempt, *(cohort or [client])).examples:
-            seen.setdefault(index, (batch, position, index))
-        examples = list(seen.values())
-        return examples, *self.data.train[[index for _, _, index in examples]]
+        examples, x, y = self._originals([Use(round, attempt, tuple(cohort) or (client,))])
+        return [(example.batch, example.position, example.index) for example in examples], x, y
+
+    def _originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
+        """The distinct examples behind observations, and x and y of them."""
+        examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
+        return examples, *self.data.train[[example.index for example in examples]]
 
     def used(self, round: int, attempt: int, *clients: str) -> Used:
         """What clients used in a round, one after the other. Raises NoTruth where no folder of truth says."""
@@ -131,16 +135,20 @@ class Scorer:
         raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
-        examples, truth, labels = self.originals(case["round"], case["attempt"], case["client"], case.get("cohort", ()))
+        observed = uses(case)
+        examples, truth, labels = self._originals(observed)
         found, reason = _read(folder, case["key"], truth)
         common = {**_common(folder, facts), "data": self.data.name, "case": case["key"]}
-        common |= {"rounds": [case["round"]], "client": case["client"], "environment": environment()}
+        common |= {"client": case["client"], "environment": environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
         common |= {"notes": None if found is None else list(found.notes)}
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
-            yield from ({**common, **place, **_failure(reason)} for place in places)
+            yield from (
+                {**common, **place, **link_fields(example, None), **_failure(reason)}
+                for example, place in zip(examples, places, strict=True)
+            )
             return
         x = answered(found.x, self.data.spec)
         read = labels_read(labels.tolist(), found.y.tolist())
@@ -148,11 +156,14 @@ class Scorer:
         matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
         chosen = [candidate for candidate in assigned if candidate is not None]
         measured = dict(zip(matched, measure(found.x[chosen], truth[matched], self.data.spec, self.lpips), strict=True))
+        said = claimed(found)
         for i, (candidate, place) in enumerate(zip(assigned, places, strict=True)):
+            place |= link_fields(examples[i], None if candidate is None else said[candidate])
             if candidate is None:
                 yield {**common, **place, **_failure("fewer reconstructions than examples")}
                 continue
-            pair = pairs / f"{case['key']}-{place['batch']}-{place['position']}"
+            first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
+            pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
             yield {
                 **common,
                 **place,
@@ -165,10 +176,9 @@ class Scorer:
     def _recovered_label(self, label: int, *, success: bool) -> Row:
         return {"label_recovered": label, "label_recovered_name": self._class(label), "label_success": success}
 
-    def _place(self, example: tuple[int, int, int], label: int) -> Row:
-        batch, position, index = example
-        where = {"batch": batch, "position": position, "index": index}
-        return {**where, "label_true": label, "label_true_name": self._class(label), "link_correct": None}
+    def _place(self, example: Original, label: int) -> Row:
+        where = {**asdict(example), "rounds": list(example.rounds)}
+        return {**where, "label_true": label, "label_true_name": self._class(label)}
 
     def _class(self, label: int) -> str:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)

@@ -19,6 +19,7 @@ class Summary:
     examples: rows, one for each example and case. The estimates count each distinct example once, by the mean of its rows:
     the same image attacked in five rounds is no five independent images.
     psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
+    linked_right: share of the examples said to be in several rounds that were in all of these; None where none was said to be.
     lpips_net: the network of LPIPS, where there is one.
     routes: how many cases were answered in which way.
     """
@@ -45,6 +46,7 @@ class Summary:
     iterations: float | None
     failures: int
     routes: Mapping[str, int]
+    linked_right: Estimate | None = None
     null: "Summary | None" = None
 
     @property
@@ -126,6 +128,7 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
         seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
         failures=sum(row["failure"] is not None for row in rows),
+        linked_right=share("link_correct") if means("link_correct") else None,
         routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
         null=null,
     )

@@ -1,34 +1,128 @@
-"""The sigmoid LeNets of DLG and CPL."""
+"""The LeNets of DLG and CPL: sigmoids as published, and the variants that CPL compares."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from fedsim.models.shapes import image
+from fedsim.models.shapes import at_least, image
+
+Part = TypeVar("Part")
+
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "leaky_relu": lambda: nn.LeakyReLU(0.5),
+}
+"""The slope of the leaky one is that of CPL's public code."""
+
+POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
+    "none": None,
+    "max": lambda: nn.MaxPool2d(2),
+    "mean": lambda: nn.AvgPool2d(2),
+}
+
+INITIALS = {"published": None, "uniform": True, "default": False}
+"""Whether weights start uniform in (-0.5, 0.5); published: those of sigmoid networks do."""
 
 
 class LeNet(nn.Sequential):
-    """5x5 convolutions with padding 2 and sigmoids, then one linear layer.
+    """5x5 convolutions with padding 2 and an activation each, then one linear layer; for images of any size.
 
-    strides: one a convolution. All weights and biases start uniform in (-0.5, 0.5), as in the public code of both papers.
+    strides:    one a convolution. channels: of every convolution.
+    activation: sigmoid, tanh, relu, or leaky_relu.
+    pooling:    none, max, or mean: what has stride 2 otherwise has stride 1, and 2x2 pooling after its activation.
+    initial:    uniform, all weights and biases in (-0.5, 0.5), or default, as PyTorch has it; published is what the public code
+                of the papers has, uniform for sigmoids and default for the others. For sigmoids on images above 32 pixels, the
+                code of CPL has default, and channels=256.
     """
 
-    def __init__(self, shape: tuple[int, int, int], num_classes: int, *, strides: tuple[int, ...], channels: int = 12) -> None:
-        width, height, depth = shape[2], shape[1], shape[0]
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        strides: tuple[int, ...],
+        channels: int = 12,
+        activation: str = "sigmoid",
+        pooling: str = "none",
+        initial: str = "published",
+    ) -> None:
+        depth, height, width = shape
+        activate, pool = _named("activation", activation, ACTIVATIONS), _named("pooling", pooling, POOLINGS)
+        uniform = _named("initial", initial, INITIALS)
+        if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
+            raise ValueError(f"a LeNet: channels must be a whole number above 0, got {channels!r}")
+        if pool:
+            at_least(shape, 2 ** strides.count(2), "a LeNet with pooling")
         layers: list[nn.Module] = []
         for stride in strides:
-            layers += [nn.Conv2d(depth, channels, kernel_size=5, stride=stride, padding=2), nn.Sigmoid()]
-            depth, height, width = channels, (height - 1) // stride + 1, (width - 1) // stride + 1
+            pooled = pool if stride == 2 else None
+            layers += [nn.Conv2d(depth, channels, kernel_size=5, stride=1 if pooled else stride, padding=2), activate()]
+            if pooled:
+                layers.append(pooled())
+            depth, height, width = channels, _after(height, stride, pooled), _after(width, stride, pooled)
         super().__init__(*layers, nn.Flatten(), nn.Linear(channels * height * width, num_classes))
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.uniform_(-0.5, 0.5)
+        if activation == "sigmoid" if uniform is None else uniform:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.uniform_(-0.5, 0.5)
 
 
-def lenet_dlg(shape: tuple[int, ...], num_classes: int) -> LeNet:
-    """Three convolutions, then a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG)."""
-    return LeNet(image(shape, "a LeNet"), num_classes, strides=(2, 2, 1))
+def lenet_dlg(
+    shape: tuple[int, ...],
+    num_classes: int,
+    channels: int = 12,
+    activation: str = "sigmoid",
+    pooling: str = "none",
+    initial: str = "published",
+) -> LeNet:
+    """Three convolutions, then a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG).
+
+    channels, activation, pooling, initial: as in `LeNet`.
+    """
+    return LeNet(
+        image(shape, "a LeNet"),
+        num_classes,
+        strides=(2, 2, 1),
+        channels=channels,
+        activation=activation,
+        pooling=pooling,
+        initial=initial,
+    )
 
 
-def lenet_cpl(shape: tuple[int, ...], num_classes: int) -> LeNet:
-    """Four convolutions, then a linear layer (Wei et al. 2020, "A framework for evaluating gradient leakage attacks")."""
-    return LeNet(image(shape, "a LeNet"), num_classes, strides=(2, 2, 1, 1))
+def lenet_cpl(
+    shape: tuple[int, ...],
+    num_classes: int,
+    channels: int = 12,
+    activation: str = "sigmoid",
+    pooling: str = "none",
+    initial: str = "published",
+) -> LeNet:
+    """Four convolutions, then a linear layer (Wei et al. 2020, "A framework for evaluating gradient leakage attacks").
+
+    channels, activation, pooling, initial: as in `LeNet`.
+    """
+    return LeNet(
+        image(shape, "a LeNet"),
+        num_classes,
+        strides=(2, 2, 1, 1),
+        channels=channels,
+        activation=activation,
+        pooling=pooling,
+        initial=initial,
+    )
+
+
+def _after(side: int, stride: int, pooled: object) -> int:
+    """Pixels that are left of so many."""
+    return side // 2 if pooled else (side - 1) // stride + 1
+
+
+def _named(what: str, name: str, parts: Mapping[str, Part]) -> Part:
+    if name not in parts:
+        raise ValueError(f"a LeNet: unknown {what} {name!r}. Known: {', '.join(parts)}")
+    return parts[name]

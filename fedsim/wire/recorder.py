@@ -81,9 +81,7 @@ class Recorder:
         self.folder = make_private(folder)
         if not (folder / "manifest.json").exists():
             manifest.write(folder / "manifest.json")
-        with closing(self._connect()) as index:
-            index.executescript(SCHEMA)
-        (folder / "index.sqlite").chmod(0o600)
+        _make_index(folder / "index.sqlite")
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
     def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
@@ -171,3 +169,17 @@ def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, **{BUFFER + name: t for name, t in buffers.items()}}
+
+
+def _make_index(path: Path) -> None:
+    """An empty index, whole or absent: SQLite's own first write is neither."""
+    if path.exists() and path.stat().st_size:
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):  # by one that was killed
+        left.unlink(missing_ok=True)
+    with closing(sqlite3.connect(fresh)) as index:
+        index.executescript(SCHEMA)
+    fresh.chmod(0o600)
+    flush(fresh)
+    fresh.replace(path)

@@ -196,3 +196,20 @@ def test_a_route_for_an_attack_without_any_is_refused(run: Path) -> None:
     unknown = call("replay", run, "--attack", "exact", "--route", "magic")
     assert unknown.exit_code == 2
     assert "unknown route 'magic'. Known: auto, " in unknown.output
+
+
+def test_what_is_not_in_the_recording_is_refused_with_what_is(run: Path) -> None:
+    names = ", ".join(sorted(path.stem for path in (run / "recording" / "rounds" / "00001").glob("*") if path.stem != "global"))
+    told = replay(run, "--client", "nobody")
+    assert told.exit_code == 2
+    assert f"holds no client 'nobody'. Its clients: {names}" in " ".join(told.stderr.split())
+    told = replay(run, "--rounds", "3")
+    assert told.exit_code == 2
+    assert "holds no round 3. Its rounds: 1" in " ".join(told.stderr.split())
+
+
+def test_workers_and_a_cluster_exclude_each_other(run: Path) -> None:
+    told = replay(run, "--workers", "2", "--ray", "local")
+    assert told.exit_code == 2
+    assert "give one of them" in told.stderr
+    assert not (run / "reconstructions").exists()

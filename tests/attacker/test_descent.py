@@ -1,10 +1,14 @@
 """The loop keeps the best of each problem, lets the finished leave, and puts answers where they belong."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
 from attacker.attacks.descent import Found, Problems, Stop, descend
-from attacker.attacks.optimisers import Adam, Stepper
+from attacker.attacks.lbfgs import LBFGS
+from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser, State, Stepper
 
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 
@@ -49,10 +53,15 @@ def test_the_best_iterate_is_kept_when_the_search_runs_away() -> None:
         def start(self) -> Stepper:
             return self
 
-        def step(self, z: Tensor, gradient: Tensor, progress: float) -> Tensor:
+        def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
             return z + 1
 
         def keep(self, rows: Tensor) -> None: ...
+
+        def state(self) -> State:
+            return {}
+
+        def load(self, state: State) -> None: ...
 
     found = search(optimiser=Away(), steps=20, enough=-1.0)
     assert [float(z) for z in found.z] == [0, 3, 0, 5]
@@ -96,3 +105,42 @@ def test_ctrl_c_ends_with_the_best_so_far() -> None:
     assert found.interrupted
     assert found.loss[1] < 9
     assert float(found.z[1]) > 0.5
+
+
+EVERY = [
+    Adam(learning_rate=0.2),
+    SGD(learning_rate=0.05),
+    Adagrad(),
+    LBFGS(learning_rate=0.2, period=3),
+    LBFGS(line_search=True, period=2),
+]
+
+
+@pytest.mark.parametrize("optimiser", EVERY, ids=str)
+@pytest.mark.parametrize("at", [1, 5, 11])
+def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(optimiser: Optimiser, at: int) -> None:
+    def wavy(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        offset = z - per_problem["target"]
+        return 2 * offset + 0.3 * torch.cos(3 * z), offset.square().sum(dim=1) + 0.1 * torch.sin(3 * z).sum(dim=1)
+
+    kept: list[State] = []
+
+    def checkpoint(state: Callable[[], State]) -> None:
+        kept.append({name: t.clone() for name, t in state().items()})
+
+    settings = {"steps": 14, "enough": -9.0, "optimiser": optimiser, "stop": Stop(patience=6)}
+    whole = search(wavy, **settings, checkpoint=checkpoint)
+    resumed = search(wavy, **settings, resume=kept[min(at, len(kept)) - 1])
+    assert resumed.loss == whole.loss
+    assert resumed.iterations == whole.iterations
+    for mine, its in zip(whole.z + whole.history, resumed.z + resumed.history, strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None:
+    kept: list[State] = []
+    search(checkpoint=lambda state: kept.append({name: t.clone() for name, t in state().items()}))
+    assert kept[0]["active.ids"].tolist() == [1, 2, 3]
+    assert kept[0]["found.iterations"].tolist() == [1, 0, 0, 0]
+    assert kept[0]["found.loss"][0] == 0
+    assert len({len(state["active.ids"]) for state in kept}) == 3

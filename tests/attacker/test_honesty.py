@@ -69,10 +69,10 @@ def test_attacks_work_where_neither_flower_nor_data_nor_truth_exist() -> None:
 
 
 def test_nothing_that_an_attack_takes_mentions_truth_or_data_sets() -> None:
-    assert set(inspect.signature(Case).parameters) == {"observations", "known_labels"}
+    assert set(inspect.signature(Case).parameters) == {"observations", "known_labels", "links"}
     for name in ATTACKS:
         call = inspect.signature(type(ATTACKS[name]()).__call__)
-        assert list(call.parameters) == ["self", "cases", "rng", "progress"]
+        assert list(call.parameters) == ["self", "cases", "rng", "progress", "memory"]
         assert not {"truth", "dataset", "loader", "labels", "oracle"} & set(inspect.signature(ATTACKS[name]).parameters)
 
 

@@ -4,19 +4,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.labels import Evidence, from_bias, from_rows, inferred
+from attacker.attacks.labels import LABEL_RULES, Evidence, Head, from_bias, from_rows, ilrg, inferred, label_rule
 from fedsim.models import loss_of, probabilities
 
 
-def evidence_of(network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy") -> Evidence:
+def evidence_of(
+    network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy", *, look: bool = False
+) -> Evidence:
+    """What the rules are given; with `look` the head, too."""
     loss = loss_of(loss_name)(network(x), y)
     names = [name for name, _ in network.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
     with torch.no_grad():
-        guess = probabilities(network(torch.rand(16, x.shape[1]))).mean(dim=0)
+        others = torch.rand(64 if look else 16, x.shape[1])
+        guess = probabilities(network(others)).mean(dim=0)
     head = len(network) - 1
+    own = dict(network.named_parameters())
     bias = f"{head}.bias" if f"{head}.bias" in gradient else None
-    return Evidence(gradient, f"{head}.weight", bias, len(y), guess)
+    if not look:
+        return Evidence(gradient, f"{head}.weight", bias, len(y), guess)
+    with torch.no_grad():
+        seen = Head(own[f"{head}.weight"].detach(), None if bias is None else own[bias].detach(), network[:-1](others))
+    return Evidence(gradient, f"{head}.weight", bias, len(y), guess, head=seen)
 
 
 def network(activation: nn.Module, seed: int, *, bias: bool = True, outputs: int = 10) -> nn.Sequential:
@@ -124,8 +133,105 @@ def test_the_sign_of_a_single_logits_row_is_the_label_for_features_that_are_posi
     assert from_rows(evidence_of(net, torch.rand(1, 12), y, "logistic")).tolist() == [1 - label]
 
 
+@pytest.mark.parametrize("ones", range(7))
+def test_of_several_examples_behind_a_single_logit_the_mean_is_told(ones: int) -> None:
+    y = torch.tensor([0] * (6 - ones) + [1] * ones)
+    for bias in (True, False):
+        net = network(nn.Sigmoid(), 1, bias=bias, outputs=1)
+        evidence = evidence_of(net, torch.rand(6, 12), y, "logistic", look=True)
+        assert inferred(evidence).tolist() == y.tolist()
+        if bias:
+            assert from_bias(evidence).tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("outputs", [1, 10])
+def test_without_a_bias_several_labels_need_the_head_or_distinct_rows(outputs: int) -> None:
+    net, loss = network(nn.Sigmoid(), 1, bias=False, outputs=outputs), "logistic" if outputs == 1 else "cross_entropy"
+    evidence = evidence_of(net, torch.rand(2, 12), torch.tensor([0, 1]), loss)
+    with pytest.raises(ValueError, match="the head"):
+        ilrg(evidence)
+    if outputs == 1:
+        with pytest.raises(ValueError, match="2 examples behind a single logit"):
+            inferred(evidence)
+    else:
+        assert inferred(evidence).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", LABEL_RULES)
+@pytest.mark.parametrize("label", [0, 4, 9])
+def test_every_rule_is_exact_for_one_example(name: str, label: int) -> None:
+    evidence = evidence_of(network(nn.Sigmoid(), label), torch.rand(1, 12), torch.tensor([label]), look=True)
+    assert LABEL_RULES[name](evidence).tolist() == [label]
+
+
+@pytest.mark.parametrize("name", ["bias", "llg", "ilrg", "inferred"])
+@pytest.mark.parametrize("examples", [2, 12])
+def test_every_rule_gives_as_many_labels_in_order_whatever_the_gradient(name: str, examples: int) -> None:
+    evidence = evidence_of(network(nn.ReLU(), 0), torch.rand(examples, 12), torch.randint(10, (examples,)), look=True)
+    rng = torch.Generator().manual_seed(0)
+    noise = {key: torch.randn(g.shape, generator=rng) for key, g in evidence.gradient.items()}
+    unknown = [dict.fromkeys(noise, torch.tensor(value)) for value in (0.0, torch.nan, torch.inf)]
+    filled = [{key: value.expand_as(noise[key]).clone() for key, value in g.items()} for g in unknown]
+    for gradient in (noise, *filled):
+        labels = LABEL_RULES[name](evidence._replace(gradient=gradient))
+        assert labels.shape == (examples,)
+        assert labels.tolist() == sorted(labels.tolist())
+        assert 0 <= labels.min() <= labels.max() < 10
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_logit_is_one_number_and_cannot_tell_several_labels(bias: bool) -> None:
-    net = network(nn.Sigmoid(), 1, bias=bias, outputs=1)
-    with pytest.raises(ValueError, match="2 examples behind a single logit"):
-        inferred(evidence_of(net, torch.rand(2, 12), torch.tensor([0, 1]), "logistic"))
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_a_batch_that_is_larger_than_the_number_of_classes(seed: int, bias: bool) -> None:
+    y = torch.tensor([0, 1, 1, 1, 3, 3, 3, 3, 5, 5, 6, 8, 8, 9, 9, 9])
+    evidence = evidence_of(network(nn.Sigmoid(), seed, bias=bias), torch.rand(16, 12), y, look=True)
+    assert inferred(evidence).tolist() == y.tolist()
+    assert ilrg(evidence).tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("y", [[1, 1, 4, 8], [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 5, 5, 6, 7, 8, 8]])
+def test_labels_behind_a_clip_that_bites_and_behind_one_that_does_not(y: list[int]) -> None:
+    evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(len(y), 12), torch.tensor(y), look=True)
+    for factor in (0.02, 0.3, 1.0):
+        clipped = {name: factor * g for name, g in evidence.gradient.items()}
+        assert inferred(evidence._replace(gradient=clipped, shortened=True)).tolist() == y
+
+
+def test_a_gradient_with_noise_is_left_to_the_bias() -> None:
+    y = torch.tensor([0, 0, 3, 5, 5, 5])
+    evidence = evidence_of(network(nn.Sigmoid(), 0), torch.rand(6, 12), y, look=True)
+    noisy = {name: g + 0.02 * torch.randn(g.shape) for name, g in evidence.gradient.items()}
+    assert inferred(evidence._replace(gradient=noisy)).tolist() == from_bias(evidence._replace(gradient=noisy)).tolist()
+
+
+def test_features_of_zeros_leave_the_bias_to_tell() -> None:
+    net, y = network(nn.ReLU(), 0), torch.tensor([2, 2, 7])
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(-1)
+    evidence = evidence_of(net, torch.rand(3, 12), y, look=True)
+    assert not evidence.gradient[evidence.weight].any()
+    assert inferred(evidence).tolist() == from_bias(evidence).tolist() == y.tolist()
+
+
+def test_the_head_tells_labels_of_a_sure_model_that_the_bias_mistakes() -> None:
+    torch.manual_seed(0)
+    found, by_bias = 0, 0
+    for seed in range(10):
+        net = network(nn.Tanh(), seed)
+        with torch.no_grad():
+            net[0].weight *= 8
+            net[2].weight *= 8
+        x = torch.rand(3, 12)
+        y = torch.multinomial(net(x).softmax(dim=1), 1)[:, 0].sort().values
+        evidence = evidence_of(net, x, y, look=True)
+        found += torch.equal(inferred(evidence), y)
+        by_bias += torch.equal(from_bias(evidence), y)
+    assert found >= 8
+    assert found > by_bias
+
+
+def test_rules_are_chosen_by_name() -> None:
+    assert label_rule("inferred") is inferred
+    assert label_rule("joint") is None
+    with pytest.raises(ValueError, match=r"'guess'.*bias, rows, llg, ilrg, inferred, joint"):
+        label_rule("guess")

@@ -176,7 +176,7 @@ def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None
     losses = [cross_entropy(functional_call(network, weights, (part,)), own) for part, own in ((x[:4], y[:4]), (x[4:], y[4:]))]
     expected = torch.autograd.grad(sum(losses) / 2, list(weights.values()))
     for (name, _), gradient in zip(weights.items(), expected, strict=True):
-        torch.testing.assert_close(batch.observed[name][0], gradient, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(batch.views[0].gradients[name][0], gradient, rtol=1e-2, atol=1e-3)
 
 
 def test_the_null_starts_where_the_attack_starts(image_case) -> None:

@@ -1,10 +1,13 @@
 """Each batched optimiser does to every row what torch's own does to that row alone."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers import LBFGS, Adam, Optimiser
+from attacker.attacks.lbfgs import LBFGS, LBFGSStepper
+from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser, Stepper
 
 PROBLEMS, SIZE = 5, 12
 
@@ -21,22 +24,36 @@ def problems() -> tuple[Tensor, Tensor, Tensor]:
     return 0.6 + draw[0], 4 * draw[1] - 2, 6 * draw[2] - 3
 
 
+def next_of(stepper: Stepper, scale: Tensor, shift: Tensor, z: Tensor, progress: float = 0.0) -> Tensor:
+    leaf = z.clone().requires_grad_()
+    loss = curved(scale, shift, leaf)
+    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return stepper.step(z, gradient, loss.detach(), progress)
+
+
 def run(optimiser: Optimiser, scale: Tensor, shift: Tensor, z: Tensor, steps: int) -> Tensor:
     stepper = optimiser.start()
     for i in range(steps):
-        leaf = z.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(curved(scale, shift, leaf).sum(), leaf)
-        z = stepper.step(z, gradient, i / steps)
+        z = next_of(stepper, scale, shift, z, i / steps)
     return z
 
 
-@pytest.mark.parametrize("history", [3, 100])
+EVERY = [
+    LBFGS(learning_rate=0.3, history=4),
+    LBFGS(line_search=True),
+    Adam(learning_rate=0.05),
+    SGD(learning_rate=0.02),
+    Adagrad(),
+]
+
+
+@pytest.mark.parametrize("history", [3, 20, 100])
 def test_lbfgs_is_torchs_own_for_each_row(problems: tuple[Tensor, Tensor, Tensor], history: int) -> None:
     scale, shift, start = problems
-    ours = run(LBFGS(history=history, learning_rate=0.3), scale, shift, start, steps=12)
+    ours = run(LBFGS(history=history, learning_rate=0.3), scale, shift, start, steps=30)
     for row in range(PROBLEMS):
         z = start[row].clone().requires_grad_()
-        theirs = torch.optim.LBFGS([z], lr=0.3, max_iter=12, history_size=history, tolerance_grad=0, tolerance_change=0)
+        theirs = torch.optim.LBFGS([z], lr=0.3, max_iter=30, history_size=history, tolerance_grad=0, tolerance_change=0)
 
         def closure(row: int = row, z: Tensor = z, theirs: torch.optim.LBFGS = theirs) -> Tensor:
             theirs.zero_grad()
@@ -50,48 +67,113 @@ def test_lbfgs_is_torchs_own_for_each_row(problems: tuple[Tensor, Tensor, Tensor
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_adam_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], signed: bool) -> None:
-    scale, shift, start = problems
-    ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=()), scale, shift, start, steps=20)
+    ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=()), *problems, steps=20)
+    theirs = torchs(lambda z: torch.optim.Adam([z], lr=0.05), *problems, steps=20, signed=signed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_gradient_descent_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor], momentum: float) -> None:
+    ours = run(SGD(learning_rate=0.03, momentum=momentum), *problems, steps=20)
+    theirs = torchs(lambda z: torch.optim.SGD([z], lr=0.03, momentum=momentum), *problems, steps=20)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_adagrad_is_torchs_own(problems: tuple[Tensor, Tensor, Tensor]) -> None:
+    ours = run(Adagrad(learning_rate=0.2), *problems, steps=20)
+    theirs = torchs(lambda z: torch.optim.Adagrad([z], lr=0.2), *problems, steps=20)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def torchs(
+    made: Callable[[Tensor], torch.optim.Optimizer],
+    scale: Tensor,
+    shift: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    signed: bool = False,
+) -> Tensor:
     z = start.clone().requires_grad_()
-    theirs = torch.optim.Adam([z], lr=0.05)
-    for _ in range(20):
+    theirs = made(z)
+    for _ in range(steps):
         theirs.zero_grad()
         curved(scale, shift, z).sum().backward()
         if signed:
             assert z.grad is not None
             z.grad.sign_()
         theirs.step()
-    torch.testing.assert_close(ours, z.detach(), rtol=1e-10, atol=1e-10)
+    return z.detach()
 
 
 def test_adam_takes_a_tenth_of_the_step_after_each_decay() -> None:
-    z, gradient = torch.zeros(1, 1), torch.ones(1, 1)
+    z, gradient, loss = torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1)
     stepper = Adam(learning_rate=1.0, decay_at=(0.5,)).start()
-    before = stepper.step(z, gradient, 0.49)
-    after = stepper.step(z, gradient, 0.5)
+    before = stepper.step(z, gradient, loss, 0.49)
+    after = stepper.step(z, gradient, loss, 0.5)
     assert before.item() == pytest.approx(-1, rel=1e-6)
     assert after.item() == pytest.approx(-0.1, rel=1e-6)
 
 
-@pytest.mark.parametrize("optimiser", [LBFGS(learning_rate=0.3), Adam(learning_rate=0.05)])
+@pytest.mark.parametrize("optimiser", EVERY, ids=str)
 def test_rows_that_leave_do_not_change_the_others(problems: tuple[Tensor, Tensor, Tensor], optimiser: Optimiser) -> None:
     scale, shift, start = problems
     alone = run(optimiser, scale[3:4], shift[3:4], start[3:4], steps=14)
     kept = torch.tensor([1, 3])
     stepper, z = optimiser.start(), start
     for i in range(14):
-        leaf = z.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(curved(scale, shift, leaf).sum(), leaf)
-        z = stepper.step(z, gradient, i / 14)
+        z = next_of(stepper, scale, shift, z, i / 14)
         if i == 6:
             stepper.keep(kept)
             z, scale, shift = z[kept], scale[kept], shift[kept]
     torch.testing.assert_close(z[1:], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_lbfgs_stands_still_at_a_minimum() -> None:
-    stepper = LBFGS().start()
+@pytest.mark.parametrize("optimiser", EVERY, ids=str)
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_stepper_that_was_put_down_goes_on_where_it_was(
+    problems: tuple[Tensor, Tensor, Tensor], optimiser: Optimiser, after: int
+) -> None:
+    scale, shift, z = problems
+    stepper, other = optimiser.start(), optimiser.start()
+    for _ in range(after):
+        z = next_of(stepper, scale, shift, z)
+    other.load({name: t.clone() for name, t in stepper.state().items()})
+    mine, its = z, z
+    for _ in range(9):
+        mine, its = next_of(stepper, scale, shift, mine), next_of(other, scale, shift, its)
+    assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("line_search", [False, True])
+def test_lbfgs_stands_still_at_a_minimum(line_search: bool) -> None:
+    stepper = LBFGS(line_search=line_search).start()
     z = torch.ones(2, 3)
     for _ in range(4):
-        z = stepper.step(z, torch.zeros(2, 3), 0.0)
+        z = stepper.step(z, torch.zeros(2, 3), torch.zeros(2), 0.0)
     assert torch.equal(z, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("line_search", [False, True])
+def test_lbfgs_goes_on_where_the_loss_is_small(line_search: bool) -> None:
+    """torch's own stops at once: its thresholds are absolute, and this loss is a millionth of a millionth of the usual."""
+    stretch = torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64)
+    z, stepper = torch.full((1, 3), 2.0, dtype=torch.float64), LBFGS(line_search=line_search).start()
+    for _ in range(200):
+        z = stepper.step(z, 2e-12 * stretch * z, 1e-12 * (stretch * z.square()).sum(dim=1), 0.0)
+    assert z.abs().max() < 1e-3
+
+
+def test_lbfgs_forgets_what_no_longer_descends() -> None:
+    stepper = LBFGS().start()
+    assert isinstance(stepper, LBFGSStepper)
+    z, up = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
+    z = stepper.step(z, up, torch.ones(1), 0.0)
+    z = stepper.step(z, 0.5 * up, torch.ones(1), 0.0)
+    assert stepper.history is not None
+    assert stepper.history.count.item() == 1
+    stepper.history.steps.neg_()  # as rounding may: the model is no bowl now, and points uphill
+    stepper.history.scale.neg_()
+    after = stepper.step(z, up, torch.ones(1), 0.0)
+    assert stepper.history.count.item() == 0
+    assert after[0, 0] < z[0, 0]

@@ -115,15 +115,15 @@ def test_a_file_that_is_cut_off_is_done_again(run: Path) -> None:
 
 
 def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacker.attacks.optimisers import LBFGSStepper
+    from attacker.attacks.lbfgs import LBFGSStepper
 
     step, calls = LBFGSStepper.step, []
 
-    def interrupted(self, z, gradient, progress):
+    def interrupted(self, *arguments):
         calls.append(1)
         if len(calls) == 30:
             raise KeyboardInterrupt
-        return step(self, z, gradient, progress)
+        return step(self, *arguments)
 
     monkeypatch.setattr(LBFGSStepper, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -160,7 +160,7 @@ def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_ow
     together = vmap(batch.gradient, in_dims=dims)(batch.weights, x, y, batch.buffers)
     for i, observation in enumerate(observations):
         assert_same({name: g[i] for name, g in together.items()}, seen(observation))
-        assert_same({name: g[i] for name, g in batch.observed.items()}, seen(observation))
+        assert_same({name: g[i] for name, g in batch.views[0].gradients.items()}, seen(observation))
 
 
 def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.replay import facts
+from attacker.facts import facts
 from defenses.gradients import GradientSpec
 from defenses.networks import penalty_of
 from fedsim import models

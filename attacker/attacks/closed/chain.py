@@ -203,7 +203,7 @@ class _Reader:
         """The shape of one example after `function`, which is shown a batch x."""
         try:
             given = tuple(function(x).shape)
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{name} does not take {self.shape}: {error}") from error
         if not given or given[0] != len(x):
             raise NotAChain(f"{name} does not take {self.shape}: it makes one batch of it")

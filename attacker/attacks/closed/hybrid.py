@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Need, Progress
+from attacker.attacks.base import Case, Memory, Need, Progress
 from attacker.attacks.closed.likeness import CRITERIA
 from attacker.attacks.closed.observed import Observed, observe
 from attacker.attacks.closed.router import ClosedForm
@@ -43,12 +43,16 @@ class Hybrid:
     needs: frozenset[Need] = field(default=frozenset())
     device: str = "cpu"
 
-    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training and defense, and have one example each."""
         both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
         if not self.sees_gradient:
-            return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress)]
-        pairs = zip(*(attack(cases, rng=rng, progress=progress) for attack in both), strict=True)
+            return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
+        kept = (None, memory)  # the search's: a closed form takes no time
+        answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
+        pairs = zip(*answers, strict=True)
         observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), judge(self.criterion)
         return [self._better(pair, [judged(one, i, observed) for one in pair]) for i, pair in enumerate(pairs)]
 

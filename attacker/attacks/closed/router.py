@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Need, Progress, generator_for, unmet
+from attacker.attacks.base import Case, Memory, Need, Progress, generator_for, unmet
 from attacker.attacks.closed.layers import Answer
 from attacker.attacks.closed.observed import Observed, observe
 from attacker.attacks.closed.routes import ROUTES
@@ -43,12 +43,14 @@ class ClosedForm:
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"
 
-    def __call__(self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training, defense and number of examples.
 
         Raises ValueError, in words, where no route can be taken and there is no fallback.
         """
-        return Routing(self, cases, rng, progress).run()
+        return Routing(self, cases, rng, progress, memory).run()
 
 
 @dataclass
@@ -73,8 +75,10 @@ class _Found:
 class Routing:
     """One call of a `ClosedForm`."""
 
-    def __init__(self, attack: ClosedForm, cases: Sequence[Case], rng: Generator, progress: Progress | None) -> None:
-        self.attack, self.cases, self.rng, self.progress = attack, cases, rng, progress
+    def __init__(
+        self, attack: ClosedForm, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None = None
+    ) -> None:
+        self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.found = [_Found() for _ in cases]
 
     def run(self) -> list[Reconstruction]:
@@ -158,7 +162,7 @@ class Routing:
             return {}
         starts = {self.cases[i].key: self.start(i) for i in able}
         search = replace(attack, device=self.attack.device, first=lambda cases: [starts[case.key] for case in cases])
-        found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress)
+        found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
         return dict(zip(able, found, strict=True))
 
     def _reconstruction(self, i: int, seconds: float, searched: Reconstruction | None) -> Reconstruction:
@@ -214,7 +218,7 @@ class Routing:
     def _null(self) -> list[Reconstruction]:
         if self.attack.fallback is not None:
             null = replace(self.attack.fallback, sees_gradient=False, device=self.attack.device)
-            found = null(self.cases, rng=self.rng, progress=self.progress)
+            found = null(self.cases, rng=self.rng, progress=self.progress, memory=self.memory)
             return [replace(one, attack=self.attack.name) for one in found]
         return [self._grey(case) for case in self.cases]
 

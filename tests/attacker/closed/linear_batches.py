@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.linear import LinearAnswer, recover_linear
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.linear import LinearAnswer, recover_linear
 from fedsim import models
 from fedsim.datasets import digits
 from fedsim.wire import ModelSpec

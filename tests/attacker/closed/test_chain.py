@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.exact.chain import Chain, NotAChain, chain_of
+from attacker.attacks.closed.chain import Chain, NotAChain, chain_of
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from attacker.attacks.exact.chain import NotAChain, chain_of
+from attacker.attacks.closed.chain import NotAChain, chain_of
 from defenses.networks import penalty_of, precode
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
@@ -155,6 +155,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "the whole batch flat": (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(144, 2)), "0 mixes the examples"),
     "a width that does not fit": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(143, 2)), r"1 does not take \(144,\)"),
     "channels that do not fit": (lambda: around(nn.Conv2d(3, 4, 3)), r"1 does not take \(4, 9, 8\)"),
+    "pooling of what is flat": (lambda: nn.Sequential(nn.Flatten(), nn.MaxPool2d(2)), r"1 does not take \(144,\)"),
     "pooling that does not fit": (lambda: around(nn.AvgPool2d(10)), r"1 does not take \(4, 9, 8\)"),
     "not materialised": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1 has hooks"),
     "several outputs": (lambda: nn.LSTM(8, 3), "LSTM"),

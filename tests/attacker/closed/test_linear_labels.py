@@ -5,9 +5,9 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.exact.batch_labels import Explained, explain
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.walk import OURS, PAPER, Walk, beginnings, finish
+from attacker.attacks.closed.batch_labels import Explained, explain
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.walk import OURS, PAPER, Walk, beginnings, finish
 from fedsim import models
 from fedsim.wire import ModelSpec
 

@@ -9,13 +9,13 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.exact.chain import Chain, chain_of
-from attacker.attacks.exact.composed import Composed, Sides, Tangent
-from attacker.attacks.exact.composing import compose
-from attacker.attacks.exact.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
-from attacker.attacks.exact.smoothness import TotalVariation
-from attacker.attacks.exact.system import Rows
-from attacker.attacks.exact.walk import Point, Tensors, beginnings, finish, step
+from attacker.attacks.closed.chain import Chain, chain_of
+from attacker.attacks.closed.composed import Composed, Sides, Tangent
+from attacker.attacks.closed.composing import compose
+from attacker.attacks.closed.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
+from attacker.attacks.closed.smoothness import TotalVariation
+from attacker.attacks.closed.system import Rows
+from attacker.attacks.closed.walk import Point, Tensors, beginnings, finish, step
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.exact import preconditioning
-from attacker.attacks.exact.chain import Layer, chain_of
-from attacker.attacks.exact.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
-from attacker.attacks.exact.system import Rows, System, least_squares
+from attacker.attacks.closed import preconditioning
+from attacker.attacks.closed.chain import Layer, chain_of
+from attacker.attacks.closed.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
+from attacker.attacks.closed.system import Rows, System, least_squares
 
 F64 = torch.float64
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacfwd
 
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.footprint import used_values
-from attacker.attacks.exact.rank import RankReport, rank_report, virtual_constraints
-from attacker.attacks.exact.system import Rows, System, through
-from attacker.attacks.exact.trials import (
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.footprint import used_values
+from attacker.attacks.closed.rank import RankReport, rank_report, virtual_constraints
+from attacker.attacks.closed.system import Rows, System, through
+from attacker.attacks.closed.trials import (
     PAPER,
     RandomNetwork,
     compared,
@@ -20,8 +20,8 @@ from attacker.attacks.exact.trials import (
     random_network,
     written_down,
 )
-from attacker.attacks.exact.verdict import headline, verdict
-from attacker.attacks.exact.walk import Walk, beginnings, finish
+from attacker.attacks.closed.verdict import headline, verdict
+from attacker.attacks.closed.walk import Walk, beginnings, finish
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 

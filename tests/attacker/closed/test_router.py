@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet, without_gradient
-from attacker.attacks.exact.layers import walk_through
-from attacker.attacks.exact.observed import observe
-from attacker.attacks.exact.router import EXACT
-from attacker.attacks.exact.routes import ROUTES
+from attacker.attacks.closed.layers import walk_through
+from attacker.attacks.closed.observed import observe
+from attacker.attacks.closed.router import EXACT
+from attacker.attacks.closed.routes import ROUTES
 from attacker.reconstruction import Reconstruction
 from defenses import DefenseSpec
 from fedsim import models

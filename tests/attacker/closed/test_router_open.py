@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
-from attacker.attacks.exact.router import EXACT
-from attacker.attacks.optimisers import LBFGSStepper
+from attacker.attacks.closed.router import EXACT
+from attacker.attacks.lbfgs import LBFGSStepper
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models.building import _ADMITTED

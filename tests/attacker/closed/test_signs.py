@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.exact.activations import RELU, leaky_relu
-from attacker.attacks.exact.chain import chain_of
-from attacker.attacks.exact.signs import doubted, level, other_side
-from attacker.attacks.exact.walk import OURS, PAPER, Point, beginnings, equations, finish, step
+from attacker.attacks.closed.activations import RELU, leaky_relu
+from attacker.attacks.closed.chain import chain_of
+from attacker.attacks.closed.signs import doubted, level, other_side
+from attacker.attacks.closed.walk import OURS, PAPER, Point, beginnings, equations, finish, step
 from fedsim.models import loss_of
 
 F64 = torch.float64

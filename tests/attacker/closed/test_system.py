@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from attacker.attacks.exact.chain import Layer, chain_of
-from attacker.attacks.exact.system import Rows, System, back_through, columns_of, fold, least_squares, through
+from attacker.attacks.closed.chain import Layer, chain_of
+from attacker.attacks.closed.system import Rows, System, back_through, columns_of, fold, least_squares, through
 
 F64 = torch.float64
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
 
-from attacker.attacks.exact.chain import Layer
-from attacker.attacks.exact.walk import OURS, PAPER, step
+from attacker.attacks.closed.chain import Layer
+from attacker.attacks.closed.walk import OURS, PAPER, step
 
 
 @pytest.fixture(autouse=True)

@@ -76,10 +76,10 @@ def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> Non
     assert (observation.num_examples or 0) > 600
     attack = AttackSpec(name="dlg").build()
     assert isinstance(attack, GradientMatching)
-    search = Search(attack, [Case((observation,))], torch.Generator().manual_seed(0), None)
+    (search,) = Search(attack, [Case((observation,))], torch.Generator().manual_seed(0), None).views
     assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
     _, x, y = Scorer(run.out, [run.out / "truth"]).originals(1, 1, "sum", observation.cohort)
     network = models.build(observation.model, observation.data)
     gradient = gradient_of(network, observation.data)(observation.weights, x, y)
     for name, expected in gradient.items():
-        assert torch.allclose(search.observed[name][0], expected, atol=1e-5)
+        assert torch.allclose(search.gradients[name][0], expected, atol=1e-5)

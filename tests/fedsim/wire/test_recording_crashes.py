@@ -115,3 +115,34 @@ def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_b
         assert index.execute("SELECT count(*) FROM observations").fetchone() == (6,)
     index.close()
     assert Recording(recorded).rows() == before
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_an_index_is_there_as_a_whole_or_not_at_all(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Cut off before SQLite writes, before the flush, and before the renaming; what is left over does not disturb the next."""
+    done = 0
+
+    def cut(function: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object, **keywords: object) -> object:
+            nonlocal done
+            done += 1
+            if done == at:
+                raise PowerCut
+            return function(*args, **keywords)
+
+        return counted
+
+    manifest.write(tmp_path / "manifest.json")
+    with monkeypatch.context() as patched:
+        for owner, name in ((sqlite3, "connect"), (os, "fsync"), (Path, "replace")):
+            patched.setattr(owner, name, cut(getattr(owner, name)))
+        with pytest.raises(PowerCut):
+            Recorder(tmp_path, manifest)
+    assert not (tmp_path / "index.sqlite").exists()
+    (tmp_path / "index.sqlite.new").write_bytes(b"half")
+    (tmp_path / "index.sqlite.new-journal").write_bytes(b"written")
+    Recorder(tmp_path, manifest)
+    assert Recording(tmp_path).rows() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.sqlite", "manifest.json"]

@@ -1,0 +1,193 @@
+"""AGIC: what many rounds of a client say of its examples, together (Xu et al. 2022)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
+from attacker.attacks.descent import Stop
+from attacker.attacks.describing import Describer
+from attacker.attacks.initialisation import normal_after_normalisation
+from attacker.attacks.labels import label_rule
+from attacker.attacks.layer_weights import by_depth
+from attacker.attacks.matching import GradientMatching, LocalSteps
+from attacker.attacks.memories import within
+from attacker.attacks.objectives import cosine
+from attacker.attacks.optimisers import Adam
+from attacker.attacks.priors import flat, total_variation
+from attacker.linking import Links, link, unlinked
+from attacker.reconstruction import Reconstruction
+from fedsim.wire.observation import Observation
+
+Comparison = Literal["features", "images", "published", "none"]
+COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agic:
+    """Link a client's rounds, then reconstruct its examples from all of them at once.
+
+    matching:  the joint search. compare: how examples of different rounds are told to be the same: by the features that the
+               head's gradient gives away; by images, each round's first reconstructed alone, and a global assignment; so, and
+               greedily, by the labels that batches share ("published"); or not at all.
+    pre_steps: iterations of those first reconstructions.
+    """
+
+    name: str
+    matching: GradientMatching
+    compare: Comparison
+    pre_steps: int
+    knows_defense: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}))
+    device: str = "cpu"
+    whole_clients: bool = True
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, each of one client, which agree in model, data, training and defense."""
+        joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
+        linked = [self._linked(case, rng, progress, memory) for case in cases]
+        found: dict[str, Reconstruction] = {}
+        for group, alike in _alike(linked):
+            own = within(memory, f"joint {group}/")
+            for case, one in zip(alike, joint(alike, rng=rng, progress=progress, memory=own), strict=True):
+                found[case.key] = one
+        return [replace(found[case.key], case=asked.key) for asked, case in zip(cases, linked, strict=True)]
+
+    def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
+        """The case without the observations that say nothing, and with links over the others."""
+        case, left_out = _usable(case)
+        if case.links is not None:
+            return case
+        sizes = [observation.num_examples or 0 for observation in case.observations]
+        if self.compare == "none" or len(sizes) == 1:
+            return replace(case, links=unlinked(sizes, left_out))
+        describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
+        described = describer(case, generator_for(rng, case, "linking"), progress, within(memory, "before/"))
+        training = case.observations[0].training
+        links = link(
+            described,
+            batch_size=training.batch_size,
+            matching="greedy" if self.compare == "published" else "assignment",
+            rule="lists" if self.compare == "published" else "own",
+            whole_passes=training.epochs is not None,
+        )
+        return replace(case, links=replace(links, notes=(*left_out, *links.notes)))
+
+
+def agic(
+    *,
+    steps: int = 2000,
+    beta: float = 50.0,
+    shape: str = "linear",
+    relu_modifier: bool = True,
+    tv: float = 1e-4,
+    learning_rate: float = 0.1,
+    signed: bool = True,
+    labels: str = "inferred",
+    local_steps: str = "one_batch",
+    surrogate: bool = False,
+    order_invariant: float = 0.0,
+    compare: str = "features",
+    pre_steps: int = 200,
+    later: float = 0.1,
+    robust: float = 0.0,
+    restarts: int = 1,
+    knows_defense: bool = True,
+) -> Agic:
+    """Layer-weighted cosine over all rounds of a client, whose examples are linked first (Xu et al. 2022, AGIC, eqs. 2 to 8).
+
+    beta, shape, relu_modifier: layer weights, see `by_depth`: beta 50 for an untrained network, 2 for a trained one.
+    local_steps: one_batch, or simulated one by one. surrogate: the one batch at weights between those sent and sent back (SME).
+    order_invariant: weight of the prior that ties simulated local epochs (Dimitrov et al. 2022).
+    compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
+    later, robust: how much later epochs count, and from which distance on a round counts less; see GradientMatching.
+    """
+    if compare not in COMPARISONS:
+        raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
+    if local_steps not in get_args(LocalSteps):
+        raise ValueError(f"unknown local_steps {local_steps!r}. Known: {', '.join(get_args(LocalSteps))}")
+    if label_rule(labels) is None:
+        raise ValueError("rounds are linked by labels that are known first: labels cannot be joint")
+    needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())
+    matching = GradientMatching(
+        name="agic",
+        objective=cosine,
+        labels=label_rule(labels),
+        init=normal_after_normalisation,
+        optimiser=Adam(learning_rate=learning_rate, signed=signed),
+        steps=steps,
+        stop=Stop(patience=steps, decrease=0.0),
+        prior=total_variation(tv) if tv else flat,
+        restarts=restarts,
+        boxed=True,
+        layers=by_depth(beta, shape, relu_modifier=relu_modifier),
+        local_steps=cast(LocalSteps, local_steps),
+        surrogate=surrogate,
+        order_invariant=order_invariant,
+        later=later,
+        robust=robust,
+        knows_defense=knows_defense,
+        needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
+    )
+    return Agic(
+        name="agic",
+        matching=matching,
+        compare=compare,
+        pre_steps=pre_steps,
+        knows_defense=knows_defense,
+        needs=frozenset(needs),
+    )
+
+
+def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
+    """AGIC's search for the examples of a single round."""
+    return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
+
+
+def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """The case without observations that nothing can be read off, and what is to be said of those."""
+    problems = [_problem(observation) for observation in case.observations]
+    if not any(problems):
+        return case, ()
+    if all(problems):
+        raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
+    if case.links is not None:
+        raise ValueError(f"links were given for rounds that cannot be used: {'; '.join(filter(None, problems))}")
+    kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
+    known = case.known_labels
+    if known is not None:
+        each = torch.split(known, [observation.num_examples or 0 for observation in case.observations])
+        known = torch.cat([labels for labels, problem in zip(each, problems, strict=True) if not problem])
+    said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
+    return Case(kept, known), said
+
+
+def _problem(observation: Observation) -> str:
+    """Why nothing can be read off an observation; "" where something can."""
+    if not observation.num_examples:
+        return "the client reported no number of examples"
+    if not all(bool(t.isfinite().all()) for t in observation.update.values()):
+        return "its update has values that are not finite"
+    if not any(bool(t.any()) for t in observation.update.values()):
+        return "its update is all zeros"
+    return ""
+
+
+def _alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
+    """Groups of cases that can be searched for at once: as many rounds, of the same sizes, with as many examples in all."""
+
+    def structure(case: Case) -> tuple[int, ...]:
+        links: Links | None = case.links
+        assert links is not None
+        return links.examples, *links.sizes
+
+    for number, (_, group) in enumerate(groupby(sorted(cases, key=structure), key=structure)):
+        yield number, list(group)

@@ -1,0 +1,167 @@
+"""Convolutions of few channels as they are fast on processors, to be differentiated twice; images lie channels last.
+
+Of torch's own, the gradient of the input takes several times as long as the convolution, the more so with strides. Here it is a
+convolution too: of stride 1, whose channels are the pixels of a cell of stride x stride.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """kernel, padding, sides of the image: rows and columns. stride: of both. What follows from them is rows and columns too."""
+
+    kernel: Pair
+    stride: int
+    padding: Pair
+    sides: Pair
+
+    @property
+    def out(self) -> Pair:
+        """The sides of the output."""
+        return self._each(lambda k, p, side: (side + 2 * p - k) // self.stride + 1)
+
+    @property
+    def grid(self) -> Pair:
+        """How many cells the image has."""
+        return self._each(lambda k, p, side: -(-side // self.stride))
+
+    @property
+    def lead(self) -> Pair:
+        """Zeros before the kernel, so that it starts with a cell."""
+        return self._each(lambda k, p, side: -p % self.stride)
+
+    @property
+    def cells(self) -> Pair:
+        """How many cells the kernel covers then."""
+        return self._each(lambda k, p, side: -(-(-p % self.stride + k) // self.stride))
+
+    @property
+    def margins(self) -> tuple[int, int, int, int]:
+        """Zeros left, right, above and below an output, with which the turned kernel gives all cells of the image."""
+        before = self._each(lambda k, p, side: -(-p // self.stride))
+        (top, bottom), (left, right) = (
+            (cells - 1 - first, grid + first - out)
+            for cells, first, grid, out in zip(self.cells, before, self.grid, self.out, strict=True)
+        )
+        return left, right, top, bottom
+
+    def _each(self, of: Callable[[int, int, int], int]) -> Pair:
+        rows, columns = (of(*each) for each in zip(self.kernel, self.padding, self.sides, strict=True))
+        return rows, columns
+
+
+def convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(M, out, H', W') from images (M, in, H, W) and weights (out, in, *kernel) that get no gradient."""
+    last = weight.permute(0, 2, 3, 1)
+    turned = _turned(last[None], geometry)[0]
+    cells = turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+    found: Tensor = _Convolution.apply(x, last.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), cells, geometry)
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    """By weights as they are; its derivative by weights `turned` round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, turned: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(weight, turned)
+        ctx.geometry = geometry
+        return _convolved(x, weight, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> Any:
+        return _Transposed.apply(outputs[0], *ctx.saved_tensors, ctx.geometry), None, None, None
+
+
+class _Transposed(torch.autograd.Function):
+    """The transpose of a convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, weight: Tensor, turned: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(weight, turned)
+        ctx.geometry = geometry
+        padded = functional.pad(output, geometry.margins)
+        return _spread(functional.conv2d(padded.contiguous(memory_format=torch.channels_last), turned), geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *images: Any) -> Any:
+        return _Convolution.apply(images[0], *ctx.saved_tensors, ctx.geometry), None, None, None
+
+
+def _convolved(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    laid = x.contiguous(memory_format=torch.channels_last)
+    return functional.conv2d(laid, weight, stride=geometry.stride, padding=geometry.padding)
+
+
+def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
+    """(P, out, in, *kernel) from images (P * N, in, H, W) and output gradients (P * N, out, H', W'); differentiable once."""
+    found: Tensor = _WeightGradient.apply(x, output, problems, geometry)
+    return found.permute(0, 1, 4, 2, 3)
+
+
+class _WeightGradient(torch.autograd.Function):
+    """By products of matrices, (P, out, *kernel, in); the patches of the images serve both ways."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
+        (top, left), ctx.geometry, ctx.problems = geometry.padding, geometry, problems
+        columns = _patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
+        ctx.save_for_backward(columns, output)
+        rows = output.permute(0, 2, 3, 1).reshape(problems, -1, output.shape[1])
+        return (rows.transpose(1, 2) @ columns).reshape(problems, output.shape[1], *geometry.kernel, x.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        columns, output = ctx.saved_tensors
+        weight, geometry, problems = gradients[0], ctx.geometry, ctx.problems
+        x = outputs = None
+        if ctx.needs_input_grad[1]:
+            outputs = _images(weight.flatten(2) @ columns.transpose(1, 2), len(output), geometry.out)
+        if ctx.needs_input_grad[0]:
+            patches = _patches(output, problems, geometry.cells, 1, geometry.margins)
+            found = _turned(weight, geometry).transpose(1, 2) @ patches.transpose(1, 2)
+            x = _spread(_images(found, len(output), geometry.grid), geometry)
+        return x, outputs, None, None
+
+
+def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
+    """(P, N * H' * W', kh * kw * in) from images (P * N, in, H, W): what the kernel sees at each position."""
+    padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *margins)).contiguous()
+    count, height, width, depth = padded.shape
+    (kh, kw), (image, row, column, _) = kernel, padded.stride()
+    shape = count, (height - kh) // stride + 1, (width - kw) // stride + 1, kh, kw * depth
+    return padded.as_strided(shape, (image, row * stride, column * stride, row, 1)).reshape(problems, -1, kh * kw * depth)
+
+
+def _images(rows: Tensor, count: int, sides: Pair) -> Tensor:
+    """(P * N, C, *sides) from (P, C, N * H * W)."""
+    problems, channels, _ = rows.shape
+    return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(count, channels, *sides)
+
+
+def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
+    """(P, cells * out, stride * stride * in) from weights (P, out, *kernel, in): of the transposed convolution, cell by cell."""
+    problems, out, kh, kw, depth = weight.shape
+    s, (top, left), (rows, columns) = geometry.stride, geometry.lead, geometry.cells
+    padded = functional.pad(weight, (0, 0, left, columns * s - kw - left, top, rows * s - kh - top))
+    cells = padded.reshape(problems, out, rows, s, columns, s, depth).flip(2, 4)
+    return cells.permute(0, 2, 4, 1, 3, 5, 6).reshape(problems, rows * columns * out, s * s * depth)
+
+
+def _spread(cells: Tensor, geometry: Geometry) -> Tensor:
+    """(M, C, H, W) from (M, stride * stride * C, H / stride, W / stride), rounded up: the pixels of each cell."""
+    s, (height, width) = geometry.stride, geometry.sides
+    if s == 1:
+        return cells
+    count, channels, rows, columns = cells.shape
+    pixels = cells.reshape(count, s, s, channels // s**2, rows, columns).permute(0, 4, 1, 5, 2, 3)
+    return pixels.reshape(count, rows * s, columns * s, -1)[:, :height, :width].permute(0, 3, 1, 2)

@@ -1,0 +1,34 @@
+"""Labels of one observation, read off its gradient before any search."""
+
+import torch
+from torch import Generator, Tensor, nn
+
+from attacker.attacks.labels import Evidence, Head, LabelRule
+from attacker.attacks.probes import head_inputs, random_inputs
+from attacker.attacks.simulation import total_step
+from attacker.attacks.views import View
+from fedsim import models
+
+PROBES = 64
+"""Random inputs of the attacker's own, to see what the model makes of anything."""
+
+
+def read_labels(rule: LabelRule, view: View, i: int, model: nn.Module, rng: Generator) -> Tensor:
+    """(N,) int64, what `rule` says of case i of a view.
+
+    The gradients behind an update of several local steps were taken on the way from the weights sent to those sent back: the
+    model is looked at in the middle of them, unless a defense changed the update.
+    """
+    row, device = view.case(i), view.attack.device
+    gradient = {name: g[i] for name, g in view.gradients.items()}
+    weights = row["weights"]
+    if view.steps > 1 and not view.defended:
+        way = total_step(view.training, view.steps) * (view.steps - 1) / (2 * view.steps)
+        weights = {name: w - way * (gradient[name] + view.training.weight_decay * w) for name, w in weights.items()}
+    with torch.no_grad():
+        probes = random_inputs(view.data, PROBES, rng).to(device)
+        features, logits = head_inputs(model, {**row["buffers"], **weights}, view.data.normalise(probes))
+    weight, bias = models.head(model)
+    head = Head(weights[weight], None if bias is None else weights[bias], features)
+    guess = models.probabilities(logits).mean(dim=0)
+    return rule(Evidence(gradient, weight, bias, view.count, guess, view.defended, head))

@@ -1,0 +1,181 @@
+"""One observation of each case, stacked: what a search needs to compare a guess with it."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from attacker.attacks.local_steps import after_local_steps
+from attacker.attacks.objectives import Gradient, squared_norm
+from attacker.attacks.simulation import (
+    Gradients,
+    as_gradient,
+    buffers_of,
+    channel_of,
+    gradient_of,
+    omitted_of,
+    schedule,
+    through,
+    total_step,
+)
+from attacker.attacks.vectorised import PerProblem, per_problem
+from defenses.channel import transparent
+from fedsim.wire.observation import Observation
+
+if TYPE_CHECKING:
+    from attacker.attacks.matching import GradientMatching
+
+Row = dict[str, Any]
+"""What belongs to one problem; stacked, one row for each."""
+
+
+class View:
+    """The o-th observation of every case: the same round where cases are clients of one run, so that weights may be shared.
+
+    places: (cases, N) the example of its case that each place holds. gamma: (cases,) how much it counts.
+    """
+
+    def __init__(
+        self, attack: "GradientMatching", model: nn.Module, observations: Sequence[Observation], places: Tensor, gamma: Tensor
+    ) -> None:
+        first = observations[0]
+        self.attack, self.model, self.data, self.training = attack, model, first.data, first.training
+        self.sizes, self.steps = schedule(first)
+        self.count = first.num_examples or 0
+        knows = attack.knows_defense
+        self.channel = channel_of(first, model) if knows else transparent
+        self.omitted = omitted_of(first, model) if knows else frozenset[str]()
+        rule = first.gradient.build() if knows else None
+        self.plain = self._whole(gradient_of(model, self.data, self.training.loss))
+        self.gradient = self._whole(gradient_of(model, self.data, self.training.loss, rule))
+        self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
+        self._stack(observations, places, gamma)
+        ruled = knows and first.gradient.step is not None
+        plain = not (ruled or attack.surrogate or attack.local_steps == "simulated")
+        self.at_once: PerProblem | None = None
+        if plain and self.shared and self.same_buffers:
+            self.at_once = per_problem(model, self.data, self.training.loss)
+
+    def _whole(self, gradient: Gradients) -> Gradients:
+        """The gradient of all examples as one batch, or the one that all local steps on them add up to."""
+        if self.attack.local_steps == "one_batch":
+            return gradient
+        return after_local_steps(gradient, self.training, self.sizes)
+
+    def _stack(self, observations: Sequence[Observation], places: Tensor, gamma: Tensor) -> None:
+        """Stack what differs between cases; weights that all of them share are kept once."""
+        device, order = self.attack.device, dict(self.model.named_parameters())
+        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
+        self.shared = all(_same(w, weights[0]) for w in weights[1:])
+        self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        self.buffers, self.same_buffers = buffers_of(self.model, observations)
+        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
+        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
+        self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
+        seen = {name: torch.stack([u[name] for u in updates]) for name in order}
+        compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
+        scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(observations))]
+        scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.attack.layers else {}
+        self.rows: Row = {
+            "observed": vmap(_scaled)(compared, scales) if scales else compared,
+            "scale": scales,
+            "known": vmap(self.channel.learn)(seen),
+            "places": places.to(device),
+            "gamma": gamma.to(device),
+        }
+        if self.attack.surrogate:
+            self.rows["seen"] = seen
+        if not self.shared:
+            self.rows["weights"] = self.weights
+        if not self.same_buffers:
+            self.rows["buffers"] = self.buffers
+        self.worst = vmap(self.attack.objective.worst)(self.rows["observed"])
+        self.power = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2
+
+    def _scale(self, observed: Gradient) -> dict[str, Tensor]:
+        """By what to multiply tensors so that layers count as they should: distances and dot products are quadratic."""
+        return {name: w.sqrt() for name, w in self.attack.layers(self.model, observed).items()} if self.attack.layers else {}
+
+    def case(self, i: int) -> Row:
+        """The row of case i, with its weights and buffers."""
+        row = _row(self.rows, i)
+        return {"weights": self.weights, "buffers": self.buffers} | row
+
+    def distance(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """How far the gradient of the guess x (V, *shape), y (V,) or (V, K), all examples of a case, is from the observed one."""
+        return self.attack.objective.distance(self.simulate(row, x, y, z), row["observed"])
+
+    def simulate(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
+        """The gradient that would be observed of a guess, as it is compared."""
+        weights = row.get("weights", self.weights)
+        at = self._surrogate(row, weights, z)
+        gradient = self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers))
+        if self.channel is not transparent:
+            gradient = through(self.channel, row["known"], gradient, weights, self.training, self.steps)
+        return _scaled(gradient, row["scale"])
+
+    def _surrogate(self, row: Row, weights: Gradient, z: Tensor) -> Gradient:
+        """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
+        if not self.attack.surrogate:
+            return weights
+        share = z[-1].sigmoid()
+        return {name: w + share * row["seen"][name] for name, w in weights.items()}
+
+    def powers(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a guess, the squared norms of its gradient before and after the defense."""
+        weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
+        before = _scaled(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
+        return squared_norm({name: before[name] for name in row["observed"]}), squared_norm(
+            {name: g for name, g in self.simulate(row, x, y, z).items() if name in row["observed"]}
+        )
+
+    def evaluate(
+        self, z: Tensor, row: Row, decode: Callable[[Tensor, Row], tuple[Tensor, Tensor]], problem: Row
+    ) -> tuple[Tensor, Tensor]:
+        """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss."""
+        if self.at_once is not None:
+            return self._at_once(z, row, decode, problem)
+
+        def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
+            distance = self.distance(row, *decode(z, problem), z)
+            weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
+            return weighed
+
+        gradient, value = vmap(grad_and_value(loss), randomness="different")(z, row, problem)
+        return gradient, value
+
+    def _at_once(
+        self, z: Tensor, row: Row, decode: Callable[[Tensor, Row], tuple[Tensor, Tensor]], problem: Row
+    ) -> tuple[Tensor, Tensor]:
+        """The same with one ordinary batch of the examples of all problems, which share weights."""
+        assert self.at_once is not None
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            x, y = vmap(decode)(z, problem)
+            each = torch.arange(len(z), device=z.device)[:, None]
+            gradient = self.at_once(self.weights, x[each, row["places"]], y[each, row["places"]], self.buffers)
+
+            def compared(gradient: Gradient, row: Row) -> Tensor:
+                if self.channel is not transparent:
+                    gradient = through(self.channel, row["known"], gradient, self.weights, self.training, self.steps)
+                return self.attack.objective.distance(_scaled(gradient, row["scale"]), row["observed"])
+
+            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(vmap(compared)(gradient, row))
+            if not value.requires_grad:  # where nothing of the gradient was sent
+                return torch.zeros_like(z), value
+            (slope,) = torch.autograd.grad(value.sum(), z)
+        return slope, value.detach()
+
+
+def _same(one: Gradient, other: Gradient) -> bool:
+    return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
+
+
+def _scaled(gradient: Gradient, scale: Gradient) -> dict[str, Tensor]:
+    return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
+
+
+def _row(nested: Row, i: int) -> Row:
+    return {name: _row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}

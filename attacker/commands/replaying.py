@@ -1,0 +1,119 @@
+"""attacker replay."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attacker.commands.choices import Overrides, check_takes_route, device_of
+from attacker.commands.truth import truth_of
+from fedsim.console import Json, assignment, errors_told, print_json
+
+if TYPE_CHECKING:
+    from fedsim.wire import Recording
+
+GOES_ON = "what is done is kept, and the same command goes on from there"
+
+
+def replay(
+    recording: Annotated[Path, typer.Argument(help="A recording, or the run that holds it.")],
+    attack: Annotated[str, typer.Option(help="Name of the attack; see attacker list.")],
+    overrides: Overrides = None,
+    rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
+    client: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this client; may be given more than once. Of attacks such as agic, all its rounds together."),
+    ] = None,
+    route: Annotated[
+        str | None,
+        typer.Option(help="Of the attack exact: auto, or only linear, layers, peeled or optimisation; says which one answered."),
+    ] = None,
+    null: Annotated[bool, typer.Option(help="Run the same attack without any gradient beside it, as a baseline.")] = True,
+    oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels.")] = None,
+    truth: Annotated[list[Path] | None, typer.Option(help="Truth, for an oracle only; by default the run's own.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of reconstructions; by default the run's own.")] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the attack.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each worker; by default 1, or PyTorch's choice for a single chunk.")
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Cases attacked at once; by default by the model, the memory and the cores.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default one for each core, where there is enough work.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Work on this Ray cluster instead; local: one of this machine's own.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="The network of somebody else's federation; imports that code."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack every recorded observation, or client; what is done already is skipped, and what was cut off goes on."""
+    with errors_told(kept=GOES_ON):
+        from attacker.attacks import AttackSpec
+        from attacker.progress import replay_with_progress
+        from fedsim.wire import Recording
+        from fedsim.wire.selection import parse_rounds
+
+        recording = recording / "recording" if (recording / "recording").is_dir() else recording
+        opened = Recording(recording)
+        _check_model(opened, model)
+        arguments = dict(map(assignment, overrides or []))
+        if route is not None:
+            check_takes_route(attack)
+            arguments["route"] = route
+        if ray is not None and workers is not None:
+            raise ValueError("--workers are processes of this machine, and --ray hands the work to a cluster: give one of them")
+        oracle_labels = _oracle(oracle or [], opened, truth)
+        results = [
+            replay_with_progress(
+                opened,
+                AttackSpec(name=attack, arguments=arguments, null=is_null),
+                folder or recording.parent / "reconstructions",
+                seed=seed,
+                device=device_of(device),
+                rounds=parse_rounds(rounds),
+                clients=frozenset(client or ()) or None,
+                chunk=chunk,
+                oracle_labels=oracle_labels,
+                threads=threads,
+                workers=workers,
+                ray=ray,
+                model=model,
+            )
+            for is_null in ((False, True) if null else (False,))
+        ]
+        if as_json:
+            print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
+        if not results[0].done + results[0].skipped:
+            raise RuntimeError("no case could be attacked")
+
+
+def _check_model(recording: "Recording", reference: str | None) -> None:
+    """Have the recording's model at hand before anything else is done; code is imported only where the user names it."""
+    from fedsim import models
+
+    manifest = recording.manifest
+    if reference is not None:
+        models.admit(reference, name=manifest.model.name)
+    models.layout(manifest.model, manifest.data)
+
+
+def _oracle(names: list[str], recording: "Recording", truth: list[Path] | None) -> Callable[[Any], Any] | None:
+    if unknown := sorted(set(names) - {"labels"}):
+        raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels")
+    if not names:
+        return None
+    from attacker.scoring import Scorer
+    from attacker.scoring.oracle import true_labels
+    from fedsim.wire.masked import SUM
+
+    run = recording.folder.parent
+    scorer = Scorer(run, truth_of(run, truth))
+    return lambda row: true_labels(scorer, row, recording.summed(row.round) if row.client == SUM else ())

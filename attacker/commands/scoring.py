@@ -1,0 +1,112 @@
+"""attacker score."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from attacker.commands.truth import truth_of
+from fedsim.console import Json, err, errors_told, out, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from attacker.scoring import Scorer, Summary
+
+
+def score(
+    folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
+    truth: Annotated[list[Path] | None, typer.Option(help="What the clients wrote down; by default the run's own.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, where truth names another path: npz:TRAIN.")] = None,
+    lpips_net: Annotated[str, typer.Option(help="The network of LPIPS: alex or vgg.")] = "alex",
+    lpips_weights: Annotated[
+        Path | None,
+        typer.Option(help="Its convolution layers, in safetensors; by default torchvision's file in torch's hub cache."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare reconstructions with what the clients really used: one row an example."""
+    with errors_told():
+        from attacker.scoring import Scorer, summarise
+
+        run, sources = _sources(folder)
+        described = (data, dict[str, Any]()) if data else None
+        scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
+        summaries = summarise(_scores(scorer, sources))
+        if as_json:
+            print_json([{**one.as_json(), "untold": scorer.untold[one.source]} for one in summaries])
+            return
+        _print_summaries(summaries)
+        if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
+            err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+
+
+def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
+    """The rows of all sources; says on stderr how many cases have no truth. Raises NoTruth where none of any source has."""
+    from attacker.scoring.score import NoTruth
+
+    rows, nothing = [], None
+    with progress_bar() as bar:
+        task = bar.add_task("scoring", total=len(sources), words="")
+        for source in sources:
+            try:
+                rows += scorer.score(source)
+            except NoTruth as error:  # of this attack; another may have been on clients with truth
+                nothing = error
+            bar.advance(task)
+    if nothing and not rows:
+        raise nothing
+    if untold := sorted({key for keys in scorer.untold.values() for key in keys}):
+        many = "1 case has no truth and is" if len(untold) == 1 else f"{len(untold)} cases have no truth and are"
+        hint = "was --truth given for every client?"
+        err.print(f"[bold yellow]{many} not scored[/], the first: {escape(untold[0])}; {hint}")
+    return rows
+
+
+def _print_summaries(summaries: "list[Summary]") -> None:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("attack", overflow="fold", min_width=26)
+    for title in ("examples", "success", "null's", "labels", "quality"):
+        table.add_column(title, justify="right")
+    table.add_column("oracles", overflow="fold")
+    for one in summaries:
+        null = f"{one.null.success.value:.0%}" if one.null else "not run"
+        success = f"{one.success.value:.0%} ({one.success.low:.0%}-{one.success.high:.0%})"
+        quality = f"{one.psnr.value:.1f} dB" if one.psnr else f"MSE {one.mse.value:.2g}" if one.mse else ""
+        oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
+        labels = "told" if "labels" in one.oracles else f"{one.label_success.value:.0%}"
+        name = escape(one.spec) + (f"\n[dim]{escape(one.ways)}[/]" if one.ways else "")
+        table.add_row(name, str(one.examples), success, null, labels, quality, oracles)
+    out.print(table)
+
+
+def _sources(folder: Path) -> tuple[Path, list[Path]]:
+    """The run, and the folders of reconstructions to score."""
+    if (folder / "attack.json").exists():
+        return _run_of(folder.parent), [folder]
+    inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
+    sources = sorted(path.parent for path in inner.glob("*/attack.json"))
+    if not sources:
+        raise ValueError(f"{folder} holds no reconstructions; make some with: {_first_replay(_run_of(inner))}")
+    return _run_of(inner), sources
+
+
+def _first_replay(run: Path) -> str:
+    """A command that attacks `run`, ready to be pasted; it names the code of the network where that is somebody else's."""
+    from shlex import join
+
+    from fedsim.wire import Manifest
+
+    words = ["attacker", "replay", str(run), "--attack", "cpl"]
+    at = run / "recording" if (run / "recording").is_dir() else run
+    try:
+        name = Manifest.read(at / "manifest.json").model.name
+    except (ValueError, OSError):  # which a replay will say
+        name = ""
+    return join([*words, "--model", name] if ":" in name else words)
+
+
+def _run_of(reconstructions: Path) -> Path:
+    """Where scores go: the run, or the folder itself where the reconstructions lie elsewhere."""
+    return reconstructions.parent if reconstructions.name == "reconstructions" else reconstructions

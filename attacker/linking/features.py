@@ -1,0 +1,217 @@
+"""What went into the last layer, example by example, read off its gradient without any search for inputs.
+
+For softmax cross-entropy over a batch of B, with f_i the features of example i, p_i its probabilities and e_i its one-hot label,
+
+    G = A^T F    and    g = A^T 1    with    A = (P - E) / B    and    P = softmax(F W^T + b).
+
+G has the rank of the batch, so that F = C V^T with V (F, B) its right singular vectors and C (B, B) unknown; P follows from C,
+and C from P by least squares: iterated, that is a contraction where probabilities change little with features, as in networks
+that are hardly trained. The rest, and the examples that share a label, are left to Levenberg-Marquardt on the same equations:
+at equal labels the rows of A differ by their probabilities only, which float32 still tells apart. (For one example:
+R-GAP, section 3.1.1. For a batch we know of no source.)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+EXACT = 1e-5
+"""Misfit below which equations that float32 has rounded count as solved."""
+SPLIT = 16
+"""Examples up to which those that share a label are told apart: the cost grows with their sixth power."""
+STARTS = 3
+TURNS = 60
+RECOUNTS = 4
+
+
+class HeadFeatures(NamedTuple):
+    """features: (B, F), float64. labels: (B,) int64, ascending where they were counted again, else as given.
+
+    shared: (B,) bool, whether a row is no more than the mean over the examples of its label.
+    misfit: how far the gradient of these features is from the observed one, as a share of its length.
+    """
+
+    features: Tensor
+    labels: Tensor
+    shared: Tensor
+    misfit: float
+
+
+class _Equations(NamedTuple):
+    """In the basis of the gradient's row space: T (K, D), the logits' M (K, D), and what is added to them (K,)."""
+
+    target: Tensor
+    logits: Tensor
+    offset: Tensor
+
+    def probabilities(self, c: Tensor) -> Tensor:
+        return (c @ self.logits.T + self.offset).softmax(dim=1)
+
+
+def head_features(
+    weight_gradient: Tensor,
+    bias_gradient: Tensor | None,
+    labels: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None,
+    rng: Generator,
+    recount: bool = False,
+) -> HeadFeatures:
+    """The features of each example behind the gradient of a linear layer with softmax cross-entropy, mean over the batch.
+
+    weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or guessed. An update of several
+    steps, divided by learning rate and steps, is taken for the gradient of one batch of all its examples.
+    recount: correct the labels by `B (mean p_c - g_c)` with the probabilities found; needs the bias's gradient.
+
+    Rows are exact where the batch has at most SPLIT examples, or distinct labels, and is smaller than K and F; examples of one
+    label else share their mean. With a single logit all do. Raises ValueError where shapes do not fit or a number is not finite.
+    """
+    _check(weight_gradient, bias_gradient, labels, weight, bias)
+    gradient, weight = weight_gradient.double(), weight.double()
+    offset = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.double()
+    if len(weight) == 1:
+        return _of_one_logit(gradient, bias_gradient, labels)
+    with_ones = bias_gradient is not None
+    if bias_gradient is not None:
+        gradient = torch.cat([gradient, bias_gradient.double()[:, None]], dim=1)
+        weight, offset = torch.cat([weight, offset[:, None]], dim=1), torch.zeros_like(offset)
+    best = _solved(gradient, weight, offset, labels, bias_gradient, rng)
+    tried = {tuple(labels.tolist())}
+    while recount and bias_gradient is not None and best.misfit > EXACT and len(tried) <= RECOUNTS:
+        labels = _counted(best.features @ weight.T + offset, bias_gradient.double())
+        if tuple(labels.tolist()) in tried:
+            break
+        tried.add(tuple(labels.tolist()))
+        best = min(best, _solved(gradient, weight, offset, labels, bias_gradient, rng), key=lambda found: found.misfit)
+    return best._replace(features=best.features[:, :-1]) if with_ones else best
+
+
+def _check(weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    vectors = [t for t in (bias_gradient, bias) if t is not None]
+    if weight_gradient.shape != weight.shape or any(v.shape != weight.shape[:1] for v in vectors):
+        shapes = [tuple(t.shape) for t in (weight_gradient, weight, *vectors)]
+        raise ValueError(f"the gradient of a layer of shape {tuple(weight.shape)} and its bias has the same shapes, got {shapes}")
+    if not len(labels) or not bool(((labels >= 0) & (labels < max(2, len(weight)))).all()):
+        raise ValueError(f"labels of {len(weight)} classes are needed, one an example at least, got {labels.tolist()}")
+    if not all(bool(t.isfinite().all()) for t in (weight_gradient, weight, *vectors)):
+        raise ValueError("the layer's gradient or weights are not finite: nothing can be read off them")
+
+
+def _solved(
+    gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
+) -> HeadFeatures:
+    """`head_features` with the bias as one more column of weight and gradient, and no recount."""
+    u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
+
+    def equations(rank: int) -> tuple[_Equations, Tensor]:
+        basis = vh[:rank]
+        return _Equations(u[:, :rank] * s[:rank], weight @ basis.T, offset), basis
+
+    classes, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    system, basis = equations(min(len(classes), len(s)))
+    c, misfit = _of_classes(system, classes, counts, bias_gradient)
+    shared = counts[place] > 1
+    if len(labels) <= min(SPLIT, len(s)) and (misfit > EXACT or bool(shared.any())):
+        wide, wide_basis = equations(len(labels))
+        start = c[place] @ (basis @ wide_basis.T)
+        split, split_misfit = _of_each(wide, labels, start, shared, rng)
+        for _ in range(STARTS - 1):
+            if split_misfit > EXACT:
+                again = _of_each(wide, labels, start, shared, rng)
+                split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
+        if split_misfit < misfit or split_misfit < EXACT:
+            return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit)
+    return HeadFeatures((c @ basis)[place], labels, shared, misfit)
+
+
+def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
+    """One row of C a class, by turns with P, as if all examples of a class were their mean."""
+    size, width = int(counts.sum()), len(system.target)
+    one_hot = torch.nn.functional.one_hot(classes, width).double()
+    start = torch.full((width,), 1 / width, dtype=torch.float64)
+    if bias_gradient is not None:
+        start = (bias_gradient.double() + counts.double() @ one_hot / size).clamp(min=0)
+        start = start / start.sum().clamp(min=1e-12)
+    p = start.expand(len(classes), -1)
+    c, least = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
+    for _ in range(TURNS):
+        a = counts[:, None] * (p - one_hot) / size
+        found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
+        p = system.probabilities(found)
+        misfit = _misfit((counts[:, None] * (p - one_hot) / size).T @ found, system.target)
+        if misfit < least:
+            c, gain, least = found, least - misfit, misfit
+            if gain < 1e-3 * least or least < 1e-9:
+                break
+    return c, least
+
+
+def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
+    """One row of C an example, by Levenberg and Marquardt's method from `start`, where equal rows are first moved apart."""
+    size, width = len(labels), len(system.target)
+    one_hot = torch.nn.functional.one_hot(labels, width).double()
+
+    def residual(flat: Tensor) -> Tensor:
+        c = flat.reshape(size, -1)
+        return (((system.probabilities(c) - one_hot) / size).T @ c - system.target).flatten()
+
+    apart = torch.randn(start.shape, generator=rng, dtype=torch.float64)
+    x = (start * (1 + 0.05 * shared[:, None] * apart)).flatten()
+    error, damping = residual(x), 1e-3
+    length = system.target.norm().clamp(min=1e-300)
+    for _ in range(TURNS):
+        jacobian = _jacobian(system, one_hot, x.reshape(size, -1))
+        normal, slope = jacobian.T @ jacobian, jacobian.T @ error
+        while damping < 1e9:
+            damped = normal + torch.diag(damping * normal.diagonal() + 1e-300)
+            step = _least_squares(jacobian, error, (damping * normal.diagonal()).sqrt()) if damping < 1e-6 else None
+            step = -torch.linalg.solve(damped, slope) if step is None else step
+            moved = residual(x + step)
+            if moved.norm() < error.norm():
+                break
+            damping *= 4
+        else:
+            break
+        gained = float(1 - moved.norm() / error.norm())
+        x, error, damping = x + step, moved, max(damping / 5, 1e-14)
+        if gained < 1e-4 or error.norm() < 1e-9 * length:
+            break
+    return x.reshape(size, -1), float(error.norm() / length)
+
+
+def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
+    """Of A^T C by C, (K D, B D): by way of C itself, and of P, whose row i has the slopes `p_ik (M_k - sum_l p_il M_l)`."""
+    size, p = len(c), system.probabilities(c)
+    slopes = p[:, :, None] * (system.logits[None] - (p @ system.logits)[:, None]) / size
+    direct = torch.einsum("ik,de->kdie", (p - one_hot) / size, torch.eye(c.shape[1], dtype=c.dtype))
+    return (direct + torch.einsum("ike,id->kdie", slopes, c)).reshape(system.target.numel(), -1)
+
+
+def _least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
+    """The damped step without squaring the jacobian's condition number."""
+    right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
+    step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
+    return step
+
+
+def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
+    """Of one logit, the only row: a mean of features, weighted by p_i - y_i, which the bias's gradient scales."""
+    scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
+    row = gradient[0] / scale if float(scale) else gradient[0]
+    many = len(labels) > 1
+    return HeadFeatures(row.expand(len(labels), -1), labels, torch.full((len(labels),), many), 1.0 if many else 0.0)
+
+
+def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:
+    """Labels, ascending, from `B (mean p_c - g_c)`, rounded to B in all."""
+    counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
+    counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
+    whole = counts.floor().long()
+    whole[(counts - whole).topk(len(logits) - int(whole.sum())).indices] += 1
+    return torch.repeat_interleave(torch.arange(len(whole)), whole)
+
+
+def _misfit(found: Tensor, target: Tensor) -> float:
+    return float((found - target).norm() / target.norm().clamp(min=1e-300))

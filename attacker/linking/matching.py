@@ -1,0 +1,142 @@
+"""How alike examples of different rounds are, and who is paired with whom."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+Filter = Literal["own", "lists", "none"]
+"""Which pairs are looked at: of examples of one label; of observations that share a label; or all."""
+Pairs = list[tuple[int, int]]
+
+NEVER = float("inf")
+"""The cost of a pair that cannot be."""
+NEIGHBOURS = 64
+"""Examples that a round is compared with to find what its features vary in: fewer say too little, and weights move over more."""
+
+
+def pooled(x: Tensor, kernel: int = 2) -> Tensor:
+    """Images (N, C, H, W), averaged over squares of `kernel` pixels against noise (AGIC, IV-B); rows (N, F) as they are."""
+    if x.ndim != 4 or kernel == 1:
+        return x
+    return torch.nn.functional.avg_pool2d(x, min(kernel, *x.shape[-2:]))
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared differences (N, M) of a: (N, *shape) and b: (M, *shape)."""
+    a, b = a.flatten(1).double(), b.flatten(1).double()
+    return torch.cdist(a, b).square() / a.shape[1]
+
+
+def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
+    """1 - cosine, (N, M), of a: (N, F) and b: (M, F)."""
+    normal = torch.nn.functional.normalize
+    return 1 - normal(a.double(), dim=1) @ normal(b.double(), dim=1).T
+
+
+def comparable(
+    features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0, ridge: float = 0.75
+) -> list[Tensor]:
+    """Features of rounds between which the weights moved, such that their cosine tells examples apart.
+
+    features: (N_o, F) each. references: the features of the attacker's own inputs at the weights of that round, (P, F), or None.
+    First each round's are centred and whitened by its reference, with `towards_plain` times the mean variance added; then by
+    the covariance of the NEIGHBOURS examples nearest in time, with `ridge` times their mean variance in the dimensions that they
+    span: with little of it, examples that are each other's neighbours would all come out orthogonal, equal ones too.
+    """
+    plain = [
+        f.double() if r is None else _whitened(f.double(), r.double(), towards_plain)
+        for f, r in zip(features, references, strict=True)
+    ]
+    starts = torch.tensor([0, *map(len, plain)]).cumsum(0).tolist()
+    everything = torch.cat(plain) if plain else torch.empty(0, 0)
+    result = []
+    for start, stop in pairwise(starts):
+        low = max(0, min((start + stop - NEIGHBOURS) // 2, len(everything) - NEIGHBOURS))
+        near = everything[low : max(stop, low + NEIGHBOURS)]
+        spanned = min(len(near) - 1, near.shape[1])
+        result.append(_whitened(everything[start:stop], near, ridge * near.shape[1] / spanned) if spanned else near)
+    return result
+
+
+def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
+    """x (N, F), centred and whitened by the reference's covariance plus `added` times its mean variance."""
+    mean = reference.mean(dim=0)
+    _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
+    variances = s.square() / len(reference)
+    floor = added * variances.sum() / reference.shape[1]
+    if not float(floor):
+        return x - mean
+    inside = (x - mean) @ vh.T
+    along = inside * ((variances + floor).rsqrt() - floor.rsqrt())
+    white: Tensor = along @ vh + (x - mean) * floor.rsqrt()
+    return white
+
+
+def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Which examples of labels a (N,) and b (M,) can be the same, (N, M) bool.
+
+    owners: for "lists", the number of each example's observation, (N,) and (M,): labels are inferred for an observation as a
+    whole, and which of its examples has which is not said (AGIC, IV-B).
+    """
+    equal = a[:, None] == b[None]
+    if rule == "none":
+        return torch.ones_like(equal)
+    if rule == "own":
+        return equal
+    if owners is None:
+        raise ValueError("the filter by lists of labels must know which observation each example belongs to: give owners")
+    mine, at = torch.unique(owners[0], return_inverse=True)
+    theirs, where = torch.unique(owners[1], return_inverse=True)
+    members = torch.nn.functional.one_hot(at, len(mine)).double()
+    others = torch.nn.functional.one_hot(where, len(theirs)).double()
+    share = members.T @ equal.double() @ others > 0
+    return share[at][:, where]
+
+
+def greedy(cost: Tensor) -> Pairs:
+    """Pairs by ascending cost (N, M), each taken where both of its ends are still free (AGIC, IV-B)."""
+    pairs: Pairs = []
+    rows, columns = set[int](), set[int]()
+    finite = int(cost.isfinite().sum())
+    for flat in cost.flatten().argsort(stable=True)[:finite].tolist():
+        row, column = divmod(flat, cost.shape[1])
+        if row not in rows and column not in columns:
+            pairs.append((row, column))
+            rows.add(row)
+            columns.add(column)
+    return sorted(pairs)
+
+
+def assignment(cost: Tensor, most: float = NEVER) -> Pairs:
+    """The one-to-one pairs of least total cost (N, M): as many as can be, or with `most` those that are worth it.
+
+    A pair of cost `most` or more is no better than leaving both ends alone; NEVER are pairs of infinite cost.
+    """
+    if not cost.numel() or not bool(cost.isfinite().any()):
+        return []
+    finite = cost[cost.isfinite()]
+    beyond = float(finite.max()) + (float(finite.max() - finite.min()) + 1) * min(cost.shape)
+    ready = (cost - most).clamp(max=0) if most < NEVER else cost.nan_to_num(nan=beyond, posinf=beyond)
+    rows, columns = linear_sum_assignment(ready.double().numpy())
+    pairs = zip(rows.tolist(), columns.tolist(), strict=True)
+    return [(row, column) for row, column in pairs if bool(cost[row, column].isfinite()) and float(cost[row, column]) < most]
+
+
+def certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
+    """How sure each of `pairs` is, in [0, 1]: 1 - its cost / that of the best other pair of either end.
+
+    cost: (N, M), not negative. usual: what a pair of different examples costs, where an end has no other pair: no more than
+    that counts.
+    """
+    if not pairs:
+        return torch.empty(0, dtype=torch.float64)
+    rows, columns = torch.tensor(pairs).T
+    own = cost[rows, columns].double()
+    others = cost.clone().double()
+    others[rows, columns] = NEVER
+    second = torch.minimum(others.amin(dim=1)[rows], others.amin(dim=0)[columns]).clamp(max=usual)
+    return (1 - own / second).nan_to_num(nan=0.0).clamp(0, 1)

@@ -1,0 +1,68 @@
+"""Which examples were behind the rounds of a case, and whether an attack claims the right rounds for each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from attacker.reconstruction import Reconstruction
+from fedsim.truth import Used
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A distinct example. rounds: in which it was used, ascending. batch, position: of its first use. index: in the data set."""
+
+    rounds: tuple[int, ...]
+    batch: int
+    position: int
+    index: int
+
+
+class Use(NamedTuple):
+    """One observation of a case. clients: whose examples are behind it, several of a sum."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+def uses(case: Mapping[str, Any]) -> list[Use]:
+    """The observations of a case, in the order of rounds, from what replay wrote of it."""
+    rounds = case.get("rounds") or [[case["round"], case["attempt"]]]
+    cohorts = case.get("cohorts") or [case.get("cohort") or []] * len(rounds)
+    return [
+        Use(int(round), int(attempt), tuple(cohort) or (case["client"],))
+        for (round, attempt), cohort in zip(rounds, cohorts, strict=True)
+    ]
+
+
+def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
+    """The distinct examples of rounds, each with what was used in it, in the order of their first use."""
+    found: dict[int, Original] = {}
+    for round, one in used:
+        for batch, position, index in one.examples:
+            known = found.setdefault(index, Original((round,), batch, position, index))
+            if known.rounds[-1] != round:
+                found[index] = replace(known, rounds=(*known.rounds, round))
+    return list(found.values())
+
+
+def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
+    """For each reconstructed example, the rounds whose places it is said to fill, ascending."""
+    rounds: list[set[int]] = [set() for _ in range(len(found.x))]
+    for slot in found.slots:
+        if 0 <= slot.example < len(rounds):
+            rounds[slot.example].add(slot.round)
+    return [tuple(sorted(one)) for one in rounds]
+
+
+def link_fields(original: Original, rounds: Sequence[int] | None) -> Row:
+    """Of a row: the rounds claimed for its reconstruction, and whether the original was in all of them.
+
+    rounds: None where there is no reconstruction. link_correct is None where nothing is claimed: of one round, or none.
+    """
+    linked = rounds is not None and len(rounds) > 1
+    right = set(rounds or ()) <= set(original.rounds)
+    return {"rounds_claimed": None if rounds is None else list(rounds), "link_correct": right if linked else None}

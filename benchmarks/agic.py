@@ -1,0 +1,157 @@
+"""AGIC on the full ResNet20-4: what layer weights, a second epoch, linking and the one-batch approximation bring.
+
+    layers    equal weights against layer weights, one image each, 1,000 iterations with step decay (--long: 3,000)
+    shapes    the functions of AGIC's table I, batches of 4
+    epochs    one round against two linked ones of different epochs (table VI)
+    matching  links of two shuffled epochs by features and assignment, beside images and greedy as published (table V)
+    fedavg    the one-batch approximation against simulation of 1, 2, 4, 8 local steps on 8 images (figure 8)
+
+CIFAR-10 and CIFAR-100 from --data, photographs without it. Narrow networks and short runs hide or reverse the effect of layer
+weights: `--quick` shows that everything works, and no gain. Without a table: all but shapes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import agic_linking
+import torch
+from agic_clients import Federation
+from contract import Options, cpu_seconds, options, told
+from single_cases import Client, Images, client, images
+
+from attacker.attacks import Case, agic
+from attacker.attacks.layer_weights import by_depth
+from attacker.attacks.matching import GradientMatching
+from attacker.linking import Links
+from attacker.scoring.assignment import assign
+from attacker.scoring.metrics import psnr
+
+TABLES = ("layers", "shapes", "epochs", "matching", "fedavg")
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "", tables=TABLES, flags=("long",))
+    rows: list[Row] = []
+    summary: dict[str, Any] = {}
+    for table in [asked.table] if asked.table else [name for name in TABLES if name != "shapes"]:
+        more, found = {"layers": layers, "shapes": shapes, "epochs": epochs, "matching": matching, "fedavg": fedavg}[table](asked)
+        rows, summary = rows + [{"table": table, **row} for row in more], summary | found
+    told("agic", rows, summary, asked)
+
+
+def layers(asked: Options) -> tuple[list[Row], Row]:
+    """One image each."""
+    count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 1000)
+    found, of = images(asked, "cifar10", count), _network(asked, "cifar10", count)
+    cases = [of.case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
+    rows = [_attacked(asked, search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
+    equal, weighed = rows
+    paper = [
+        {"source": "AGIC, table IV, 10,000 iterations", "weights": w, "psnr": p} for w, p in (("equal", 20.67), ("AGIC", 31.34))
+    ]
+    return [*rows, *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
+
+
+def shapes(asked: Options) -> tuple[list[Row], Row]:
+    """Table I: batches of 4, weights between 1 and 2 or 0.5."""
+    count, steps = (1, 5) if asked.quick else (2, 300)
+    found, of = images(asked, "cifar10", 4 * count), _network(asked, "cifar10", 4)
+    cases = [of.case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
+    ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
+    rows = [
+        _attacked(asked, replace(search(steps, 1.0), layers=by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}")
+        | {"paper": paper}
+        for shape, beta, paper in ranges
+    ]
+    return rows, {}
+
+
+PAPER_SHAPES = (
+    ("log", 0.5, 14.182),
+    ("exp", 0.5, 14.727),
+    ("linear", 0.5, 14.354),
+    ("exp", 2.0, 15.255),
+    ("log", 2.0, 15.505),
+    ("linear", 2.0, 15.601),
+)
+
+
+def epochs(asked: Options) -> tuple[list[Row], Row]:
+    """The same image in two rounds, between which the federation trained on others."""
+    count, steps, between = (1, 10, 2) if asked.quick else (8, 500, 30)
+    found = images(asked, "cifar100", count)
+    federation = Federation(asked, found.data)
+    first = [federation.observed(found, [i], round=1) for i in range(count)]
+    federation.train(asked, between)
+    second = [federation.observed(found, [i], round=2) for i in range(count)]
+    both = Links((torch.tensor([0]), torch.tensor([0])), torch.ones(1), epochs=(1, 2))
+    sets: dict[str, list[Case]] = {
+        "1": [Case((o,)) for o in first],
+        "2": [Case((o,)) for o in second],
+        "1 and 2": [
+            Case(pair, links=replace(both, labels=found.y[i : i + 1])) for i, pair in enumerate(zip(first, second, strict=True))
+        ],
+    }
+    rows = [_attacked(asked, search(steps, 50.0), cases, found, epochs=name) for name, cases in sets.items()]
+    paper = zip(sets, (20.379, 19.085, 21.464), strict=True)
+    rows += [
+        {"source": "AGIC, table VI, equal weights, 10,000 iterations", "epochs": name, "psnr": value} for name, value in paper
+    ]
+    return rows, {"epoch_gain_db": rows[2]["psnr"] - rows[0]["psnr"]}
+
+
+def matching(asked: Options) -> tuple[list[Row], Row]:
+    """See `agic_linking`."""
+    return agic_linking.table(asked)
+
+
+def fedavg(asked: Options) -> tuple[list[Row], Row]:
+    """Eight images, cut into 1, 2, 4 or 8 local steps of learning rate 1e-4."""
+    count, steps = (4, 3) if asked.quick else (8, 120)
+    found = images(asked, "cifar10", count)
+    rows = []
+    for local in (1, count) if asked.quick else (1, 2, 4, 8):
+        of = _network(asked, "cifar10", count, steps=local)
+        size = count // local
+        batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
+        case = of.case(batches, f"steps-{local}")
+        for way in ("one_batch", "simulated"):
+            attack = replace(search(steps, 50.0), local_steps=way)
+            rows.append(_attacked(asked, attack, [case], found, local_steps=local, way=way))
+    one, simulated = rows[-2:]
+    ratio = simulated["cpu_seconds"] / one["cpu_seconds"]
+    return rows, {"simulation_ratio": ratio, "one_batch_loss_db": simulated["psnr"] - one["psnr"]}
+
+
+def search(steps: int, beta: float) -> GradientMatching:
+    """The joint search of AGIC, without linking; beta 1 is Inverting Gradients' own equal weights."""
+    return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
+
+
+def _network(asked: Options, name: str, batch: int, steps: int = 1) -> Client:
+    """An untrained ResNet20-4 whose client takes steps of 1e-4."""
+    of = client("resnet20_4", images(asked, name, 1).data, seed=asked.seed)
+    return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
+
+
+def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> Row:
+    with cpu_seconds() as clock:
+        found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+    x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)
+    size = len(x) // len(cases)
+    values = []
+    for i in range(len(cases)):
+        guesses, originals = x[i * size : (i + 1) * size], truth.x[i * size : (i + 1) * size]
+        values += psnr(guesses[[c for c in assign(guesses, originals) if c is not None]], originals).tolist()
+    labels = [one.y.tolist() == sorted(truth.y[i * size : (i + 1) * size].tolist()) for i, one in enumerate(found)]
+    each = " ".join(f"{value:.1f}" for value in values)
+    row = {"source": "measured", "data": truth.name, **said, "iterations": attack.steps, "psnr": mean(values), "each": each}
+    return row | {"labels": mean(labels), "cpu_seconds": clock.seconds}
+
+
+if __name__ == "__main__":
+    main()

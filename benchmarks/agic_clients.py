@@ -1,0 +1,51 @@
+"""A federation of one client whose server also trains on other images: what passes in each round."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from contract import Options
+from single_cases import Images, images
+from torch import Tensor
+
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.training import train
+from fedsim.wire import DataSpec, ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+
+class Federation:
+    """An untrained ResNet20-4. learning_rate: of the client, one step a round."""
+
+    def __init__(self, asked: Options, data: DataSpec, *, learning_rate: float = 1e-4, name: str = "resnet20_4") -> None:
+        self.spec, self.data, self.learning_rate = ModelSpec(name=name), data, learning_rate
+        self.model = models.build(self.spec, data, seed=asked.seed)
+        self.weights: Mapping[str, Tensor] = {key: p.detach().clone() for key, p in self.model.named_parameters()}
+
+    def observed(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
+        """The client's step on one batch at the weights of now."""
+        training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
+        batch = found.x[list(rows)], found.y[list(rows)]
+        update = train(self.model, self.weights, [batch], training, self.data).update
+        return Observation(
+            round=round,
+            client=f"{client}-{'-'.join(map(str, rows))}",
+            cohort=(),
+            num_examples=len(rows),
+            model=self.spec,
+            data=self.data,
+            training=training,
+            defenses=DefenseSpec(),
+            weights=self.weights,
+            payload=encode(update),
+        )
+
+    def train(self, asked: Options, steps: int, *, batch: int = 16, learning_rate: float = 0.01) -> None:
+        """Move the weights by steps on images of the same kind that nobody asks for."""
+        others = images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
+        rng = torch.Generator().manual_seed(asked.seed + 1)
+        chosen = [torch.randint(len(others), (batch,), generator=rng).tolist() for _ in range(steps)]
+        batches = [(others.x[rows], others.y[rows] % self.data.num_classes) for rows in chosen]
+        training = Training(learning_rate=learning_rate, batch_size=batch, steps=steps)
+        update = train(self.model, self.weights, batches, training, self.data).update
+        self.weights = {name: w + update[name] for name, w in self.weights.items()}

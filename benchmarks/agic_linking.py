@@ -1,0 +1,92 @@
+"""How many examples of a second epoch are linked to themselves in the first, by which means (AGIC, table V)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from agic_clients import Federation
+from contract import Options, cpu_seconds
+from single_cases import Images, images
+
+from attacker.attacks import Case, agic
+from attacker.attacks.agic import Comparison
+from attacker.attacks.describing import Describer
+from attacker.linking import Described, Links, link
+from attacker.linking.link import Matching
+from attacker.linking.matching import Filter
+
+Row = dict[str, Any]
+PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labels": 0.705}}
+"""Table V, with pooling: 1,000 CIFAR-100 images, 2,000 iterations each."""
+
+
+def table(asked: Options) -> tuple[list[Row], Row]:
+    """Two shuffled epochs of one client of learning rate 1e-4, whose weights move by its own steps."""
+    large = asked.device != "cpu"
+    count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (200, 40, 60)
+    rows: list[Row] = []
+    summary: Row = {}
+    for batch in (1, 4):
+        found = images(asked, "cifar100", count)
+        by_features, seconds = _described(asked, found, batch, "features", 1)
+        for matching in ("assignment", "greedy"):
+            rate = _rate(found, by_features, _order(asked, count, batch), matching, "own")
+            rows.append(_row(found, batch, f"features, {matching}", rate, seconds))
+        summary |= {f"matching_b{batch}": rows[-2]["matched"]}
+        found = images(asked, "cifar100", few)
+        by_images, seconds = _described(asked, found, batch, "images", pre_steps)
+        for matching, rule in (("greedy", "lists"), ("assignment", "own")):
+            rate = _rate(found, by_images, _order(asked, few, batch), matching, rule)
+            said = "greedy as published" if matching == "greedy" else "assignment, own labels"
+            rows.append(_row(found, batch, f"images of {pre_steps} iterations, {said}", rate, seconds))
+        summary |= {f"matching_b{batch}_greedy": rows[-2]["matched"]}
+        rows += [{"source": "AGIC, table V", "batch": batch, "by": by, "matched": value} for by, value in PAPER[batch].items()]
+    return rows, summary
+
+
+def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
+    """The batches of two epochs, one after the other."""
+    rng = torch.Generator().manual_seed(asked.seed + 2)
+    return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
+
+
+def _described(asked: Options, found: Images, batch: int, compare: Comparison, pre_steps: int) -> tuple[list[Described], float]:
+    """What linking is told of every round, and CPU-seconds a round."""
+    describer = Describer(agic(labels="inferred").matching, compare, pre_steps, asked.device)
+    federation = Federation(asked, found.data)
+    described, spent = [], 0.0
+    for number, rows in enumerate(_order(asked, len(found), batch), start=1):
+        observation = federation.observed(found, rows, round=number)
+        with cpu_seconds() as clock:
+            described += describer(Case((observation,)), torch.Generator().manual_seed(asked.seed), None, None)
+        spent += clock.seconds
+        federation.weights = {name: w + observation.update[name] for name, w in federation.weights.items()}
+    return described, spent / len(described)
+
+
+def _rate(
+    found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
+) -> float:
+    """The share of the second epoch's examples that are linked to the first epoch's batch which held them.
+
+    A link is right where both batches really held one example of that label; one that was not linked is wrong.
+    """
+    batch = len(order[0])
+    links: Links = link(described, batch_size=batch, matching=matching, rule=rule, least=0.0)
+    half = len(order) // 2
+    holder = {int(v): o for o, places in enumerate(links.places[:half]) for v in places}
+    right = 0
+    for rows, places, one in zip(order[half:], links.places[half:], described[half:], strict=True):
+        left = list(rows)
+        for variable, label in zip(places.tolist(), one.labels.tolist(), strict=True):
+            if variable in holder:
+                same = [i for i in left if i in order[holder[variable]] and int(found.y[i]) == label]
+                if same:
+                    left.remove(same[0])
+                    right += 1
+    return right / len(found)
+
+
+def _row(found: Images, batch: int, by: str, rate: float, seconds: float) -> Row:
+    data = {"source": "measured", "data": found.name, "images": len(found)}
+    return {**data, "batch": batch, "by": by, "matched": rate, "cpu_seconds_a_round": seconds}

@@ -1,0 +1,76 @@
+"""What an attack recovers of cases whose originals are known, as one row of a table."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from contract import Options, cpu_seconds
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching
+from attacker.attacks.closed.router import ClosedForm
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import assign
+from attacker.scoring.metrics import mse, ssim, succeeded
+from fedsim.wire import DataSpec
+
+PAPER_TOLERANCE = 1e-4
+"""Of CPL: the squared distance between gradients at which a search has converged."""
+
+
+def attacked(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options) -> tuple[list[Reconstruction], float]:
+    """The answers, and the CPU-seconds that they took on one thread."""
+    with cpu_seconds() as clock:
+        found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+    return found, clock.seconds
+
+
+def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The answer's examples within [0, 1], and their labels, in the order of the originals."""
+    order = [i for i in assign(found.x.nan_to_num(), x) if i is not None]
+    return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
+
+
+def measured(
+    attack: GradientMatching | ClosedForm, cases: Sequence[Case], x: Sequence[Tensor], y: Sequence[Tensor], asked: Options
+) -> dict[str, Any]:
+    """One row. x, y: the originals of each case, (N, *shape) and (N,).
+
+    asr_c, asr_l: shares of all examples whose content and label are recovered. mse, ssim: means over those with content.
+    iterations: until the paper's tolerance, or the end, mean over the same. cpu_seconds: an example.
+    """
+    found, seconds = attacked(attack, cases, asked)
+    return row_of(found, x, y, seconds, cases[0].observations[0].data)
+
+
+def row_of(
+    found: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
+) -> dict[str, Any]:
+    """The row of `measured`, from the answers."""
+    pairs = [guessed(one, originals) for one, originals in zip(found, x, strict=True)]
+    guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
+    success = succeeded(guesses, truth, data)
+    labels = torch.cat([label for _, label in pairs]) == torch.cat(list(y))
+    each = [iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
+    taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
+    similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
+    return {
+        "images": len(truth),
+        "asr_c": float(success.float().mean()),
+        "asr_l": float(labels.float().mean()),
+        "ssim": float(ssim(guesses, truth)[success].mean()) if similar else None,
+        "mse": float(mse(guesses, truth)[success].mean()) if success.any() else None,
+        "iterations": mean(taken) if taken else None,
+        "cpu_seconds": seconds / len(truth),
+    }
+
+
+def iterations(found: Reconstruction) -> int:
+    """Those of stuck starts, and of the last one until it fell below the paper's tolerance; none of a closed form."""
+    if not found.iterations:
+        return 0
+    below = torch.nonzero(found.loss <= PAPER_TOLERANCE)
+    own = int(below[0]) + 1 if len(below) else len(found.loss)
+    return found.iterations - len(found.loss) + own

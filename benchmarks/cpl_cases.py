@@ -1,0 +1,117 @@
+"""The data of CPL's tables, and what a server sees of clients that train on them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from attacked import attacked, row_of
+from contract import Options
+from cpl_paper import Rows
+from single_cases import Client, Images, client, images
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching, exact
+from attacker.attacks.closed.router import ClosedForm
+from fedsim import datasets
+
+LEARNING_RATE = 0.01
+"""Of clients that take several local steps; the paper does not say its own."""
+
+
+@dataclass(frozen=True)
+class Originals:
+    """x, y: what each case was trained on, (N, *shape) and (N,)."""
+
+    data: Images
+    cases: list[Case]
+    x: list[Tensor]
+    y: list[Tensor]
+
+    def rows(self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any) -> list[dict[str, Any]]:
+        """One row an attack; labels: further columns, before the numbers."""
+        rows = []
+        for name, attack in attacks.items():
+            found, seconds = attacked(attack, self.cases, asked)
+            numbers = row_of(found, self.x, self.y, seconds, self.data.data)
+            rows.append({"data": self.data.name, **labels, "attack": name, "source": "measured", **numbers})
+        return rows
+
+
+def alone_and_routed(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
+    """The optimisation by itself, and the router that tries closed forms before it."""
+    search = attack(**settings)
+    return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
+
+
+def limit(asked: Options) -> int:
+    """Iterations at most; the paper has 300."""
+    return 50 if asked.quick else 300
+
+
+def scale(asked: Options, on_two_cores: int, quick: int = 1) -> int:
+    """How many images: a hundred, as in the paper, with a GPU."""
+    return quick if asked.quick else on_two_cores if asked.device == "cpu" else 100
+
+
+def data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
+    """Those that are at hand; what stands in for several counts once. `--quick` takes the first only."""
+    found: dict[str, Images] = {}
+    for name in names[:1] if asked.quick else names:
+        one = table(asked, name, count) if name in ("adult", "breast_cancer") else images(asked, name, count)
+        if one is not None:
+            found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def table(asked: Options, name: str, count: int) -> Images | None:
+    """So many rows of the census in --data, or of the table that is embedded."""
+    path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
+    if name == "adult" and (path is None or not path.exists()):
+        print("adult: needs adult/adult.csv.gz in --data; left out")
+        return None
+    loaded = datasets.load(f"csv:{path}") if name == "adult" else datasets.load(name)
+    x, y = loaded.train[torch.linspace(0, len(loaded.train) - 1, count).long().numpy()]
+    return Images(name, x, y, loaded.spec)
+
+
+def network(data: Images, asked: Options, **arguments: Any) -> Client:
+    """CPL's LeNet, also where the paper has a ResNet that it does not publish; a perceptron with one hidden layer for rows."""
+    name = "lenet_cpl" if data.data.is_image else "mlp"
+    return client(name, data.data, seed=asked.seed, arguments=arguments)
+
+
+def single(data: Images, seen: Client, defense: str = "") -> Originals:
+    """Each example alone."""
+    return batches(data, seen, 1, defense)
+
+
+def batches(data: Images, seen: Client, size: int, defense: str = "") -> Originals:
+    """The examples in batches of `size`, one step each."""
+    x, y = list(data.x.split(size)), list(data.y.split(size))
+    seen = replace(seen, training=replace(seen.training, batch_size=size))
+    cases = [seen.case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]
+    return Originals(data, cases, x, y)
+
+
+def squeezed(data: Images, seen: Client, steps: int) -> Originals:
+    """Each example alone, trained on for so many local steps before anything is shared."""
+    seen = replace(seen, training=replace(seen.training, learning_rate=LEARNING_RATE, steps=None, epochs=steps))
+    x, y = list(data.x.split(1)), list(data.y.split(1))
+    cases = [seen.case([pair] * steps, f"{data.name}-{i}") for i, pair in enumerate(zip(x, y, strict=True))]
+    return Originals(data, cases, x, y)
+
+
+def beside(rows: list[dict[str, Any]], paper: Rows, *keys: str) -> list[dict[str, Any]]:
+    """Our rows, each published one after those of its kind; keys: the columns that say which kind a row is of.
+
+    Data that stand in for what is not at hand have no published row.
+    """
+    told: list[dict[str, Any]] = []
+    for i, row in enumerate(rows):
+        told.append(row)
+        kind = tuple(str(row[key]) for key in keys)
+        last = i + 1 == len(rows) or tuple(str(rows[i + 1][key]) for key in keys) != kind
+        if last and kind in paper:
+            told.append({**dict(zip(keys, kind, strict=True)), "source": "paper", **paper[kind]})
+    return told

@@ -1,0 +1,208 @@
+"""Tables 1 to 9 of CPL, each from the options to rows and a summary."""
+
+from collections.abc import Callable
+from statistics import mean, variance
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import cpl_paper as paper
+import numpy as np
+from attacked import attacked, guessed, iterations
+from contract import Options
+from cpl_cases import Originals, alone_and_routed, batches, beside, data_sets, limit, network, scale, single, squeezed
+from single_cases import Images
+from torch import Tensor
+
+from attacker.attacks import cpl, dlg, inverting_gradients
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.metrics import succeeded
+from defenses.papers import cpl_noise, cpl_prune
+
+Table = tuple[list[dict[str, Any]], dict[str, Any]]
+IMAGES = ("lfw", "cifar10", "cifar100", "mnist")
+POOL = 400
+"""Images among which those that are attacked, and those that an insider owns, are chosen."""
+
+
+def termination(asked: Options) -> Table:
+    """Table 1: the share of successes by the largest number of iterations."""
+    rows = []
+    for data in data_sets(asked, IMAGES[:3], scale(asked, 10)):
+        for start in ("patterned", "random"):
+            for source, taken in _taken(single(data, network(data, asked)), start, asked).items():
+                shares = {f"at {limit}": sum(count <= limit for count in taken) / len(data) for limit in paper.LIMITS}
+                rows.append({"data": data.name, "start": start, "attack": source, "source": "measured", **shares})
+    rows = beside(rows, paper.TABLE_1, "data", "start")
+    ours = [row for row in rows if row.get("attack") == "cpl"]
+    return rows, {f"{start}_at_100": mean(r["at 100"] for r in ours if r["start"] == start) for start in ("patterned", "random")}
+
+
+def _taken(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
+    """Iterations of each success, by attack."""
+    found = {}
+    for name, attack in alone_and_routed(cpl, init=start, steps=limit(asked)).items():
+        answers, _ = attacked(attack, originals.cases, asked)
+        pairs = zip(answers, originals.x, strict=True)
+        found[name] = [iterations(answer) for answer, x in pairs if _right(answer, x)]
+    return found
+
+
+def _right(answer: Reconstruction, x: Tensor) -> bool:
+    return bool(succeeded(guessed(answer, x)[0], x).all())
+
+
+def base(asked: Options) -> Table:
+    """Table 2: CPL, DLG and Inverting Gradients; CPL's iterations over those of DLG, both with up to three starts."""
+    steps = 200 if asked.quick else 4800 if asked.device != "cpu" else 1200
+    ours, rows = _in_turn(asked), []
+    for data in data_sets(asked, ("photos", "cifar10", "lfw", "cifar100", "mnist"), scale(asked, 8)):
+        originals = single(data, network(data, asked))
+        attacks = alone_and_routed(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
+        attacks |= {"dlg": dlg(**ours), "inverting_gradients": inverting_gradients(steps=steps)}
+        rows += originals.rows(attacks, asked)
+    return beside_attacks(rows), _ratios(rows)
+
+
+def _in_turn(asked: Options) -> dict[str, int]:
+    """Starts and iterations of searches that are compared."""
+    return {"restarts": 1 if asked.quick else 3, "steps": limit(asked)}
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = {row["attack"]: row for row in rows if row["data"] == data}
+        mine, theirs = own["cpl"]["iterations"], own["dlg"]["iterations"]
+        summary[f"{data}_success"] = own["cpl"]["asr_c"]
+        summary[f"{data}_iterations_ratio"] = mine / theirs if mine and theirs else None
+        summary[f"{data}_cpu_seconds"] = own["cpl"]["cpu_seconds"]
+    return summary
+
+
+def beside_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ours beside tables 2 and 3."""
+    return beside(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
+
+
+def attributes(asked: Options) -> Table:
+    """Table 3: rows of tables, one-hot, behind a perceptron with one hidden layer."""
+    ours, rows = _in_turn(asked), []
+    for data in data_sets(asked, ("breast_cancer", "adult"), scale(asked, 10, quick=2)):
+        originals = single(data, network(data, asked))
+        steps = 200 if asked.quick else 1200
+        attacks = alone_and_routed(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
+        attacks |= {"dlg": dlg(**ours), "inverting_gradients": inverting_gradients(steps=steps, tv=0.0)}
+        rows += originals.rows(attacks, asked)
+    return beside_attacks(rows), {f"{r['data']}_success": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+
+
+def starts(asked: Options) -> Table:
+    """Table 4: iterations and successes by the start."""
+    rows = []
+    count = scale(asked, 5)
+    for data in data_sets(asked, ("lfw", "cifar10", "cifar100"), POOL):
+        own, others = _apart(data, count)
+        originals = single(own, network(own, asked))
+        with TemporaryDirectory() as folder:
+            auxiliary = f"{folder}/own.npz"
+            np.savez(auxiliary, images=(others.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), labels=others.y.numpy())
+            for start in ("patterned", "insider") if asked.quick else paper.STARTS:
+                settings = {"auxiliary": auxiliary} if start == "insider" else {}
+                attacks = alone_and_routed(cpl, init=start, steps=limit(asked), **settings)
+                both = attacks if start == "patterned" else {"cpl": attacks["cpl"]}
+                rows += originals.rows(both, asked, start=start)
+    best = min((row for row in rows if row["iterations"]), key=lambda row: row["iterations"], default=None)
+    return beside(rows, paper.TABLE_4, "data", "start"), {"fastest_start": best["start"] if best else None}
+
+
+def _apart(pool: Images, count: int) -> tuple[Images, Images]:
+    """One image of each of so many classes, and all others, which are the insider's own."""
+    several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
+    classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
+    mine = pool.of([int((pool.y == label).nonzero()[0]) for label in classes])
+    other = [i for i, x in enumerate(pool.x) if not (mine.x == x).flatten(1).all(dim=1).any()]
+    return mine, pool.of(other)
+
+
+def spread(asked: Options) -> Table:
+    """Table 5: how much the iterations of successes differ."""
+    rows = []
+    for data in data_sets(asked, IMAGES, scale(asked, 10, quick=2)):
+        for start in ("patterned", "random"):
+            for name, taken in _taken(single(data, network(data, asked)), start, asked).items():
+                numbers = {"successes": len(taken), "images": len(data), "iterations": mean(taken) if taken else None}
+                numbers |= {"least": min(taken, default=None), "most": max(taken, default=None)}
+                numbers["variance"] = variance(taken) if len(taken) > 1 else None
+                rows.append({"data": data.name, "start": start, "attack": name, "source": "measured", **numbers})
+    return beside(rows, paper.TABLE_5, "data", "start"), {"successes": sum(r["successes"] for r in rows if r["attack"] == "cpl")}
+
+
+def local_training(asked: Options) -> Table:
+    """Table 6: batch sizes, and local iterations, on faces."""
+    rows = []
+    for size in (1, 2) if asked.quick else (1, 2, 4, 8, 16):
+        data = data_sets(asked, ("lfw",), max(size, scale(asked, 8, quick=2)))[0]
+        steps = min(100, limit(asked))
+        attacks = alone_and_routed(cpl, steps=steps) | {"cpl wolfe": cpl(optimiser="wolfe", steps=steps)}
+        rows += batches(data, network(data, asked), size).rows(attacks, asked, what="batch", of=size)
+    data = data_sets(asked, ("lfw",), scale(asked, 5))[0]
+    for steps in (3,) if asked.quick else (1, 3, 5, 7, 9):
+        originals = squeezed(data, network(data, asked), steps)
+        rows += originals.rows(alone_and_routed(cpl, steps=limit(asked)), asked, what="local iterations", of=steps)
+    told = beside(rows, paper.TABLE_6, "data", "what", "of")
+    return told, {f"{r['what']} {r['of']}": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+
+
+def compression(asked: Options) -> Table:
+    """Table 7: only the largest entries are sent; by an attacker as in the paper, and by one who knows which were."""
+    rows = []
+    shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 10, 40, 70, 90)
+    for data in data_sets(asked, IMAGES, scale(asked, 4)):
+        for share in shares:
+            originals = single(data, network(data, asked), cpl_prune(share) if share else "")
+            rows += _ignoring_and_knowing(originals, asked, bool(share), theta=f"{share} %")
+    told = beside(rows, paper.TABLE_7, "data", "theta")
+    return told, {f"{r['data']} {r['theta']}": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+
+
+def _ignoring_and_knowing(originals: Originals, asked: Options, defended: bool, **labels: Any) -> list[dict[str, Any]]:
+    attacks = alone_and_routed(cpl, knows_defense=False, steps=limit(asked))
+    attacks |= {"cpl, defense known": cpl(steps=limit(asked))} if defended else {}
+    return originals.rows(attacks, asked, **labels)
+
+
+def noise(asked: Options) -> Table:
+    """Table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
+    names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
+    rows = []
+    for data in data_sets(asked, ("lfw", "cifar100"), scale(asked, 4)):
+        for name in ("none", "G-10e-3") if asked.quick else names:
+            originals = single(data, network(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
+            rows += _ignoring_and_knowing(originals, asked, name != "none", noise=name)
+    told = beside(rows, paper.TABLE_8, "data", "noise")
+    return told, {f"{r['data']} {r['noise']}": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+
+
+def squeezing(asked: Options) -> Table:
+    """Table 9: so many local steps on the same image before anything is shared."""
+    rows = []
+    every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 2, 4, 7, 10)
+    for data in data_sets(asked, IMAGES, scale(asked, 4)):
+        for steps in every:
+            originals = squeezed(data, network(data, asked), steps)
+            rows += originals.rows(alone_and_routed(cpl, steps=limit(asked)), asked, steps=steps)
+    told = beside(rows, paper.TABLE_9, "data", "steps")
+    return told, {f"{r['data']} {r['steps']}": r["asr_c"] for r in rows if r["attack"] == "cpl"}
+
+
+TABLES: dict[str, Callable[[Options], Table]] = {
+    "1": termination,
+    "2": base,
+    "3": attributes,
+    "4": starts,
+    "5": spread,
+    "6": local_training,
+    "7": compression,
+    "8": noise,
+    "9": squeezing,
+}

@@ -1,0 +1,310 @@
+"""Gradient matching beside breaching 0.1.2 and beside a plain loop: the same gradients, the same arithmetic, single threads.
+
+What counts is iterations of all reconstructions together per CPU-second, what a run costs before its first iteration apart. DLG's
+LeNet is attacked by squared distance and Adam, ResNet20-4 by Inverting Gradients (cosine, total variation, signed Adam in a box);
+1, 8 and 64 reconstructions, 1 and 8, each of another image of one client's network. The plain loop is eager PyTorch, one
+reconstruction after the other, with a double backward. All three run in turn; a ratio is the median over turns.
+
+breaching is not one of this project's dependencies, and wants older packages than it does. Give it a folder of its own:
+    pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
+    PYTHONPATH=FOLDER python benchmarks/engine.py
+Without it, the rows and the keys that need it are left out.
+
+The tables `lenet` and `resnet` are what runs by itself; `--full` adds those that take long. `quality` gives
+`resnet_time_to_quality`, the CPU time of ours over that of breaching's Inverting Gradients with 1,000 iterations, for the same
+mean PSNR over three images: ours is the cosine with AGIC's layer weights, and the least of a ladder of budgets that gets there.
+`compile` says what `torch.compile` costs and gains. `--quick` measures a few iterations of each side once.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from io import StringIO
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from contract import Options, cpu_seconds, options, told
+from single_cases import client, images
+from torch import Generator, Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.nn import functional
+
+from attacker.attacks import Case
+from attacker.attacks.descent import Stop
+from attacker.attacks.initialisation import normal_after_normalisation
+from attacker.attacks.labels import inferred
+from attacker.attacks.layer_weights import by_depth
+from attacker.attacks.matching import GradientMatching
+from attacker.attacks.objectives import cosine, euclidean
+from attacker.attacks.optimisers import Adam
+from attacker.attacks.priors import flat, total_variation
+from attacker.attacks.simulation import gradient_of, network_of
+from attacker.attacks.vectorised import per_problem
+from fedsim.wire import Observation
+
+TABLES = ("lenet", "resnet", "quality", "compile")
+TV = 1e-4
+BUDGETS = (100, 200, 300, 400, 500, 700, 1000)
+"""Iterations of ours that are tried, from the least, until the quality is theirs."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """counts: reconstructions at once, and with each how many iterations a turn measures, in a quick run and in another."""
+
+    network: str
+    key: str
+    cosine: bool
+    counts: dict[int, tuple[int, int]]
+
+
+SETTINGS = (
+    Setting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (4, 30)}),
+    Setting("resnet20_4", "resnet", True, {1: (3, 10), 8: (1, 4)}),
+)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "", tables=TABLES, flags=("full",))
+    wanted = (asked.table,) if asked.table else TABLES if "full" in asked.flags else TABLES[:2]
+    has_breaching = find_spec("breaching") is not None
+    if not has_breaching:
+        print("breaching is not installed, and left out; benchmarks/engine.py says how to install it")
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if setting.key in wanted:
+            rows += _side_by_side(setting, has_breaching, summary, asked)
+    if "quality" in wanted and has_breaching:
+        found, summary["resnet_time_to_quality"] = _time_to_quality(asked)
+        rows += found
+    if "compile" in wanted:
+        rows += _compiled(asked)
+    told("engine", rows, summary, asked)
+
+
+def _side_by_side(setting: Setting, has_breaching: bool, summary: dict[str, Any], asked: Options) -> list[dict[str, Any]]:
+    """A row for each number of reconstructions; the summary grows by their ratios."""
+    cases, rows = [case for case, _ in _cases(setting.network, max(setting.counts), asked)], []
+    for count, (quick, whole) in setting.counts.items():
+        row = _measured(setting, cases[:count], quick if asked.quick else whole, 1 if asked.quick else 3, has_breaching, asked)
+        rows.append(row)
+        if has_breaching:
+            summary[f"{setting.key}{count}_speedup"] = row["over_breaching"]
+        summary[f"{setting.key}{count}_over_loop"] = row["over_loop"]
+    return rows
+
+
+def _cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
+    """One network's gradients of so many images, one each, and the images."""
+    found = images(asked, "cifar10", count)
+    one = client(network, replace(found.data, num_classes=10), seed=asked.seed)
+    return [(one.case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
+
+
+def _measured(
+    setting: Setting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options
+) -> dict[str, Any]:
+    sides: dict[str, Callable[[int], None]] = {
+        "ours": lambda steps: _ours(setting, cases, steps, asked),
+        "loop": lambda steps: _loop(setting, cases, steps),
+    }
+    if has_breaching:
+        sides["breaching"] = lambda steps: _theirs(setting, cases, steps)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
+        run(1)  # the first call loads code
+    for _ in range(turns):
+        for name, run in sides.items():
+            seconds[name].append((_clocked(run, iterations + 1) - _clocked(run, 1)) / (iterations * len(cases)))
+    row = {"network": setting.network, "reconstructions": len(cases), "iterations": iterations}
+    row |= {f"{name}_ms": 1e3 * median(each) for name, each in seconds.items()}
+    for name in sides:
+        if name != "ours":
+            row[f"over_{name}"] = median(other / own for other, own in zip(seconds[name], seconds["ours"], strict=True))
+    return row
+
+
+def _clocked(run: Callable[[int], object], iterations: int) -> float:
+    with cpu_seconds() as clock:
+        run(iterations)
+    return clock.seconds
+
+
+def _ours(setting: Setting, cases: Sequence[Case], steps: int, asked: Options) -> None:
+    attack = GradientMatching(
+        name="engine",
+        objective=cosine if setting.cosine else euclidean,
+        labels=inferred,
+        init=normal_after_normalisation,
+        optimiser=Adam(learning_rate=0.1, signed=setting.cosine, decay_at=(3 / 8, 5 / 8, 7 / 8) if setting.cosine else ()),
+        prior=total_variation(TV) if setting.cosine else flat,
+        boxed=setting.cosine,
+        steps=steps,
+        stop=Stop(patience=steps + 1, decrease=0.0),
+        device=asked.device,
+    )
+    attack(cases, rng=Generator().manual_seed(asked.seed))
+
+
+def _loop(setting: Setting, cases: Sequence[Case], steps: int) -> None:
+    """As one would write it down: one case after the other."""
+    for case in cases:
+        observation, label = case.observations[0], _label(case)
+        model, target = _loaded(observation), _gradient(observation)
+        x = torch.rand(1, *observation.data.shape, generator=Generator().manual_seed(0)).requires_grad_()
+        optimiser = torch.optim.Adam([x], lr=0.1)
+        milestones = [int(share * steps) for share in (3 / 8, 5 / 8, 7 / 8)] if setting.cosine else []
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
+        for _ in range(steps):
+            loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
+            found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            distance = _cosine(found, target) if setting.cosine else _squared(found, target)
+            if setting.cosine:
+                distance = distance + total_variation(TV)(observation.data.normalise(x))
+            (x.grad,) = torch.autograd.grad(distance, x)
+            if setting.cosine:
+                x.grad.sign_()
+            optimiser.step()
+            schedule.step()
+            if setting.cosine:
+                x.data.clamp_(0, 1)
+
+
+def _squared(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
+
+
+def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
+    squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (found, target)]
+    return 1 - dot / (squares[0] * squares[1]).sqrt()
+
+
+def _theirs(setting: Setting, cases: Sequence[Case], steps: int) -> list[Tensor]:
+    """What breaching makes of each case, in [0, 1]; the labels are told, which spares it work."""
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+        warnings.simplefilter("ignore")
+        import breaching
+
+        plain = ["objective.type=euclidean", "restarts.scoring=euclidean", "optim.signed=null", "optim.boxed=False"]
+        plain += ["optim.step_size_decay=null", "regularization.total_variation.scale=0"]
+        overrides = [f"optim.max_iterations={steps}", *([] if setting.cosine else plain)]
+        settings = breaching.get_attack_config("invertinggradients", overrides)
+        answers = []
+        for case in cases:
+            observation = case.observations[0]
+            model, data = _loaded(observation), observation.data
+            attacker = breaching.attacks.prepare_attack(model, nn.CrossEntropyLoss(), settings)
+            public = SimpleNamespace(shape=data.shape, mean=data.mean, std=data.std, modality="vision")
+            sent = {"parameters": list(model.parameters()), "buffers": list(model.buffers()), "metadata": public}
+            told = {"num_data_points": 1, "labels": _label(case), "local_hyperparams": None}
+            shared = {"gradients": _gradient(observation), "buffers": None, "metadata": told}
+            answer, _ = attacker.reconstruct([sent], [shared], {})
+            answers.append(data.denormalise(answer["data"])[0].detach().clamp(0, 1))
+    return answers
+
+
+def _loaded(observation: Observation) -> nn.Module:
+    model = network_of(observation)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(observation.weights[name])
+    return model
+
+
+def _gradient(observation: Observation) -> list[Tensor]:
+    """Of one step of learning rate 1, by the order of the model's parameters."""
+    return [-observation.update[name] for name, _ in _loaded(observation).named_parameters()]
+
+
+def _label(case: Case) -> Tensor:
+    """(1,), by the one negative entry of the head's bias gradient."""
+    return _gradient(case.observations[0])[-1].argmin()[None]
+
+
+def _time_to_quality(asked: Options) -> tuple[list[dict[str, Any]], float | None]:
+    """Rows, and the CPU time of ours over theirs; None where no budget of ours gets there."""
+    pairs = _cases("resnet20_4", 3, asked)
+    cases, truth = [case for case, _ in pairs], torch.stack([x for _, x in pairs])
+    setting = SETTINGS[1]
+    with cpu_seconds() as theirs:
+        answers = torch.stack(_theirs(setting, cases, 1000))
+    aim = _psnr(answers, truth)
+    rows: list[dict[str, Any]] = [
+        {"network": "resnet20_4", "attack": "breaching", "iterations": 1000, "psnr": aim, "seconds": theirs.seconds}
+    ]
+    for budget in BUDGETS:
+        with cpu_seconds() as clock:
+            found = _quick_steps(budget)(cases, rng=Generator().manual_seed(asked.seed))
+        quality = _psnr(torch.cat([one.x for one in found]), truth)
+        rows.append({"network": "resnet20_4", "attack": "ours", "iterations": budget, "psnr": quality, "seconds": clock.seconds})
+        if quality >= aim:
+            return rows, clock.seconds / theirs.seconds
+    return rows, None
+
+
+def _quick_steps(steps: int) -> GradientMatching:
+    return GradientMatching(
+        name="engine",
+        objective=cosine,
+        labels=inferred,
+        init=normal_after_normalisation,
+        optimiser=Adam(learning_rate=0.1, signed=True),
+        prior=total_variation(TV),
+        layers=by_depth(50),
+        boxed=True,
+        steps=steps,
+        stop=Stop(patience=steps + 1, decrease=0.0),
+    )
+
+
+def _psnr(guess: Tensor, truth: Tensor) -> float:
+    """In dB, the mean over images."""
+    mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
+    return float((-10 * mse.log10()).mean())
+
+
+def _compiled(asked: Options) -> list[dict[str, Any]]:
+    """What `torch.compile` of one evaluation of 64 LeNets costs, and after how many iterations that has paid, if ever."""
+    cases = [case for case, _ in _cases("lenet_dlg", 64, asked)]
+    first = cases[0].observations[0]
+    model, data = _loaded(first), first.data
+    names = [name for name, _ in model.named_parameters()]
+    weights = {name: first.weights[name] for name in names}
+    target = {name: torch.stack([-case.observations[0].update[name] for case in cases]) for name in names}
+    labels = torch.stack([_label(case) for case in cases])
+    x = torch.rand(64, 1, *data.shape, generator=Generator().manual_seed(0))
+    of_one, at_once = gradient_of(model, data), per_problem(model, data, "cross_entropy")
+    assert at_once is not None
+
+    def loss(x: Tensor, y: Tensor, target: dict[str, Tensor]) -> Tensor:
+        return euclidean.distance(of_one(weights, x, y), target)
+
+    mapped = vmap(grad_and_value(loss))
+
+    def eager() -> None:
+        guess = x.clone().requires_grad_()
+        distance = vmap(euclidean.distance)(at_once(weights, guess, labels), target)
+        torch.autograd.grad(distance.sum(), guess)
+
+    compiled = torch.compile(mapped)
+    started = perf_counter()
+    compiled(x, labels, target)
+    start_up = perf_counter() - started
+    kinds = {"vmap": lambda: mapped(x, labels, target), "compiled vmap": lambda: compiled(x, labels, target), "ours": eager}
+    seconds = {name: _clocked(lambda n, run=run: [run() for _ in range(n)], 20) / 20 for name, run in kinds.items()}
+    gain = seconds["ours"] - seconds["compiled vmap"]
+    row: dict[str, Any] = {"network": "lenet_dlg", "attack": "compiled", "reconstructions": 64, "seconds": start_up}
+    row |= {f"{name}_ms": 1e3 * each / 64 for name, each in seconds.items()}
+    return [row | {"break_even_iterations": start_up / gain if gain > 0 else "never"}]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Labels read off gradients: how much of the true multiset of labels each rule recovers, before any image is known.
+
+Overlap is the share of a batch's labels that were recovered, with how often each occurs: sum of min(n_c, recovered n_c) over n.
+Every other batch has duplicates (from at most half as many classes as it has examples, and at most half of all classes); the
+others have no more than they must. Untrained models, and the same after 300 steps of Adam on examples of the same kind. Single
+gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps of 4 examples each.
+
+`bias` needs a head that has one, `rows` no more examples than classes: where a rule gives no answer its cell is empty.
+`--quick` is fewer batches, sizes and models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from contract import Options, cpu_seconds, options, told
+from torch import Tensor, nn
+
+from attacker.attacks import GradientMatching
+from attacker.attacks.labels import LABEL_RULES, LabelRule
+from attacker.attacks.papers import dlg
+from attacker.attacks.reading import read_labels
+from attacker.attacks.simulation import network_of
+from attacker.attacks.views import View
+from defenses import DefenseSpec
+from fedsim import datasets, models
+from fedsim.datasets import Dataset
+from fedsim.training import train
+from fedsim.wire import ModelSpec, Observation, Training
+from fedsim.wire.codec import encode
+
+SIZES, STEPS, EACH = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
+RATE = 0.01
+"""The clients' learning rate."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A model with its weights, and the data that its clients have."""
+
+    name: str
+    spec: ModelSpec
+    data: Dataset
+    weights: dict[str, Tensor]
+    trained: bool
+    accuracy: float
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "")
+    rows = []
+    for victim in _victims(asked):
+        for size in (1, 4, 16) if asked.quick else SIZES:
+            rows.append(_measure(victim, [size], asked))
+        for steps in (2,) if asked.quick else STEPS[1:]:
+            rows.append(_measure(victim, [EACH] * steps, asked))
+    told("labels", rows, _summary(rows), asked)
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Mean overlap of the default rule over models, for single gradients."""
+
+    def overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
+        chosen = [row[rule] for row in rows if row["trained"] == trained and row["batch"] == size and row["steps"] == 1]
+        chosen = [value for value in chosen if value is not None]
+        return mean(chosen) if chosen else None
+
+    keys = {"batch1": (False, 1), "batch16": (False, 16), "batch64": (False, 64), "trained16": (True, 16)}
+    others = {f"trained16_{rule}": overlap(True, 16, rule) for rule in LABEL_RULES if rule != "inferred"}
+    return {key: overlap(*which) for key, which in keys.items()} | others
+
+
+def _victims(asked: Options) -> list[Victim]:
+    path = asked.data / "cifar10" / "train.npz" if asked.data else None
+    if path is not None and path.exists():
+        data = datasets.load(f"npz:{path}")
+    else:
+        if path is not None:
+            print(f"{path} does not exist: digits only")
+        data = datasets.load("digits")
+    names = ("mlp",) if asked.quick else ("mlp", "lenet_dlg", "lenet_rog")
+    return [victim for name in names for victim in _before_and_after(name, data, asked)]
+
+
+def _before_and_after(name: str, data: Dataset, asked: Options) -> list[Victim]:
+    """The model as it is built, and after 300 steps of Adam on 64 training examples each."""
+    spec = ModelSpec(name=name)
+    model = models.build(spec, data.spec, seed=asked.seed)
+    found, rng = [], np.random.default_rng(asked.seed)
+    for steps in (0, 300):
+        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(steps):
+            x, y = data.train[rng.integers(len(data.train), size=64)]
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(data.spec.normalise(x)), y).backward()
+            optimiser.step()
+        x, y = data.test[np.arange(len(data.test))[:: max(1, len(data.test) // 500)]]
+        with torch.no_grad():
+            accuracy = float((model(data.spec.normalise(x)).argmax(dim=1) == y).float().mean())
+        weights = {key: p.detach().clone() for key, p in model.named_parameters()}
+        found.append(Victim(name, spec, data, weights, steps > 0, accuracy))
+    return found
+
+
+def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, Any]:
+    batches = 4 if asked.quick or sum(sizes) > 16 else 12
+    rng = np.random.default_rng(asked.seed + sum(sizes))
+    drawn = [_labels(victim, sum(sizes), duplicates=index % 2 == 1, rng=rng) for index in range(batches)]
+    scores: dict[str, list[float]] = {rule: [] for rule in LABEL_RULES}
+    seconds = dict.fromkeys(LABEL_RULES, 0.0)
+    for index, labels in enumerate(drawn):
+        observation = _observed(victim, labels, sizes, index, rng)
+        for name, rule in LABEL_RULES.items():
+            with cpu_seconds() as clock:
+                recovered = _read(rule, observation, asked.seed + index)
+            if recovered is not None:
+                scores[name].append(_overlap(recovered, torch.from_numpy(labels)))
+            seconds[name] += clock.seconds
+    return {
+        "data": victim.data.name.rpartition("/")[2],
+        "model": victim.name,
+        "trained": victim.trained,
+        "accuracy": victim.accuracy,
+        "batch": sum(sizes),
+        "steps": len(sizes),
+        "batches": batches,
+        **{name: mean(values) if values else None for name, values in scores.items()},
+        "cpu_seconds": seconds["inferred"] / batches,
+    }
+
+
+def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
+    """(count,) labels, with more duplicates than there must be or without."""
+    classes = victim.data.spec.num_classes
+    if duplicates:
+        few = rng.choice(classes, size=max(1, min(classes, count) // 2), replace=False)
+        return rng.choice(few, size=count)
+    return np.concatenate([rng.permutation(classes) for _ in range(-(-count // classes))])[:count]
+
+
+def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Observation:
+    """What the server would see of a client that has held-out examples with these labels, in batches of these sizes."""
+    data = victim.data
+    places = np.array([rng.choice(np.flatnonzero(data.test.labels == label)) for label in rng.permutation(labels)])
+    ends = np.cumsum(sizes)
+    parts = [data.test[places[end - size : end]] for end, size in zip(ends, sizes, strict=True)]
+    training = Training(learning_rate=RATE, batch_size=sizes[0], steps=len(sizes))
+    model = models.build(victim.spec, data.spec)
+    update = train(model, victim.weights, parts, training, data.spec).update
+    return Observation(
+        round=1, client=f"c{index}", cohort=(), num_examples=sum(sizes), model=victim.spec, data=data.spec, training=training,
+        defenses=DefenseSpec(), weights=victim.weights, payload=encode(update),
+    )  # fmt: skip
+
+
+def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
+    """(N,) labels, as an attack would read them; None where the rule has no answer."""
+    model, count = network_of(observation), observation.num_examples or 0
+    view = View(_ATTACK, model, [observation], torch.arange(count)[None], torch.ones(1))
+    try:
+        return read_labels(rule, view, 0, model, torch.Generator().manual_seed(seed))
+    except ValueError:
+        return None
+
+
+_ATTACK: GradientMatching = dlg()
+
+
+def _overlap(recovered: Tensor, true: Tensor) -> float:
+    counts = [torch.bincount(labels, minlength=int(max(true.max(), recovered.max())) + 1) for labels in (recovered, true)]
+    return float(torch.minimum(*counts).sum()) / len(true)
+
+
+if __name__ == "__main__":
+    main()

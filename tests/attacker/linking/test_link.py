@@ -1,0 +1,203 @@
+"""Linking on rounds whose examples are known: planted passes, and all that goes wrong in recordings."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.linking import Described, Links, link
+
+CLASSES = 5
+
+
+class Client:
+    """Examples of a client, and what an attacker reads of a round in which it used some of them."""
+
+    def __init__(self, examples: int = 24, *, noise: float = 0.1, seed: int = 0) -> None:
+        self.rng = torch.Generator().manual_seed(seed)
+        self.features = torch.randn(examples, 32, generator=self.rng)
+        self.labels = torch.arange(examples) % CLASSES
+        self.noise = noise
+
+    def order(self) -> list[int]:
+        return torch.randperm(len(self.labels), generator=self.rng).tolist()
+
+    def epochs(self, count: int, batch: int) -> list[list[int]]:
+        orders = [self.order() for _ in range(count)]
+        return [order[i : i + batch] for order in orders for i in range(0, len(order), batch)]
+
+    def seen(self, round: int, used: list[int], **changes: str) -> Described:
+        noise = self.noise * torch.randn(len(used), 32, generator=self.rng)
+        return Described(round, self.labels[used], self.features[used] + noise, **changes)
+
+    def rounds(self, batches: list[list[int]]) -> list[Described]:
+        return [self.seen(number, used) for number, used in enumerate(batches, start=1)]
+
+
+def linked(links: Links, batches: list[list[int]]) -> tuple[int, int]:
+    """How many places are linked to an earlier one, rightly and wrongly."""
+    true: dict[int, int] = {}
+    right = wrong = 0
+    for places, used in zip(links.places, batches, strict=True):
+        for place, index in zip(places.tolist(), used, strict=True):
+            if place in true:
+                right, wrong = right + (true[place] == index), wrong + (true[place] != index)
+            true.setdefault(place, index)
+    return right, wrong
+
+
+def said(links: Links) -> str:
+    return "; ".join(links.notes)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5])
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_every_example_is_found_again_in_every_epoch(epochs: int, batch: int) -> None:
+    client = Client()
+    batches = client.epochs(epochs, batch)
+    links = link(client.rounds(batches), batch_size=batch)
+    assert linked(links, batches) == (24 * (epochs - 1), 0)
+    assert links.examples == 24
+    assert sorted(set(links.epochs)) == list(range(1, epochs + 1))
+    assert links.epochs == tuple(1 + i * epochs // len(batches) for i in range(len(batches)))
+    firsts = [places.tolist() for places in links.places]
+    assert links.labels is not None
+    assert all(
+        links.labels[e] == client.labels[i]
+        for own, used in zip(firsts, batches, strict=True)
+        for e, i in zip(own, used, strict=True)
+    )
+
+
+def test_greedy_links_as_published_each_epoch_to_the_one_before() -> None:
+    client = Client()
+    batches = client.epochs(3, 4)
+    assert linked(link(client.rounds(batches), batch_size=4, matching="greedy", least=0.0), batches) == (48, 0)
+
+
+def test_noise_is_told_by_confidence_and_what_is_doubtful_stays_unlinked() -> None:
+    client = Client(60, noise=1.0)
+    batches = client.epochs(2, 4)
+    rounds = client.rounds(batches)
+    careful, careless = (link(rounds, batch_size=4, least=least) for least in (0.15, 0.0))
+    right, wrong = linked(careful, batches)
+    assert linked(careless, batches)[1] > wrong
+    assert right > 5 * wrong
+    assert "too doubtful to be linked" in said(careful)
+    assert careful.examples > careless.examples
+
+
+def test_first_reconstructions_link_where_there_are_no_features() -> None:
+    client = Client()
+    images = torch.rand(24, 3, 8, 8, generator=client.rng)
+    batches = client.epochs(2, 3)
+    rounds = [
+        Described(number, client.labels[used], images=images[used] + 0.05 * torch.randn(len(used), 3, 8, 8, generator=client.rng))
+        for number, used in enumerate(batches, start=1)
+    ]
+    assert linked(link(rounds, batch_size=3), batches) == (24, 0)
+
+
+def test_examples_of_one_label_and_doubles_in_a_batch_are_told_apart() -> None:
+    client = Client()
+    client.labels = torch.zeros(24, dtype=torch.int64)
+    batches = client.epochs(2, 4)
+    assert linked(link(client.rounds(batches), batch_size=4), batches) == (24, 0)
+
+
+def test_without_a_second_pass_every_round_stands_alone() -> None:
+    client = Client(40)
+    batches = client.epochs(1, 4)
+    links = link(client.rounds(batches), batch_size=4)
+    assert linked(links, batches) == (0, 0)
+    assert "no second pass" in said(links)
+
+
+def test_a_round_that_cannot_be_read_keeps_its_places_and_is_named() -> None:
+    client = Client()
+    batches = client.epochs(2, 4)
+    rounds = client.rounds(batches)
+    rounds[2] = Described(3, torch.zeros(4, dtype=torch.int64), problem="its update holds NaN")
+    links = link(rounds, batch_size=4)
+    assert "round 3: its update holds NaN; its examples are not linked" in links.notes
+    assert [len(places) for places in links.places] == [4] * 12
+    assert links.examples == 24 + 4
+    assert not any(set(links.places[2].tolist()) & set(other.tolist()) for i, other in enumerate(links.places) if i != 2)
+    right = [place for i, place in enumerate(links.places) if i != 2]
+    assert linked(Links((*right, links.places[2]), links.confidence), [*batches[:2], *batches[3:], [-1] * 4]) == (20, 0)
+
+
+def test_missing_rounds_leave_the_others_linked_and_are_named() -> None:
+    client = Client()
+    batches = client.epochs(2, 4)
+    kept = [i for i in range(12) if i not in (1, 7, 8)]
+    links = link([client.seen(i + 1, batches[i]) for i in kept], batch_size=4)
+    seen = [batches[i] for i in kept]
+    twice = {i for used in seen[:5] for i in used} & {i for used in seen[5:] for i in used}
+    assert linked(links, seen) == (len(twice), 0)
+    assert "nothing usable of this client between rounds 1 and 3, 7 and 10" in said(links)
+
+
+def test_a_client_that_stopped_in_its_second_epoch_is_linked_as_far_as_it_went() -> None:
+    client = Client()
+    batches = client.epochs(2, 4)[:9]
+    links = link(client.rounds(batches), batch_size=4)
+    assert linked(links, batches) == (12, 0)
+    assert "pass 2: rounds 7 to 9, 12 examples of 24, as if it were not whole, 12 linked to earlier ones" in links.notes
+
+
+def test_the_size_of_two_epochs_tells_where_the_third_ends_though_little_of_the_fourth_is_seen() -> None:
+    client = Client()
+    batches = client.epochs(4, 4)[:19]
+    links = link(client.rounds(batches), batch_size=4)
+    assert links.epochs == (1,) * 6 + (2,) * 6 + (3,) * 6 + (4,)
+    assert linked(links, batches) == (52, 0)
+
+
+def test_batches_may_change_their_size() -> None:
+    client = Client()
+    first, second = client.order(), client.order()
+    batches = [first[:8], first[8:16], first[16:], *(second[i : i + 3] for i in range(0, 24, 3))]
+    links = link(client.rounds(batches), batch_size=8)
+    assert linked(links, batches) == (24, 0)
+    assert "3 examples in most rounds, 8 in round 1" in said(links)
+
+
+def test_rounds_that_are_whole_epochs_are_linked_one_to_the_next() -> None:
+    client = Client(6)
+    batches = client.epochs(3, 6)
+    assert linked(link(client.rounds(batches), batch_size=2, whole_passes=True), batches) == (12, 0)
+
+
+def test_rounds_of_which_nothing_can_be_read_are_all_kept() -> None:
+    none = torch.zeros(2, dtype=torch.int64)
+    links = link([Described(1, none, problem="its update holds NaN"), Described(4, none)], batch_size=2)
+    assert links.examples == 4
+    assert "round 4: nothing to compare it by; its examples are not linked" in links.notes
+
+
+def test_links_do_not_depend_on_the_scale_of_features() -> None:
+    client = Client(noise=0.5)
+    batches = client.epochs(2, 4)
+    rounds = client.rounds(batches)
+    larger: list[Described] = [one._replace(features=1000 * _features(one)) for one in rounds]
+    for a, b in zip(link(rounds, batch_size=4).places, link(larger, batch_size=4).places, strict=True):
+        assert a.tolist() == b.tolist()
+
+
+def _features(one: Described) -> Tensor:
+    assert one.features is not None
+    return one.features
+
+
+def test_what_cannot_be_linked_is_refused() -> None:
+    client = Client()
+    with pytest.raises(ValueError, match="nothing to link"):
+        link([], batch_size=1)
+    with pytest.raises(ValueError, match="order of rounds, got 2 before 1"):
+        link([client.seen(2, [0]), client.seen(1, [0])], batch_size=1)
+    with pytest.raises(ValueError, match="round 1 has 1 labels and 2 features"):
+        link([client.seen(1, [0, 1])._replace(labels=torch.tensor([0]))], batch_size=1)
+    with pytest.raises(ValueError, match="not finite"):
+        link([Described(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
+    with pytest.raises(ValueError, match="'assignment' or 'greedy', got 'best'"):
+        link([client.seen(1, [0])], batch_size=1, matching="best")  # type: ignore[arg-type]

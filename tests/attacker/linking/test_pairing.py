@@ -1,0 +1,103 @@
+"""Costs of pairs and who is paired with whom, by hand and against enumeration."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from attacker.linking.matching import (
+    NEVER,
+    assignment,
+    certainty,
+    comparable,
+    cosine_distances,
+    greedy,
+    may_be_one,
+    pooled,
+    squared_distances,
+)
+
+TRAP = torch.tensor([[0.10, 0.20], [0.15, 0.90]])
+"""The cheapest pair leaves the dearest one for the rest."""
+
+
+def test_greedy_takes_the_cheapest_pair_first_and_falls_into_the_trap() -> None:
+    assert greedy(TRAP) == [(0, 0), (1, 1)]
+
+
+def test_the_assignment_is_the_best_in_all() -> None:
+    assert assignment(TRAP) == [(0, 1), (1, 0)]
+    cost = torch.rand(5, 5, generator=torch.Generator().manual_seed(3))
+    best = min(permutations(range(5)), key=lambda p: sum(float(cost[i, j]) for i, j in enumerate(p)))
+    assert assignment(cost) == list(enumerate(best))
+
+
+@pytest.mark.parametrize("pair_up", [greedy, assignment])
+def test_pairs_that_cannot_be_are_never_made(pair_up) -> None:
+    cost = torch.tensor([[NEVER, NEVER], [0.5, NEVER]])
+    assert pair_up(cost) == [(1, 0)]
+    assert pair_up(torch.full((2, 3), NEVER)) == []
+    assert pair_up(torch.empty(0, 3)) == []
+
+
+def test_the_assignment_makes_as_many_pairs_as_can_be() -> None:
+    assert assignment(torch.tensor([[0.0, 5.0], [5.0, NEVER]])) == [(0, 1), (1, 0)]
+
+
+def test_the_assignment_leaves_alone_what_costs_too_much() -> None:
+    cost = torch.tensor([[0.1, 0.8, 0.9], [0.7, 0.6, 0.9]])
+    assert assignment(cost) == [(0, 0), (1, 1)]
+    assert assignment(cost, most=0.5) == [(0, 0)]
+    assert assignment(cost, most=0.05) == []
+
+
+def test_a_pair_is_as_certain_as_the_best_other_pair_of_its_ends_is_worse() -> None:
+    cost = torch.tensor([[0.2, 0.8, NEVER], [0.4, 0.3, NEVER], [NEVER, NEVER, 0.5]])
+    assert certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])
+    assert certainty(cost, [(0, 1)], usual=1.0).tolist() == [0.0]
+
+
+def test_only_equal_labels_pass_the_filter_or_lists_that_share_one() -> None:
+    a, b = torch.tensor([0, 1]), torch.tensor([1, 2, 0])
+    owners = torch.tensor([0, 1]), torch.tensor([0, 0, 1])
+    assert may_be_one(a, b, "own").tolist() == [[False, False, True], [True, False, False]]
+    assert may_be_one(a, b, "lists", owners).tolist() == [[False, False, True], [True, True, False]]
+    assert may_be_one(a, b, "none").all()
+    with pytest.raises(ValueError, match="owners"):
+        may_be_one(a, b, "lists")
+
+
+def test_pooling_averages_squares_and_lets_rows_be() -> None:
+    image = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert pooled(image).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert pooled(torch.ones(2, 5)).shape == (2, 5)
+
+
+def test_distances_by_hand() -> None:
+    a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    assert squared_distances(a, b).flatten().tolist() == pytest.approx([0.5, 1.0, 2.0])
+    assert cosine_distances(a, b).flatten().tolist() == pytest.approx([0.0, 1.0, 2.0])
+
+
+def test_examples_that_are_near_in_time_are_known_again_though_they_span_few_dimensions() -> None:
+    rng = torch.Generator().manual_seed(0)
+    examples = torch.randn(8, 256, generator=rng)
+    found = comparable(
+        [one[None] + 0.3 * torch.randn(1, 256, generator=rng) for one in (*examples, *examples.flip(0))], [None] * 16
+    )
+    cost = cosine_distances(torch.cat(found[:8]), torch.cat(found[8:]))
+    assert assignment(cost) == [(i, 7 - i) for i in range(8)]
+    assert cost.flip(1).diagonal().max() < 0.5 * cost.median()
+
+
+def test_features_are_compared_without_what_all_share_and_whatever_the_weights_did_to_them() -> None:
+    rng = torch.Generator().manual_seed(0)
+    examples, inputs = torch.randn(40, 8, generator=rng), torch.randn(200, 8, generator=rng)
+    scales = torch.tensor([9.0, 3.0, 1.0, 1.0, 1.0, 0.3, 0.3, 0.1])
+    before = [examples + 50]
+    after = [(examples * scales - 20)[torch.arange(39, -1, -1)]]
+    plain = cosine_distances(before[0], after[0])
+    apart = cosine_distances(*comparable(before + after, [inputs + 50, inputs * scales - 20], towards_plain=0.1))
+    right = [(i, 39 - i) for i in range(40)]
+    assert assignment(apart) == right
+    assert assignment(plain) != right

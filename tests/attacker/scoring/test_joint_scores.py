@@ -1,0 +1,129 @@
+"""Rows of cases that put several rounds of a client together: truth and links planted by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacker.reconstruction import Reconstruction, Slot
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.originals import Original, Use, link_fields, originals, uses
+from fedsim import datasets
+from fedsim.truth import TruthWriter, Used, describe_dataset
+from fedsim.wire.files import write_json
+
+USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
+"""Indices by round, batch by batch: 5 is used in rounds 1 and 4, 7 in rounds 2 and 4."""
+CLAIMS = {3: (1,), 5: (1, 4), 7: (2, 1), 9: (2,)}
+"""The rounds that the attack claims for each: those of 7 are wrong, and its place in round 4 is left to a fifth example."""
+
+
+class Joint:
+    """A run whose only attack put three rounds of one client together, and got every image right."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder = run, run / "reconstructions" / "agic-00000000"
+        self.data = datasets.load("digits")
+        self.folder.mkdir(parents=True)
+        describe_dataset(run / "truth", lambda: datasets.described(self.data, "digits", {}))
+        writer = TruthWriter(run / "truth", "ada")
+        for round, steps in USED.items():
+            writer.write(round, 1, steps)
+        self.case: dict[str, Any] = {
+            "key": "joint", "round": 1, "attempt": 1, "client": "ada", "status": "complete", "num_examples": 6, "codec": "dense",
+            "rounds": [[1, 1], [2, 1], [4, 1]], "left_out": [[3, "its update holds NaN"]], "cohorts": [["ada"]] * 3,
+        }  # fmt: skip
+        facts = {"attack": "agic", "spec": "agic()", "null": False, "knows_defense": True, "oracles": [], "seed": 0}
+        known = dict.fromkeys(("model", "defense", "gradient", "network", "inputs", "secure_aggregation"), "")
+        write_json(self.folder / "attack.json", {**facts, "run": {"name": "run", **known}, "cases": [self.case]})
+        self.write()
+
+    @property
+    def found(self) -> Reconstruction:
+        x, y = self.data.train[[*CLAIMS, 11]]
+        claims = [*CLAIMS.values(), (4,)]
+        slots = tuple(Slot(round, "ada", 1, 0, example) for example, rounds in enumerate(claims) for round in rounds)
+        return Reconstruction(
+            case="joint", x=x, y=y, confidence=torch.ones(5), slots=slots, loss=torch.zeros(1), iterations=1, evaluations=1,
+            restarts=1, seconds=1.0, route="optimisation", attack="agic()", oracles=(), seed=0, notes=("pass 1",),
+        )  # fmt: skip
+
+    def write(self, **changes: Any) -> None:
+        replace(self.found, **changes).write(self.folder / "joint.safetensors")
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        rows = Scorer(self.run, [self.run / "truth"]).score(self.folder)
+        assert len({row["index"] for row in rows}) == len(rows)
+        return {row["index"]: row for row in rows}
+
+
+@pytest.fixture
+def joint(tmp_path: Path) -> Joint:
+    return Joint(tmp_path)
+
+
+def test_an_example_of_several_rounds_is_one_row_with_the_rounds_it_was_in(joint: Joint) -> None:
+    rows = joint.rows()
+    assert {index: row["rounds"] for index, row in rows.items()} == {3: [1], 5: [1, 4], 7: [2, 4], 9: [2]}
+    assert {index: (row["batch"], row["position"]) for index, row in rows.items()} == {3: (1, 0), 5: (1, 1), 7: (1, 0), 9: (1, 1)}
+    assert all(row["success"] and row["mse"] == 0 for row in rows.values())
+
+
+def test_a_link_is_right_where_the_example_was_in_all_rounds_claimed(joint: Joint) -> None:
+    rows = joint.rows()
+    assert {index: row["rounds_claimed"] for index, row in rows.items()} == {3: [1], 5: [1, 4], 7: [1, 2], 9: [2]}
+    assert {index: row["link_correct"] for index, row in rows.items()} == {3: None, 5: True, 7: False, 9: None}
+    (summary,) = summarise(rows.values())
+    assert summary.linked_right is not None
+    assert (summary.linked_right.value, summary.linked_right.count) == (0.5, 2)
+
+
+def test_each_example_has_a_pair_of_its_own_though_places_repeat_from_round_to_round(joint: Joint) -> None:
+    files = [row["pair"] for row in joint.rows().values()]
+    assert len(set(files)) == 4
+    assert all((joint.run / file).is_file() for file in files)
+
+
+def test_examples_without_a_reconstruction_claim_nothing(joint: Joint) -> None:
+    (joint.folder / "joint.safetensors").unlink()
+    write_json(joint.folder / "joint.failed.json", {"reason": "no time"})
+    rows = joint.rows()
+    assert {row["failure"] for row in rows.values()} == {"no time"}
+    assert {(str(row["rounds_claimed"]), row["link_correct"]) for row in rows.values()} == {("None", None)}
+    (summary,) = summarise(rows.values())
+    assert summary.linked_right is None
+
+
+def test_a_case_of_one_round_claims_no_link(joint: Joint) -> None:
+    facts = json.loads((joint.folder / "attack.json").read_text())
+    case = {key: value for key, value in joint.case.items() if key not in ("rounds", "cohorts", "left_out")}
+    write_json(joint.folder / "attack.json", {**facts, "cases": [case]})
+    joint.write(slots=(Slot(1, "ada", 1, 0, 0), Slot(1, "ada", 1, 1, 1)))
+    rows = joint.rows()
+    assert {index: (row["rounds"], row["rounds_claimed"], row["link_correct"]) for index, row in rows.items()} == {
+        3: ([1], [1], None),
+        5: ([1], [1], None),
+    }
+
+
+def test_first_uses_and_rounds_by_hand() -> None:
+    used = [(2, Used(((4, 6), (4,)))), (5, Used(((6,), (8, 4))))]
+    assert originals(used) == [Original((2, 5), 1, 0, 4), Original((2, 5), 1, 1, 6), Original((5,), 2, 0, 8)]
+
+
+def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
+    case = {"round": 1, "attempt": 2, "client": "ada"}
+    assert uses(case) == [Use(1, 2, ("ada",))]
+    assert uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [Use(1, 2, ("ada", "bob"))]
+    several = {**case, "client": "sum", "rounds": [[1, 2], [3, 1]], "cohorts": [["ada"], ["ada", "bob"]]}
+    assert uses(several) == [Use(1, 2, ("ada",)), Use(3, 1, ("ada", "bob"))]
+
+
+def test_a_claim_of_one_round_is_no_link_even_where_it_is_wrong() -> None:
+    original = Original((2, 5), 1, 0, 4)
+    assert link_fields(original, (1,)) == {"rounds_claimed": [1], "link_correct": None}
+    assert link_fields(original, (2, 5))["link_correct"] is True
+    assert link_fields(original, (2, 3, 5))["link_correct"] is False

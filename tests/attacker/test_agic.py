@@ -1,0 +1,145 @@
+"""AGIC on whole clients: links, joint reconstruction, and recordings that are not as they should be."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import AttackSpec, Case, agic, unmet, without_gradient
+from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.wire.codec import encode
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
+ORDER = ((0, 3), (1, 4), (2, 5), (4, 2), (0, 1), (5, 3))
+"""Two epochs of six examples, one label each."""
+
+Client = Callable[..., tuple[Case, Tensor]]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def client(observe) -> Client:
+    """A client that takes a step on two examples in each of six rounds, after each of which the server moves on."""
+
+    def make(name: str = "c", order: tuple[tuple[int, ...], ...] = ORDER) -> tuple[Case, Tensor]:
+        x = torch.rand(6, 1, 8, 8, generator=seeded(5))
+        weights, rounds = None, []
+        for number, rows in enumerate(order, start=1):
+            batch = x[list(rows)], torch.tensor(rows)
+            seen = observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=0.01, client=name, weights=weights)
+            rounds.append(replace(seen, round=number))
+            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
+        return Case(tuple(rounds)), x
+
+    return make
+
+
+def held(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[int, int]]:
+    """(round, label) of each place."""
+    return [(slot.round, int(found.y[slot.example])) for slot in found.slots]
+
+
+def broken(observation: Observation, value: float) -> Observation:
+    update = {name: torch.full_like(u, value) for name, u in observation.update.items()}
+    return replace(observation, payload=encode(update))
+
+
+@pytest.mark.parametrize("compare", ["features", "images"])
+def test_every_example_of_two_epochs_is_linked_to_itself(client: Client, compare: str) -> None:
+    case, _ = client()
+    (found,) = agic(steps=3, pre_steps=60, compare=compare)([case], rng=seeded())
+    assert len(found.x) == 6
+    assert sorted(held(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
+    assert any("pass 2: rounds 4 to 6" in note for note in found.notes)
+    assert found.case == case.key
+
+
+def test_without_links_every_place_is_an_example_of_its_own(client: Client) -> None:
+    case, _ = client()
+    (found,) = agic(steps=1, compare="none")([case], rng=seeded())
+    assert len(found.x) == 12
+    assert [slot.example for slot in found.slots] == list(range(12))
+
+
+def test_the_null_answers_for_as_many_examples_and_does_not_look_at_their_gradient(client: Client) -> None:
+    case, _ = client()
+    (null,) = without_gradient(agic(steps=3))([case], rng=seeded())
+    assert len(null.x) == 6
+    assert null.route == "prior alone"
+    assert null.confidence.abs().max() == 0
+
+
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (0.0, "all zeros")])
+def test_a_round_that_says_nothing_is_left_out_in_words_and_the_others_are_attacked(
+    client: Client, value: float, words: str
+) -> None:
+    case, _ = client()
+    rounds = list(case.observations)
+    rounds[1] = broken(rounds[1], value)
+    (found,) = agic(steps=2)([Case(tuple(rounds))], rng=seeded())
+    assert any(note.startswith("round 2: ") and words in note and "left out" in note for note in found.notes)
+    assert {slot.round for slot in found.slots} == {1, 3, 4, 5, 6}
+    assert bool(found.x.isfinite().all())
+    assert found.case == Case(tuple(rounds)).key
+
+
+def test_a_client_of_which_nothing_can_be_used_is_refused_with_the_reason(client: Client) -> None:
+    case, _ = client()
+    nothing = Case(tuple(broken(o, float("nan")) for o in case.observations))
+    with pytest.raises(ValueError, match="no round can be used: its update has values that are not finite"):
+        agic(steps=1)([nothing], rng=seeded())
+
+
+def test_rounds_that_are_missing_and_batches_of_other_sizes_are_said_and_do_no_harm(client: Client) -> None:
+    order = ((0, 3), (1, 4), (2, 5), (4, 2, 0), (1,), (5, 3))
+    case, _ = client(order=order)
+    (found,) = agic(steps=2)([Case(case.observations[:1] + case.observations[2:])], rng=seeded())
+    said = " ".join(found.notes)
+    assert "nothing of this client between rounds 1 and 3" in said
+    assert "3 in round 4" in said
+    assert sorted({slot.round for slot in found.slots}) == [1, 3, 4, 5, 6]
+
+
+def test_clients_of_different_structure_are_attacked_in_one_call(client: Client) -> None:
+    one, _ = client()
+    short = Case(client("d")[0].observations[:2])
+    first, second = agic(steps=1)([one, short], rng=seeded())
+    assert (first.case, second.case) == (one.key, short.key)
+    assert (len(first.x), len(second.x)) == (6, 4)
+
+
+def test_known_labels_are_an_oracle_and_say_so(client: Client) -> None:
+    case, _ = client()
+    told = replace(case, known_labels=torch.tensor([label for rows in ORDER for label in rows]))
+    (found,) = agic(steps=1)([told], rng=seeded())
+    assert found.oracles == ("labels",)
+    assert sorted(held(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
+
+
+def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
+    case, other = client()[0], client("d")[0]
+    mixed = Case((case.observations[0], other.observations[1]))
+    assert unmet(agic(), mixed) == ["it attacks rounds of one client together"]
+    assert unmet(agic(), case) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"compare": "guess"}, "unknown comparison 'guess'"),
+        ({"local_steps": "many"}, "unknown local_steps 'many'"),
+        ({"shape": "cubic"}, "unknown shape"),
+        ({"labels": "joint"}, "labels cannot be joint"),
+        ({"order_invariant": 1.0}, "set local_steps to simulated"),
+        ({"surrogate": True, "local_steps": "simulated"}, "set local_steps to one_batch"),
+        ({"beta": 0.0}, "beta must be positive"),
+    ],
+)
+def test_nonsense_is_refused_before_any_work(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AttackSpec(name="agic", arguments=arguments)

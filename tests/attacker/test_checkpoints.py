@@ -1,0 +1,236 @@
+"""A replay that is killed goes on where it was, and comes to what it would have come to."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec
+from attacker.checkpoints import FileMemory, Origin, tidy, unfinished
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+
+EXPERIMENT = {
+    "rounds": 1,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": 4},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+ORIGIN = Origin(attack="cpl(steps=2)", seed=0, device="cpu")
+STATE = {"z": torch.arange(3.0), "iteration": torch.tensor(7)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def memory(folder: Path, *cases: str, origin: Origin = ORIGIN) -> FileMemory:
+    begun = FileMemory(folder, cases or ("a", "b"), origin)
+    begun.begin()
+    return begun
+
+
+def test_what_was_kept_is_recalled_by_another_process_and_gone_once_it_is_done(tmp_path: Path) -> None:
+    first = memory(tmp_path)
+    assert first.recall("start 0") is None
+    first.keep("start 0", STATE)
+    first.keep("start/1", {})
+    first.keep("start 0", {"z": torch.zeros(3), "iteration": torch.tensor(8)})
+    second = memory(tmp_path)
+    found = second.recall("start 0")
+    assert found is not None
+    assert torch.equal(found["z"], torch.zeros(3))
+    assert int(found["iteration"]) == 8
+    assert second.recall("start/1") == {}
+    assert second.path.stat().st_mode & 0o077 == 0
+    second.forget()
+    assert list(tmp_path.iterdir()) == []
+    assert memory(tmp_path).recall("start 0") is None
+
+
+def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:
+    kept, z = memory(tmp_path), torch.ones(2)
+    kept.keep("start", {"z": z})
+    z.mul_(5)
+    recalled_once = kept.recall("start")
+    assert recalled_once is not None
+    recalled_once["z"].mul_(7)
+    kept.keep("other", {})
+    assert all(torch.equal(m.recall("start")["z"], torch.ones(2)) for m in (kept, memory(tmp_path)))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attack": "cpl(steps=3)"}, r"is of attack cpl\(steps=3\), and this is cpl\(steps=2\)"),
+        ({"seed": 1}, "is of seed 1, and this is 0"),
+        ({"device": "cuda"}, "is of device cuda, and this is cpu"),
+        ({"torch": "1.0"}, "is of torch 1.0, and this is "),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_not_gone_on_from_and_that_is_said(tmp_path: Path, change: dict, words: str) -> None:
+    told = {"attack": ORIGIN.attack, "seed": ORIGIN.seed, "device": ORIGIN.device, **change}
+    memory(tmp_path, origin=Origin(**told)).keep("start 0", STATE)
+    tasks, notes = unfinished(tmp_path, ORIGIN, {"a", "b"})
+    assert tasks == []
+    (note,) = notes
+    assert re.search(f"^the checkpoint of 2 cases, the first a, {words}.*: they start again$", note)
+    assert memory(tmp_path).recall("start 0") is None
+
+
+def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger_one(tmp_path: Path) -> None:
+    for cases in (("a", "b", "c"), ("b",), ("d",), ("x", "d2")):
+        memory(tmp_path, *cases)
+    wanted = {"a", "b", "c", "d", "d2"}
+    assert sorted(unfinished(tmp_path, ORIGIN, wanted)[0]) == [("a", "b", "c"), ("d",)]
+    tasks, notes = unfinished(tmp_path, ORIGIN, wanted, most=2)
+    assert sorted(tasks) == [("b",), ("d",)]
+    assert "is of more cases than the 2 at once asked for" in notes[0]
+
+
+def test_a_damaged_checkpoint_is_said_and_leftovers_of_what_is_done_are_removed(tmp_path: Path) -> None:
+    broken, left = memory(tmp_path, "a"), memory(tmp_path, "b", "c")
+    broken.path.write_bytes(b"cut off")
+    assert unfinished(tmp_path, ORIGIN, {"a"})[1] == [
+        f"{broken.path.name} is no checkpoint that can be read: its cases start again"
+    ]
+    tidy(tmp_path, ["b"])
+    assert list(tmp_path.iterdir()) == [left.path]
+    tidy(tmp_path, ["b", "c", "d"])
+    assert list(tmp_path.iterdir()) == []
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import torch
+from attacker.attacks import AttackSpec, search
+from attacker.replay import Replay
+from fedsim.wire import Recording
+
+torch.set_num_threads(1)
+run, pause = Path(sys.argv[1]), float(sys.argv[2])
+descend = search.descend
+def slowly(*arguments, **settings):
+    if pause:
+        keep = settings["checkpoint"]
+        settings["checkpoint"] = lambda state: (keep(state), time.sleep(pause))
+    resumed = settings.get("resume")
+    print("from", 0 if resumed is None else len(resumed["active.history"]), flush=True)
+    return descend(*arguments, **settings)
+search.descend = slowly
+spec = AttackSpec(name="inverting_gradients", arguments={"steps": 15, "restarts": 2, "tv": 1e-3})
+replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=3, every=0.0)
+print("done", replay.run().done, flush=True)
+"""
+
+
+def replayed(run: Path, pause: float = 0.0) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PROGRAM, str(run), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed_when(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
+    found = {path.name: Reconstruction.read(path) for path in sorted(folder.rglob("*.safetensors"))}
+    return {name: [one.x, one.y, one.loss, one.confidence, torch.tensor(one.iterations)] for name, one in found.items()}
+
+
+def test_a_replay_that_is_killed_goes_on_to_the_same_end_bit_for_bit(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    told, complaints = replayed(other).communicate(timeout=300)
+    assert told.splitlines()[-1] == "done 4", complaints
+    process = replayed(run, pause=0.05)
+    killed_when(process, lambda: iterations_kept(run) > 5)
+    assert tensors(run / "out") == {}
+    kept = iterations_kept(run)
+    told, complaints = replayed(run).communicate(timeout=300)
+    first, *_, last = told.splitlines()
+    assert (int(first.removeprefix("from ")) >= kept, last) == (True, "done 4"), complaints
+    mine, theirs = tensors(run / "out"), tensors(other / "out")
+    assert list(mine) == list(theirs)
+    for name, parts in mine.items():
+        assert all(torch.equal(a, b) for a, b in zip(parts, theirs[name], strict=True)), name
+    assert not list((run / "out").rglob("*.checkpoint"))
+
+
+def iterations_kept(run: Path) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    for path in (run / "out").rglob("*.checkpoint"):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = [name for _, name in json.loads(file.metadata()["names"])]
+                if "active.history" in names:
+                    return len(file.get_tensor(str(names.index("active.history"))))
+        except (SafetensorError, OSError):
+            pass
+    return 0
+
+
+def test_a_chunk_that_was_cut_off_is_attacked_whole_again_and_what_was_written_stays(run: Path) -> None:
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
+
+    def replay(**settings: int) -> Replay:
+        return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", **settings)
+
+    first = replay(chunk=4)
+    first.run()
+    before = {path.name: path.read_bytes() for path in first.folder.glob("*.safetensors")}
+    rows = Recording(run / "recording").rows()
+    keys = [row.key for row in rows]
+    FileMemory(first.folder, tuple(keys), first._job.origin).begin()  # killed while it wrote
+    for key in keys[2:]:
+        first.path(key).unlink()
+    again = replay(chunk=4).run()
+    assert (again.done, again.skipped) == (2, 2)
+    after = {path.name: Reconstruction.read(path) for path in first.folder.glob("*.safetensors")}
+    assert all(first.path(key).read_bytes() == before[f"{key}.safetensors"] for key in keys[:2])
+    (first.folder / "old").mkdir()
+    for name, content in before.items():
+        (first.folder / "old" / name).write_bytes(content)
+        assert torch.equal(after[name].x, Reconstruction.read(first.folder / "old" / name).x)
+    assert not list(first.folder.glob("*.checkpoint"))
+
+
+def test_chunks_are_the_same_whatever_is_done_already(run: Path) -> None:
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
+    replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
+    chunks = [[case.key for case in chunk] for chunk in replay._chunks]
+    assert [len(chunk) for chunk in chunks] == [2, 2]
+    replay.run()
+    replay.path(chunks[0][0]).unlink()
+    again = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
+    assert [[case.key for case in chunk] for chunk in again._chunks] == chunks
+    assert again.run().done == 1

@@ -1,0 +1,204 @@
+"""Several rounds of one client in one search: what is compared, what is shared, and what a memory keeps."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from attacker.attacks import Case, GradientMatching, cpl
+from attacker.attacks.initialisation import uniform
+from attacker.attacks.objectives import squared_distance
+from attacker.attacks.optimisers import Adam
+from attacker.attacks.search import Search
+from attacker.linking import Links
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec, Observation
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+LENET = ModelSpec(name="lenet_dlg")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def examples() -> tuple[Tensor, Tensor]:
+    grid = torch.linspace(0, 1, 8)
+    x = torch.stack([0.5 + 0.4 * torch.sin(3 * grid[:, None] + i) * torch.cos(2 * grid[None] - i) for i in range(3)])
+    return x[:, None], torch.tensor([0, 1, 2])
+
+
+@pytest.fixture
+def two_rounds(observe, examples) -> Case:
+    """Batches {0, 1} and {1, 2}, the second at other weights; example 1 is shared."""
+    x, y = examples
+    first = observe((x[:2], y[:2]), model=LENET, data=DATA)
+    second = replace(observe((x[1:], y[1:]), model=LENET, data=DATA, seed=1), round=4)
+    links = Links((torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([1.0, 0.5, 1.0]), y, (1, 2), ("pass 2",))
+    return Case((first, second), links=links)
+
+
+def gradient_at(observation: Observation, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    model = models.build(observation.model, observation.data)
+    weights = {name: w.clone().requires_grad_() for name, w in observation.weights.items()}
+    loss = cross_entropy(functional_call(model, weights, (x,)), y)
+    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values()), create_graph=True), strict=True))
+
+
+def observed(observation: Observation) -> dict[str, Tensor]:
+    return {name: -u / observation.training.learning_rate for name, u in observation.update.items()}
+
+
+def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    search = Search(attack, [case], seeded(), None)
+    rows = {str(o): view.rows for o, view in enumerate(search.views)}
+    return search._evaluate(x.flatten()[None], {"labels": y[None], "gain": torch.ones(1), "views": rows})
+
+
+@pytest.mark.parametrize("robust", [0.0, 0.3])
+def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
+    """AGIC, equation 5, gamma 1 for the first epoch and 0.1 for the second; by a loss of our own and torch's autograd."""
+    x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
+    slope, loss = evaluated(replace(cpl(), robust=robust), two_rounds, x.detach(), y)
+    expected = torch.zeros(())
+    for observation, rows, gamma in zip(two_rounds.observations, ([0, 1], [1, 2]), (1.0, 0.1), strict=True):
+        distance = squared_distance(gradient_at(observation, x[rows], y[rows]), observed(observation))
+        expected = expected + gamma * (robust * (1 + distance / robust).log() if robust else distance)
+    torch.testing.assert_close(loss[0], expected.detach(), rtol=1e-4, atol=1e-4)
+    (by_torch,) = torch.autograd.grad(expected, x)
+    torch.testing.assert_close(slope[0], by_torch.flatten(), rtol=1e-3, atol=1e-4 * float(by_torch.abs().max()))
+
+
+def test_the_truth_costs_nothing_where_links_are_right_and_something_where_they_are_wrong(two_rounds: Case, examples) -> None:
+    x, y = examples
+    _, right = evaluated(cpl(), two_rounds, x, y)
+    wrong_links = Links((torch.tensor([0, 1]), torch.tensor([0, 2])), torch.ones(3), y, (1, 2))
+    _, wrong = evaluated(cpl(), replace(two_rounds, links=wrong_links), x, y)
+    assert float(right) < 1e-6 < 1e-3 < float(wrong)
+
+
+def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds: Case, examples) -> None:
+    attack = replace(cpl(init="uniform", steps=40, restarts=4), later=1.0)
+    (found,) = attack([two_rounds], rng=seeded())
+    assert found.x.shape == (3, 1, 8, 8)
+    assert torch.equal(found.y, examples[1])
+    places = [(slot.round, slot.position, slot.example) for slot in found.slots]
+    assert places == [(1, 0, 0), (1, 1, 1), (4, 0, 1), (4, 1, 2)]
+    assert found.notes == ("pass 2",)
+    assert found.confidence[1] == pytest.approx(0.5 * float(found.confidence[0]))
+
+
+def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rounds: Case, observe, examples) -> None:
+    x, y = examples
+    other = tuple(
+        replace(observe((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
+        for rows, seed, number in (([0, 1], 0, 1), ([1, 2], 1, 4))
+    )
+    attack = replace(cpl(), optimiser=Adam(learning_rate=0.05), steps=5)
+    cases = [two_rounds, Case(other, links=two_rounds.links)]
+    together = attack(cases, rng=seeded())
+    for case, one in zip(cases, together, strict=True):
+        (alone,) = attack([case], rng=seeded())
+        torch.testing.assert_close(one.x, alone.x, rtol=1e-3, atol=1e-3)
+
+
+def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> None:
+    """The same noise in both; two of them tell more than one, by the distance to the truth."""
+    x, y = examples
+    rounds = tuple(
+        replace(observe((x[:1], y[:1]), model=LENET, data=DATA, seed=seed, defense="gaussian(0.002)", client="e"), round=seed + 1)
+        for seed in range(4)
+    )
+    links = Links(tuple(torch.tensor([0]) for _ in rounds), torch.ones(1), y[:1], (1, 2, 3, 4))
+    attack = replace(cpl(init="uniform"), optimiser=Adam(learning_rate=0.02), steps=300, later=1.0)
+    (alone,), (together,) = attack([Case(rounds[:1])], rng=seeded()), attack([Case(rounds, links=links)], rng=seeded())
+    assert (together.x - x[:1]).square().mean() < 0.7 * (alone.x - x[:1]).square().mean()
+
+
+def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, examples) -> None:
+    """At share sigmoid(z) of the way (SME): by hand at the weights half way."""
+    x, y = examples
+    batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
+    observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
+    search = Search(replace(cpl(), surrogate=True), [Case((observation,))], seeded(), None)
+    (start,) = search._starts([0], 0, y[None])
+    assert len(start) == 3 * 64 + 1
+    z = torch.cat([x.flatten(), torch.zeros(1)])
+    half = {name: w + 0.5 * observation.update[name] for name, w in observation.weights.items()}
+    gradient = gradient_at(replace(observation, weights=half), x, y)
+    found = search.views[0].simulate(search.views[0].case(0), x, y, z)
+    for name, expected in gradient.items():
+        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-4, atol=1e-5)
+    slope, _ = search._evaluate(z[None], {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}})
+    assert float(slope[0, -1].abs()) > 0
+
+
+def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(observe, examples) -> None:
+    x, y = examples
+    observation = observe((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
+    training = replace(observation.training, steps=None, epochs=2)
+    observation = replace(observation, num_examples=3, training=training)
+    attack = replace(cpl(init="uniform", steps=3), local_steps="simulated", order_invariant=0.1)
+    search = Search(attack, [Case((observation,))], seeded(), None)
+    assert (search.count, search.epochs) == (6, 2)
+    truth = torch.cat([x, x[[2, 0, 1]]])
+    _, loss = search._evaluate(
+        truth.flatten()[None],
+        {"labels": torch.cat([y, y[[2, 0, 1]]])[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}},
+    )
+    assert float(loss) < 1e-6
+    (found,) = attack([Case((observation,))], rng=seeded())
+    assert found.x.shape == (3, 1, 8, 8)
+    assert [slot.example for slot in found.slots] == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(ValueError, match="set local_steps to simulated"):
+        replace(cpl(), order_invariant=0.1)
+
+
+class Shelf:
+    """A memory that is always asked, and that dies after so many calls."""
+
+    every = 0.0
+
+    def __init__(self, calls: int) -> None:
+        self.calls, self.kept = calls, dict[str, dict[str, Tensor]]()
+
+    def recall(self, key: str) -> dict[str, Tensor] | None:
+        return self.kept.get(key)
+
+    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
+        if not self.calls:
+            raise RuntimeError("killed")
+        self.calls -= 1
+        self.kept[key] = {name: t.clone() for name, t in state.items()}
+
+
+@pytest.mark.parametrize("calls", [1, 4, 9])
+def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(image_case, calls: int) -> None:
+    """In its first start, between two, and in its second: the latter needs what the first came to."""
+    cases = [image_case(i)[0] for i in range(2)]
+    attack = replace(cpl(init="uniform", steps=5, restarts=2), stop=replace(cpl().stop, stuck=0.0, precision=0.0))
+    undisturbed = attack(cases, rng=seeded())
+    shelf = Shelf(calls)
+    with pytest.raises(RuntimeError, match="killed"):
+        attack(cases, rng=seeded(), memory=shelf)
+    shelf.calls = 10**6
+    for one, expected in zip(attack(cases, rng=seeded(), memory=shelf), undisturbed, strict=True):
+        assert torch.equal(one.x, expected.x)
+        assert torch.equal(one.loss, expected.loss)
+        assert (one.iterations, one.restarts, one.evaluations) == (10, 2, expected.evaluations)
+
+
+def test_labels_of_linked_examples_are_those_of_the_links(two_rounds: Case) -> None:
+    links = two_rounds.links
+    assert links is not None
+    told = replace(two_rounds, links=replace(links, labels=torch.tensor([3, 3, 1])))
+    (found,) = replace(cpl(init="uniform"), optimiser=Adam(), steps=1)([told], rng=seeded())
+    assert found.y.tolist() == [3, 3, 1]
+    oracle = replace(told, known_labels=torch.tensor([2, 0, 0, 1]))
+    (found,) = replace(cpl(init=uniform.__name__), optimiser=Adam(), steps=1)([oracle], rng=seeded())
+    assert (found.y.tolist(), found.oracles) == ([2, 0, 1], ("labels",))

@@ -1,0 +1,116 @@
+"""Layer weights: AGIC's equations 6 to 8 by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from attacker.attacks import cpl
+from attacker.attacks.layer_weights import MODIFIER_CAP, by_depth
+from attacker.attacks.objectives import cosine
+from attacker.attacks.search import Search
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.ReLU(),
+        nn.Conv2d(2, 2, 3),
+        nn.ReLU(),
+        nn.Conv2d(2, 2, 3),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+
+
+def full(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: torch.ones_like(p) for name, p in model.named_parameters()}
+
+
+def values(weights: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: round(float(w), 6) for name, w in weights.items()}
+
+
+def test_weights_rise_linearly_from_one_to_beta_and_linear_layers_get_their_mean() -> None:
+    model = network()
+    assert values(by_depth(5.0)(model, full(model))) == {
+        "0.weight": 1.0, "0.bias": 1.0, "1.weight": 1.0, "1.bias": 1.0, "3.weight": 3.0, "3.bias": 3.0,
+        "5.weight": 5.0, "5.bias": 5.0, "7.weight": 3.0, "7.bias": 3.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle"), [("linear", 1.5), ("log", 1 + 0.6309298), ("exp", 1 + 0.2689414), ("constant", 1.0)]
+)
+def test_every_shape_goes_through_both_ends(shape: str, middle: float) -> None:
+    """Table I: a f(i) + b through (1, 1) and (3, 2); half way, log 2 / log 3 and (e^2 - e) / (e^3 - e) of the way."""
+    model = network()
+    found = values(by_depth(2.0, shape)(model, full(model)))
+    assert (found["0.weight"], found["5.weight"]) == (1.0, 1.0 if shape == "constant" else 2.0)
+    assert found["3.weight"] == pytest.approx(middle, abs=1e-5)
+
+
+def test_falling_weights_are_a_beta_below_one() -> None:
+    model = network()
+    assert [values(by_depth(0.5)(model, full(model)))[f"{i}.weight"] for i in (0, 3, 5)] == [1.0, 0.75, 0.5]
+
+
+def test_zeros_in_a_gradient_are_made_up_for_and_a_dead_layer_is_capped() -> None:
+    model = network()
+    observed = full(model)
+    observed["3.weight"].flatten()[:9] = 0  # a quarter of 36
+    observed["5.weight"].zero_()
+    found = values(by_depth(5.0)(model, observed))
+    assert found["3.weight"] == pytest.approx(3 / 0.75)
+    assert found["3.bias"] == pytest.approx(3 / 0.75)
+    assert found["5.weight"] == pytest.approx(5 * MODIFIER_CAP)
+    assert found["7.weight"] == 3.0
+    assert values(by_depth(5.0, relu_modifier=False)(model, observed))["3.weight"] == 3.0
+
+
+def test_without_convolutions_all_layers_count_alike() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert set(values(by_depth(50.0)(model, full(model))).values()) == {1.0}
+
+
+@pytest.mark.parametrize(("arguments", "words"), [((0.0,), "beta must be positive"), ((2.0, "cubic"), "unknown shape")])
+def test_nonsense_is_refused(arguments, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        by_depth(*arguments)
+
+
+def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> None:
+    """Equation 6, computed here by itself."""
+    case, x, y = image_case(1)
+    weigh = by_depth(7.0)
+    attack = replace(cpl(), objective=cosine, layers=weigh, prior=lambda x: x.sum() * 0)
+    search = Search(attack, [case], torch.Generator().manual_seed(0), None)
+    guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+    model = models.build(case.observations[0].model, case.observations[0].data)
+    weights = {name: w.clone().requires_grad_() for name, w in case.observations[0].weights.items()}
+    loss = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (guess,)), y)
+    mine = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+    seen = {name: -u / 0.1 for name, u in case.observations[0].update.items()}
+    alpha = weigh(model, seen)
+    dot, own, other = (
+        sum(float(alpha[name] * (a[name] * b[name]).sum()) for name in seen)
+        for a, b in ((mine, seen), (mine, mine), (seen, seen))
+    )
+    problem = {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}}
+    slope, found = search._evaluate(guess.flatten()[None], problem)
+    assert float(found) == pytest.approx(1 - dot / (own * other) ** 0.5, abs=1e-5)
+    assert slope.abs().sum() > 0
+
+
+def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> None:
+    """21 of them in ResNet20-4: the stem, 18, and two that change the shape (AGIC, table I)."""
+    model = models.layout(ModelSpec(name="resnet20_4"), DataSpec(shape=(3, 32, 32), num_classes=10))
+    found = values(by_depth(21.0, relu_modifier=False)(model, {name: torch.ones(1) for name, _ in model.named_parameters()}))
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    assert [found[f"{name}.weight"] for name in convolutions] == [float(i) for i in range(1, 22)]
+    (head,) = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert found[f"{head}.weight"] == 11.0

@@ -1,0 +1,107 @@
+"""CPL as a framework: its parts are chosen by name, also on the command line."""
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec, GradientMatching, Need, cpl
+from attacker.attacks.lbfgs import LBFGS
+from attacker.attacks.named import DISTANCES, OPTIMISERS, distance, optimiser
+from attacker.attacks.objectives import absolute, cosine, euclidean
+from attacker.attacks.optimisers import SGD, Adagrad, Adam
+from attacker.scoring.metrics import mse
+
+A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
+B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, -2.0])}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_absolute_distance_by_hand() -> None:
+    assert absolute.distance(A, B).item() == 3 + 4 + 2
+    assert absolute.worst(B).item() == 2
+    assert absolute.distance(A, A).item() == 0
+    assert not absolute.squares
+
+
+def test_names_stand_for_the_parts_that_they_name() -> None:
+    assert (distance("euclidean"), distance("cosine"), distance("absolute")) == (euclidean, cosine, absolute)
+    assert optimiser("lbfgs") == LBFGS()
+    assert optimiser("wolfe") == LBFGS(line_search=True)
+    assert isinstance(optimiser("adam"), Adam)
+    assert isinstance(optimiser("momentum"), SGD)
+    assert optimiser("adagrad", 0.25) == Adagrad(learning_rate=0.25)
+
+
+def test_the_default_is_the_paper() -> None:
+    attack = cpl()
+    assert attack.objective is euclidean
+    assert attack.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
+    assert (attack.agreement, attack.boxed, attack.restarts, attack.steps) == (0, False, 1, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"optimiser": "newton"}, "unknown optimiser 'newton'. Known: lbfgs, wolfe, adam, momentum, adagrad"),
+        ({"distance": "entropy"}, "unknown distance 'entropy'. Known: euclidean, cosine, absolute"),
+        ({"labels": "guess"}, "unknown label rule 'guess'"),
+        ({"learning_rate": -1.0}, "learning_rate must be a number that is not negative"),
+        ({"patience": 0}, "patience must be a whole number above 0"),
+        ({"boxed": "yes"}, "boxed must be true or false"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AttackSpec(name="cpl", arguments=arguments)
+
+
+def test_a_specification_says_what_was_chosen_and_builds_it() -> None:
+    spec = AttackSpec(name="cpl", arguments={"optimiser": "adam", "distance": "cosine", "learning_rate": 0.05})
+    assert str(spec) == "cpl(distance='cosine', learning_rate=0.05, optimiser='adam')"
+    attack = spec.build()
+    assert isinstance(attack, GradientMatching)
+    assert attack.objective is cosine
+    assert attack.optimiser == Adam(learning_rate=0.05, decay_at=())
+
+
+def test_patience_is_counted_in_evaluations_of_the_gradient() -> None:
+    for name in OPTIMISERS:
+        attack = cpl(optimiser=name, patience=3)
+        assert attack.stop.patience * attack.optimiser.period == 60
+
+
+def test_labels_that_are_searched_for_need_no_head() -> None:
+    assert Need.LINEAR_HEAD in cpl().needs
+    assert Need.LINEAR_HEAD not in cpl(labels="joint").needs
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_every_optimiser_makes_the_loss_smaller(image_case, name: str) -> None:
+    case, _, _ = image_case(1)
+    (found,) = cpl(optimiser=name, steps=3 if optimiser(name).period > 1 else 60)([case], rng=seeded())
+    assert found.loss[-1] < 0.6 * found.loss[0]
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_every_distance_leads_to_the_image(image_case, name: str) -> None:
+    case, x, y = image_case(1)
+    (found,) = cpl(optimiser="wolfe", distance=name, steps=20)([case], rng=seeded())
+    (start,) = cpl(steps=1, learning_rate=1e-9)([case], rng=seeded())
+    assert torch.equal(found.y, y)
+    assert mse(found.x, x).item() < (0.5 if name == "absolute" else 0.1) * mse(start.x, x).item()
+
+
+def test_with_a_line_search_no_start_is_stuck(image_case) -> None:
+    cases, truths, _ = zip(*(image_case(i) for i in range(8)), strict=True)
+    for found, x in zip(cpl(optimiser="wolfe")(cases, rng=seeded()), truths, strict=True):
+        assert mse(found.x, x).item() < 1e-3
+
+
+def test_a_boxed_search_stays_in_the_box(image_case) -> None:
+    case, _, _ = image_case(1)
+    (free,) = cpl(init="random", steps=1)([case], rng=seeded())
+    (boxed,) = cpl(init="random", steps=1, boxed=True, optimiser="wolfe")([case], rng=seeded())
+    assert free.x.min() < 0 or free.x.max() > 1
+    assert boxed.loss[-1] <= boxed.loss[0]

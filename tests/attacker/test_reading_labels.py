@@ -1,0 +1,55 @@
+"""What a label rule is shown of an observation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, dlg
+from attacker.attacks.labels import Evidence
+from fedsim.wire import DataSpec, ModelSpec, Observation
+
+DATA = DataSpec(shape=(6,), num_classes=3)
+MODEL = ModelSpec(name="mlp", arguments={"hidden": [5]})
+
+
+def shown(observation: Observation) -> Evidence:
+    seen: list[Evidence] = []
+
+    def rule(evidence: Evidence) -> Tensor:
+        seen.append(evidence)
+        return torch.zeros(evidence.examples, dtype=torch.long)
+
+    replace(dlg(steps=1), labels=rule)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    return seen[0]
+
+
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    return [(torch.rand(2, 6, generator=rng), torch.randint(3, (2,), generator=rng)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_head_is_the_one_in_the_middle_of_where_the_gradients_were_taken(
+    observe: Callable[..., Observation], steps: int
+) -> None:
+    observation = observe(*batches(steps), model=MODEL, data=DATA, learning_rate=0.5)
+    evidence = shown(observation)
+    assert evidence.head is not None
+    middle = observation.weights[evidence.weight] + (steps - 1) / (2 * steps) * observation.update[evidence.weight]
+    torch.testing.assert_close(evidence.head.weight, middle)
+    assert evidence.examples == 2 * steps
+    assert evidence.head.features.shape[1] == 5
+    torch.testing.assert_close(
+        evidence.guess, (evidence.head.features @ evidence.head.weight.T + evidence.head.bias).softmax(dim=1).mean(dim=0)
+    )
+
+
+def test_of_a_defended_update_it_is_the_one_that_was_sent(observe: Callable[..., Observation]) -> None:
+    observation = observe(*batches(3), model=MODEL, data=DATA, defense="gaussian(0.1)")
+    evidence = shown(observation)
+    assert evidence.head is not None
+    assert evidence.shortened
+    assert torch.equal(evidence.head.weight, observation.weights[evidence.weight])

@@ -1,0 +1,210 @@
+"""The gradients of many problems at once are those that each has by itself, and so are their derivatives."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attacker.attacks.convolutions import Geometry, convolution, weight_gradient
+from attacker.attacks.layer_gradients import of_convolution_weight
+from attacker.attacks.simulation import Weights, gradient_of
+from attacker.attacks.vectorised import PerProblem, per_problem
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+
+NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
+    "lenet_dlg": ({}, (3, 9, 14), 4),
+    "lenet_cpl": ({}, (1, 8, 8), 3),
+    "mlp": ({"hidden": [5, 4]}, (7,), 3),
+    "cnn6": ({}, (3, 8, 8), 2),
+    "resnet20_4": ({}, (3, 8, 8), 10),
+    "torchvision": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32), 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these models are too small for more
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
+    """The model, its data and its loss."""
+    channels = shape[0] if len(shape) == 3 else 1
+    data = DataSpec(shape=shape, num_classes=classes, mean=(0.4,) * channels, std=(0.5,) * channels)
+    model = models.build(ModelSpec(name=name, arguments=arguments), data).eval()
+    return model, data, "logistic" if classes == 2 else "cross_entropy"
+
+
+def doubles(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and buffers in double precision; the buffers are not those of a new model."""
+    rng = torch.Generator().manual_seed(3)
+    weights = {name: p.detach().double() for name, p in model.named_parameters()}
+    buffers = {name: b.double() + torch.rand(b.shape, generator=rng) for name, b in model.named_buffers() if b.ndim}
+    return weights, buffers
+
+
+def guess(data: DataSpec, count: int, soft: bool, problems: int = 2) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(4)
+    x = torch.rand(problems, count, *data.shape, generator=rng, dtype=torch.double).requires_grad_()
+    if soft:
+        y = torch.rand(problems, count, data.num_classes, generator=rng, dtype=torch.double).softmax(dim=-1)
+        return x, y.detach().requires_grad_()
+    return x, torch.randint(data.num_classes, (problems, count), generator=rng)
+
+
+def at_once(model: nn.Module, data: DataSpec, loss: str = "cross_entropy") -> PerProblem:
+    gradients = per_problem(model, data, loss)
+    assert gradients is not None
+    return gradients
+
+
+def one_by_one(
+    model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, y: Tensor, buffers: Weights
+) -> dict[str, Tensor]:
+    each = [gradient_of(model, data, loss)(weights, *problem, buffers) for problem in zip(x, y, strict=True)]
+    return {name: torch.stack([g[name] for g in each]) for name in weights}
+
+
+def agree(ours: Tensor, theirs: Tensor) -> bool:
+    return bool((ours - theirs).norm() <= 1e-11 * theirs.norm())
+
+
+@pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_the_slope_of_a_distance_are_those_of_each_problem_by_itself(name: str, count: int, soft: bool) -> None:
+    model, data, loss = built(name, *NETWORKS[name])
+    weights, buffers = doubles(model)
+    x, y = guess(data, count, soft)
+    theirs = one_by_one(model, data, loss, weights, x, y, buffers)
+    ours = at_once(model, data, loss)(weights, x, y, buffers)
+    assert set(ours) == set(weights)
+    assert all(agree(ours[key], theirs[key]) for key in weights)
+    aims = {key: torch.linspace(-1, 1, w.numel(), dtype=torch.double).reshape(w.shape) for key, w in weights.items()}
+    searched = [x, y] if soft else [x]
+    slopes = [
+        torch.autograd.grad(torch.stack([(found[key] - aims[key]).square().sum() for key in aims]).sum(), searched)
+        for found in (ours, theirs)
+    ]
+    assert all(agree(*pair) for pair in zip(*slopes, strict=True))
+
+
+@pytest.mark.parametrize("problems", [1, 3])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [((5, 5), 2, (2, 2)), ((3, 4), 3, (1, 0)), ((4, 1), 1, (3, 0)), ((1, 2), 2, (0, 1))]
+)
+def test_small_convolutions_are_torchs_with_all_derivatives(
+    problems: int, kernel: tuple[int, int], stride: int, padding: tuple[int, int]
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    geometry = Geometry(kernel, stride, padding, (7, 10))
+    x = torch.randn(problems * 2, 3, 7, 10, generator=rng, dtype=torch.double).requires_grad_()
+    weight = torch.randn(4, 3, *kernel, generator=rng, dtype=torch.double)
+    output = convolution(x, weight, geometry)
+    assert torch.allclose(output, functional.conv2d(x, weight, stride=stride, padding=padding))
+    assert torch.autograd.gradcheck(lambda x: convolution(x, weight, geometry), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: convolution(x, weight, geometry), x, fast_mode=True)
+    g = torch.randn(output.shape, generator=rng, dtype=torch.double).requires_grad_()
+    found = weight_gradient(x, g, problems, geometry)
+    other = of_convolution_weight(x, g, problems, kernel, (stride, stride), padding, (1, 1), 1)
+    each = [torch.nn.grad.conv2d_weight(i, weight.shape, o, stride, padding) for i, o in zip(x.split(2), g.split(2), strict=True)]
+    assert torch.allclose(found, torch.stack(each))
+    assert torch.allclose(other, torch.stack(each))
+    assert torch.autograd.gradcheck(lambda x, g: weight_gradient(x, g, problems, geometry), (x, g), fast_mode=True)
+
+
+def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivatives() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 4, 7, 6, generator=rng, dtype=torch.double).requires_grad_()
+    g = torch.randn(4, 6, 4, 4, generator=rng, dtype=torch.double).requires_grad_()
+    setting = ((3, 2), (2, 1), (1, 0), (1, 2), 2)
+    each = [torch.nn.grad.conv2d_weight(i, (6, 2, 3, 2), o, *setting[1:]) for i, o in zip(x.split(2), g.split(2), strict=True)]
+    assert torch.allclose(of_convolution_weight(x, g, 2, *setting), torch.stack(each))
+    assert torch.autograd.gradcheck(lambda x, g: of_convolution_weight(x, g, 2, *setting), (x, g), fast_mode=True)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("torchvision", {"architecture": "resnet18"}), ("vgg7", {})])
+def test_wide_networks_are_taken_too(name: str, arguments: dict[str, Any]) -> None:
+    model, data, loss = built(name, arguments, (3, 8, 8), 3)
+    assert per_problem(model, data, loss) is not None  # which compares both ways
+
+
+class Twice(nn.Module):
+    """One layer used twice, one never, activations overwritten, a functional residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.again = nn.Conv2d(1, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1)
+        self.unused, self.head = nn.Linear(3, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu_(self.stem(x))
+        y = self.again(functional.relu_(self.again(x)))
+        y += x
+        return self.head(torch.tanh_(y).mean(dim=(2, 3)))
+
+
+class Mixed(nn.Module):
+    """A head behind something that `kind` names, which parameters cannot be told apart behind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.head = kind, nn.Linear(36, 3)
+        self.norm = {"layer norm": nn.LayerNorm(36), "batch norm": nn.BatchNorm1d(36, track_running_stats=False)}.get(kind)
+        self.scale = nn.Parameter(torch.full((36,), 2.0)) if kind == "parameter" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        x = x if self.norm is None else self.norm(x)
+        x = x if self.scale is None else x * self.scale
+        x = x - x.mean(dim=0) if self.kind == "batch" else x
+        logits: Tensor = functional.linear(x, 2 * self.head.weight) if self.kind == "weight" else self.head(x)
+        return logits
+
+
+def test_layers_used_twice_add_up_and_unused_ones_have_zeros() -> None:
+    data = DataSpec(shape=(1, 6, 6), num_classes=3)
+    model = Twice()
+    weights, _ = doubles(model)
+    x, y = guess(data, 2, soft=False)
+    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    ours = at_once(model, data)(weights, x, y)
+    assert all(agree(ours[key], theirs[key]) for key in weights)
+    assert not ours["unused.weight"].any()
+    slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), x)[0] for found in (ours, theirs)]
+    assert agree(*slopes)
+
+
+@pytest.mark.parametrize("kind", ["layer norm", "batch norm", "parameter", "batch", "weight"])
+def test_a_model_whose_problems_cannot_be_told_apart_is_left_to_others(kind: str) -> None:
+    assert per_problem(Mixed(kind).eval(), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is None
+
+
+def test_a_model_of_the_same_kind_without_such_a_thing_is_not() -> None:
+    assert per_problem(Mixed("nothing"), DataSpec(shape=(1, 6, 6), num_classes=3), "cross_entropy") is not None
+
+
+def test_one_problem_alone_is_as_it_is_among_others() -> None:
+    model, data, _ = built("lenet_dlg", *NETWORKS["lenet_dlg"])
+    weights, _ = doubles(model)
+    x, y = guess(data, 2, soft=True, problems=1)
+    theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
+    ours = at_once(model, data)(weights, x, y)
+    assert all(agree(ours[key], theirs[key]) for key in weights)
+    slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), (x, y)) for found in (ours, theirs)]
+    assert all(agree(*pair) for pair in zip(*slopes, strict=True))
+
+
+@pytest.mark.parametrize("problems", [1, 2])
+def test_nothing_is_kept_for_derivatives_that_nobody_asked_for(problems: int) -> None:
+    model, data, _ = built("lenet_cpl", *NETWORKS["lenet_cpl"])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    x, y = torch.rand(problems, 1, *data.shape), torch.zeros(problems, 1, dtype=torch.long)
+    assert not any(g.requires_grad for g in at_once(model, data)(weights, x, y).values())
+    with torch.no_grad():
+        assert not any(g.requires_grad for g in at_once(model, data)(weights, x.requires_grad_(), y).values())

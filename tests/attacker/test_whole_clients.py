@@ -1,0 +1,238 @@
+"""Attacks on all rounds of a client together: what makes a case, and that a bad round does not spoil the others."""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from attacker.attacks import ATTACKS, AttackSpec, Case, Need
+from attacker.reconstruction import Reconstruction, slots_of
+from attacker.replay import Replay, Replayed
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+
+EXPERIMENT = {
+    "rounds": 3,
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": "digits",
+    "clients": {"count": 2},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+SEEN: list[list[Case]] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Answers grey, and remembers what it was given."""
+
+    whole_clients: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES}))
+    device: str = "cpu"
+
+    def __call__(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
+        SEEN.append(list(cases))
+        return [_grey(case, rng.initial_seed()) for case in cases]
+
+
+def _grey(case: Case, seed: int) -> Reconstruction:
+    slots = [slot for o in case.observations for slot in slots_of(o.round, o.client, [o.num_examples or 0])]
+    count = len(slots)
+    return Reconstruction(
+        case=case.key,
+        x=torch.full((count, *case.observations[0].data.shape), 0.5),
+        y=torch.zeros(count, dtype=torch.long),
+        confidence=torch.zeros(count),
+        slots=tuple(slots),
+        loss=torch.ones(1),
+        iterations=1,
+        evaluations=1,
+        restarts=1,
+        seconds=0.0,
+        route="grey",
+        attack="together",
+        oracles=(),
+        seed=seed,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(ATTACKS._builtin, "together", Together)
+    SEEN.clear()
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def replay(run: Path, name: str = "together", **settings) -> Replay:
+    arguments = {"steps": 2} if name == "cpl" else {}
+    return Replay(
+        recording=Recording(run / "recording"),
+        spec=AttackSpec(name=name, arguments=arguments),
+        out=run / "reconstructions",
+        **settings,
+    )
+
+
+def clients(run: Path) -> list[str]:
+    return Recording(run / "recording").clients()
+
+
+def execute(run: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        index.execute(statement, values)
+
+
+def alter(run: Path, round: int, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the first tensor of a file of a round, and its checksum with it, as if it had been received so."""
+    path = run / "recording" / "rounds" / f"{round:05d}" / f"{name}.safetensors"
+    tensors = load_file(path)
+    first = next(iter(tensors))
+    save_file({**tensors, first: change(tensors[first].clone())}, path)
+    table, where = ("rounds", "") if name == "global" else ("observations", f" AND client = '{name}'")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    execute(run, f"UPDATE {table} SET sha256 = ? WHERE round = ?{where}", digest, round)
+
+
+def one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[0] = torch.nan
+    return tensor
+
+
+def entries(done: Replayed) -> dict[str, dict]:
+    return {case["key"]: case for case in json.loads((done.folder / "attack.json").read_text())["cases"]}
+
+
+def seen_rounds() -> dict[str, list[int]]:
+    return {case.observations[0].client: [o.round for o in case.observations] for cases in SEEN for case in cases}
+
+
+def test_every_client_is_one_case_of_all_its_rounds_in_order(run: Path) -> None:
+    done = replay(run).run()
+    assert seen_rounds() == {client: [1, 2, 3] for client in clients(run)}
+    assert all(len({o.client for o in case.observations}) == 1 for case in SEEN[0])
+    assert (done.done, done.skipped, done.failed, done.left_out) == (2, 0, {}, {})
+    listed = entries(done)
+    assert (
+        sorted(listed) == sorted(case.key for case in SEEN[0]) == sorted(path.stem for path in done.folder.glob("*.safetensors"))
+    )
+    for case in listed.values():
+        assert case["rounds"] == [[1, 1], [2, 1], [3, 1]]
+        assert (case["round"], case["num_examples"], case["status"], case["left_out"]) == (1, 6, "complete", [])
+        assert case["cohorts"] == [[case["client"]]] * 3
+    again = replay(run).run()
+    assert (again.done, again.skipped, len(SEEN)) == (0, 2, 1)
+
+
+def test_other_rounds_are_other_cases_and_one_round_is_named_as_it_always_is(run: Path) -> None:
+    whole = replay(run).run()
+    some = replay(run, rounds=frozenset({1, 3}), clients=frozenset(clients(run)[:1])).run()
+    one = replay(run, rounds=frozenset({2})).run()
+    assert whole.folder == some.folder == one.folder
+    assert (some.done, one.done) == (1, 2)
+    assert len(entries(one)) == 5
+    assert f"00002-{clients(run)[0]}" in entries(one)
+
+
+def test_rounds_of_one_case_hold_the_same_weights_as_those_of_its_neighbour(run: Path) -> None:
+    replay(run).run()
+    (first, second) = SEEN[0]
+    for mine, theirs in zip(first.observations, second.observations, strict=True):
+        assert mine.weights is theirs.weights  # searches keep what is shared once
+
+
+def test_an_update_that_is_no_number_is_left_out_of_its_client_in_words(run: Path) -> None:
+    bad, good = clients(run)
+    alter(run, 2, bad, one_nan)
+    done = replay(run).run()
+    assert seen_rounds() == {bad: [1, 3], good: [1, 2, 3]}
+    (case,) = (case for case in entries(done).values() if case["client"] == bad)
+    ((round, reason),) = case["left_out"]
+    assert round == 2
+    assert reason.startswith("round 2: the update holds 1 value that is no number, the first in ")
+    assert done.left_out == {case["key"]: [(2, reason)]}
+    assert (case["rounds"], case["num_examples"]) == ([[1, 1], [3, 1]], 4)
+    assert (done.done, done.failed) == (2, {})
+
+
+def test_an_update_that_is_no_number_fails_by_itself_where_rounds_are_attacked_one_at_a_time(run: Path) -> None:
+    bad, _ = clients(run)
+    alter(run, 2, bad, lambda t: t.fill_(torch.inf))
+    done = replay(run, "cpl").run()
+    assert (done.done, list(done.failed)) == (5, [f"00002-{bad}"])
+    assert "the update holds" in done.failed[f"00002-{bad}"]
+
+
+def test_weights_that_are_no_numbers_take_their_round_from_every_client(run: Path) -> None:
+    alter(run, 3, "global", one_nan)
+    done = replay(run).run()
+    assert seen_rounds() == {client: [1, 2] for client in clients(run)}
+    assert all("the weights that were sent hold" in reason for ((_, reason),) in done.left_out.values())
+
+
+def test_damaged_failed_and_unusable_rounds_are_all_said_and_the_rest_is_attacked(run: Path) -> None:
+    bad, good = clients(run)
+    path = run / "recording" / "rounds" / "00001" / f"{bad}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    execute(
+        run,
+        "UPDATE observations SET status = 'failed', reason = 'its disk is full', file = NULL, sha256 = NULL, codec = NULL"
+        " WHERE round = 2 AND client = ?",
+        good,
+    )
+    execute(run, "UPDATE observations SET num_examples = NULL WHERE round = 3 AND client = ?", good)
+    done = replay(run).run()
+    assert seen_rounds() == {bad: [2, 3], good: [1]}
+    assert (done.done, done.failed) == (2, {})
+    reasons = {entries(done)[key]["client"]: dict(left) for key, left in done.left_out.items()}
+    assert str(path) in reasons[bad][1]
+    assert reasons[good] == {2: "failed: its disk is full", 3: Need.NUM_EXAMPLES.value}
+    idle = entries(done)[f"00002-{good}"]
+    assert (idle["status"], idle["reason"]) == ("failed", "its disk is full")
+
+
+def test_a_client_without_a_usable_round_fails_with_all_reasons(run: Path) -> None:
+    bad, good = clients(run)
+    for round in (1, 2, 3):
+        alter(run, round, bad, one_nan)
+    done = replay(run).run()
+    assert seen_rounds() == {good: [1, 2, 3]}
+    ((key, reason),) = done.failed.items()
+    assert entries(done)[key]["client"] == bad
+    assert reason.startswith("none of its rounds can be used: round 1: the update holds")
+    assert "round 3" in reason
+    assert json.loads((done.folder / f"{key}.failed.json").read_text())["reason"] == reason
+
+
+def test_labels_of_an_oracle_stand_one_round_after_the_other(run: Path) -> None:
+    told = replay(run, oracle_labels=lambda row: torch.tensor([row.round, row.round + 3]))
+    told.run()
+    for case in SEEN[0]:
+        assert case.known_labels is not None
+        assert case.known_labels.tolist() == [1, 4, 2, 5, 3, 6]
+
+
+def test_a_client_or_round_that_is_not_there_is_refused_with_those_that_are(run: Path) -> None:
+    names = ", ".join(clients(run))
+    with pytest.raises(ValueError, match=f"holds no client 'nobody'. Its clients: {names}"):
+        replay(run, clients=frozenset({"nobody", clients(run)[0]})).run()
+    with pytest.raises(ValueError, match=r"holds no round 5-6,9\. Its rounds: 1-3"):
+        replay(run, rounds=frozenset({5, 6, 9})).run()
+    assert replay(run, rounds=frozenset({3, 4})).run().notes == ["of round 4 there is nothing in the recording"]

@@ -1,0 +1,238 @@
+"""Replays on several processes: the same results, whoever does the work and whatever dies on the way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker import workers
+from attacker.attacks import AttackSpec
+from attacker.cluster import parcelled, work
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay
+from attacker.tasks import Job, Member, Task
+from attacker.worker import Interrupt
+from attacker.workers import attacked, worth
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+
+EXPERIMENT = {
+    "rounds": 2,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": 2},
+    "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As workers have; sums of several threads are rounded otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def replay(run: Path, out: str = "reconstructions", *, steps: int = 3, **settings) -> Replay:
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": steps, "tv": 0.0})
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / out, chunk=1, threads=1, **settings)
+
+
+def answers(folder: Path) -> dict[str, Reconstruction]:
+    return {path.name: Reconstruction.read(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def check_equal(folder: Path, other: Path) -> None:
+    """All that was computed is equal, bit for bit."""
+    mine, theirs = answers(folder), answers(other)
+    assert list(mine) == list(theirs)
+    assert mine
+    for name, answer in mine.items():
+        for part in ("x", "y", "loss", "confidence"):
+            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def waited_for(condition, seconds: float = 300.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_two_workers_find_bit_for_bit_what_one_process_finds(run: Path) -> None:
+    watched: list[tuple[float, int]] = []
+    here, there = replay(run, "here"), replay(run, "there", workers=2)
+    assert (here.run().done, here.run().skipped) == (4, 4)
+    done = there.run(lambda share, total, words: watched.append((share, total)))
+    assert (done.done, done.failed, done.notes) == (4, {}, [])
+    check_equal(here.folder, there.folder)
+    assert watched[-1] == (4.0, 4)
+    assert [share for share, _ in watched] == sorted(share for share, _ in watched)
+    assert not list(there.folder.glob("*.checkpoint"))
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds workers in /proc")
+def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
+    here, there = replay(run, "here"), replay(run, "there", workers=1)
+    here.run()
+    job, keys = there._job, [row.key for row in Recording(run / "recording").rows()]
+    there.folder.mkdir(parents=True)
+    (row, *_) = Recording(run / "recording").rows()
+    task = Task(members=(Member(key=keys[0], rows=((row.round, row.client),)),))
+    before = set(children(os.getpid()))
+    results = attacked(job, [task], 1, lambda number, share, words: None)
+
+    import threading
+
+    def kill_one() -> None:
+        waited_for(lambda: set(children(os.getpid())) - before)
+        os.kill((set(children(os.getpid())) - before).pop(), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    ((number, outcome),) = results
+    killer.join()
+    assert (number, list(outcome.done)) == (0, [keys[0]])
+    assert outcome.notes == [
+        "a worker died: killed by SIGKILL, as a system does that runs out of memory; its task was done again"
+    ]
+    name = f"{keys[0]}.safetensors"
+    assert torch.equal(answers(there.folder)[name].x, answers(here.folder)[name].x)
+
+
+def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_others_are_done(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "RETRIES", 1)
+    there = replay(run, "there")
+    job, rows = there._job, Recording(run / "recording").rows()
+    there.folder.mkdir(parents=True)
+    good, deadly = (Task(members=(Member(key=row.key, rows=((row.round, row.client),)),)) for row in rows[:2])
+    deadly = Task(members=(Member(key=rows[1].key, rows=deadly.members[0].rows, labels=("no label",)),))  # type: ignore[arg-type]
+    outcomes = dict(attacked(job, [deadly, good], 1, lambda number, share, words: None))
+    assert list(outcomes[1].done) == [rows[0].key]
+    reason = outcomes[0].failed[rows[1].key]
+    assert reason.startswith("its worker died 2 times, at last: ")
+    assert "no label" in reason or "str" in reason
+    assert rows[1].key in (there.folder / f"{rows[1].key}.failed.json").read_text()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from attacker.attacks import AttackSpec
+from attacker.replay import Replay
+from fedsim.wire import Recording
+
+run = Path(sys.argv[1])
+spec = AttackSpec(name="inverting_gradients", arguments={"steps": int(sys.argv[2]), "tv": 0.0})
+replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=1, threads=1, workers=2)
+print(replay.folder, flush=True)
+try:
+    replay.run(lambda share, total, words: print(words, flush=True) if "left" in words else None)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_keeps_what_every_worker_has_so_far(run: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(run), "1000000"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    try:
+        for _ in range(20):
+            assert process.stdout.readline()
+        waited_for(lambda: len(list(folder.glob("*.checkpoint"))) == 2)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert rest.strip().splitlines()[-1] == "interrupted"
+    assert 1 <= len(answers(folder)) <= 2
+    assert all(answer.interrupted for answer in answers(folder).values())
+
+
+def test_an_interrupt_reaches_a_task_once_and_waits_for_the_next_where_there_is_none() -> None:
+    interrupt = Interrupt()
+    interrupt()
+    with pytest.raises(KeyboardInterrupt), interrupt:
+        raise AssertionError("the task began")
+    again = Interrupt()
+    with pytest.raises(KeyboardInterrupt), again:
+        again()
+    with pytest.raises(KeyboardInterrupt), again:  # and so do all later tasks
+        raise AssertionError("the task began")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tasks", "device", "threads", "count"),
+    [(5.0, 8, "cpu", 1, 1), (500.0, 1, "cpu", 1, 1), (500.0, 8, "cuda:0", 1, 1), (500.0, 8, "cpu", 10_000, 1)],
+)
+def test_workers_are_not_started_where_they_do_not_pay(seconds: float, tasks: int, device: str, threads: int, count: int) -> None:
+    assert worth(seconds, tasks, device, threads) == count
+
+
+def test_there_are_as_many_workers_as_cores_and_not_more_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert [worth(500.0, tasks, "cpu", None) for tasks in (2, 8, 20)] == [2, 8, 8]
+    assert worth(500.0, 20, "cpu", 4) == 2
+
+
+def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: Path, tmp_path: Path) -> None:
+    here = replay(run, "here")
+    here.run()
+    job, recording = here._job, Recording(run / "recording")
+    row = recording.rows()[0]
+    task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
+    away = Job.from_json(job.as_json().replace(str(run), str(tmp_path / "not there")))
+    assert work(away.as_json(), task.as_json(), recording.fingerprint(), None) is None
+    told = work(away.as_json(), task.as_json(), recording.fingerprint(), parcelled(recording, task))
+    assert told is not None
+    outcome, files = told
+    assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])
+    (tmp_path / "back").mkdir()
+    for name, content in files.items():
+        (tmp_path / "back" / name).write_bytes(content)
+        assert torch.equal(Reconstruction.read(tmp_path / "back" / name).x, answers(here.folder)[name].x)
+    other = shutil.copytree(run / "recording", tmp_path / "other")
+    (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"digits"', '"digits2"') + " ")
+    elsewhere = Job.from_json(job.as_json().replace(str(run / "recording"), str(other)))
+    assert work(elsewhere.as_json(), task.as_json(), recording.fingerprint(), None) is None

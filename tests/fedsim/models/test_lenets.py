@@ -1,0 +1,92 @@
+"""The variants of the LeNets, against modules put together by hand, and the published ones against their numbers."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import avg_pool2d, conv2d, leaky_relu, max_pool2d
+
+from fedsim.models import build
+from fedsim.wire import DataSpec, ModelSpec
+
+
+def images(size: int = 32, channels: int = 3, classes: int = 106) -> DataSpec:
+    return DataSpec(shape=(channels, size, size), num_classes=classes)
+
+
+def test_the_published_networks_have_their_sizes_and_start_uniform() -> None:
+    for name, count in (("lenet_cpl", 93_262), ("lenet_dlg", 93_262 - 12 * 12 * 25 - 12)):
+        model = build(ModelSpec(name=name), images())
+        values = torch.cat([p.detach().flatten() for p in model.parameters()])
+        assert len(values) == count
+        assert 0.499 < values.abs().max() <= 0.5
+        assert abs(values.std() - 12**-0.5) < 1e-2
+
+
+def test_the_weights_that_are_drawn_are_those_that_were_always_drawn() -> None:
+    """Recordings name models by seed: what they were computed with must not change."""
+    model = build(ModelSpec(name="lenet_dlg"), images(size=8, channels=1, classes=3), seed=4)
+    torch.manual_seed(4)
+    layers = [nn.Conv2d(1, 12, 5), nn.Conv2d(12, 12, 5), nn.Conv2d(12, 12, 5), nn.Linear(48, 3)]
+    with torch.no_grad():
+        for parameter in (p for layer in layers for p in layer.parameters()):
+            parameter.uniform_(-0.5, 0.5)
+    for (_, mine), theirs in zip(model.named_parameters(), (p for layer in layers for p in layer.parameters()), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [1, 7, 28, 33, 64, 128])
+@pytest.mark.parametrize("name", ["lenet_cpl", "lenet_dlg"])
+def test_any_size_of_image_will_do(name: str, size: int) -> None:
+    data = images(size=size, classes=4)
+    assert build(ModelSpec(name=name, arguments={"channels": 3}), data)(torch.rand(2, *data.shape)).shape == (2, 4)
+
+
+def test_activations_and_pooling_stand_where_they_should() -> None:
+    """One forward pass, written out."""
+    data = images(size=9, channels=1, classes=3)
+    for pooling, pool in (("max", max_pool2d), ("mean", avg_pool2d)):
+        arguments = {"activation": "leaky_relu", "pooling": pooling, "channels": 2}
+        model = build(ModelSpec(name="lenet_dlg", arguments=arguments), data)
+        x = h = torch.randn(4, *data.shape)
+        *convolutions, weight, bias = [p.detach() for p in model.parameters()]
+        for i in range(3):
+            h = leaky_relu(conv2d(h, convolutions[2 * i], convolutions[2 * i + 1], padding=2), 0.5)
+            h = pool(h, 2) if i < 2 else h
+        torch.testing.assert_close(model(x), h.flatten(1) @ weight.T + bias)
+
+
+@pytest.mark.parametrize(("activation", "module"), [("tanh", nn.Tanh), ("relu", nn.ReLU), ("sigmoid", nn.Sigmoid)])
+def test_activations_by_name(activation: str, module: type[nn.Module]) -> None:
+    model = build(ModelSpec(name="lenet_cpl", arguments={"activation": activation}), images())
+    assert sum(isinstance(m, module) for m in model.modules()) == 4
+
+
+def test_networks_without_sigmoids_start_as_pytorchs_own_unless_told() -> None:
+    def largest(**arguments: str) -> float:
+        model = build(ModelSpec(name="lenet_cpl", arguments=arguments), images())
+        return float(next(model.parameters()).detach().abs().max())
+
+    bound = (3 * 25) ** -0.5
+    assert largest() > 0.4
+    assert largest(activation="relu") <= bound
+    assert largest(initial="default") <= bound
+    assert largest(activation="relu", initial="uniform") > 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"activation": "swish"}, "unknown activation 'swish'. Known: sigmoid, tanh, relu, leaky_relu"),
+        ({"pooling": "median"}, "unknown pooling 'median'. Known: none, max, mean"),
+        ({"initial": "zero"}, "unknown initial 'zero'. Known: published, uniform, default"),
+        ({"channels": 0}, "a LeNet: channels must be a whole number above 0, got 0"),
+    ],
+)
+def test_what_does_not_exist_is_refused_by_name(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build(ModelSpec(name="lenet_cpl", arguments=arguments), images())
+
+
+def test_an_image_too_small_to_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 4x4 pixels"):
+        build(ModelSpec(name="lenet_cpl", arguments={"pooling": "max"}), images(size=3))

@@ -1,0 +1,106 @@
+"""Attacks that put several rounds of a client together, as a page shows them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attacker.reconstruction import Reconstruction, Slot
+from attacker.report.linked import Linked, linked
+from fedsim.wire.files import write_json
+
+NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its examples are not linked")
+
+
+def put_together(run: Any, claims: Sequence[tuple[int, int]] = ((1, 0), (2, 0), (2, 1))) -> str:
+    """Make of an attack's four cases one of all rounds of ada, which claims (round, example)."""
+    run.attack("agic")
+    (path,) = run.path.glob("reconstructions/agic-0*/attack.json")
+    told = json.loads(path.read_text())
+    first = told["cases"][0]
+    joint = {**first, "key": "joint", "rounds": [[1, 1], [2, 1]], "left_out": [[3, "its update holds <NaN>"]]}
+    write_json(path, {**told, "cases": [joint]})
+    for file in path.parent.glob("*.safetensors"):
+        answer = Reconstruction.read(file)
+        file.unlink()
+    slots = tuple(Slot(round, "ada", 1, 0, example) for round, example in claims)
+    twice = {"x": answer.x.repeat(2, 1, 1, 1), "y": answer.y.repeat(2), "confidence": torch.ones(2)}
+    replace(answer, **twice, case="joint", slots=slots, notes=NOTES).write(path.parent / "joint.safetensors")
+    return str(path.parent.name)
+
+
+def score_as(run: Any, source: str, rounds: Sequence[int], claimed: Sequence[int] | None) -> None:
+    def change(row: dict[str, Any]) -> dict[str, Any] | None:
+        if row["source"] != source:
+            return row
+        if row["index"] != 0:
+            return None
+        right = set(claimed or ()) <= set(rounds) if len(claimed or ()) > 1 else None
+        return {**row, "case": "joint", "rounds": rounds, "rounds_claimed": claimed, "link_correct": right, "notes": NOTES}
+
+    run.rewrite(change)
+
+
+def test_the_table_of_linked_rounds_says_what_the_attack_says_and_what_is_left_out(make_run: Any, report: Any) -> None:
+    run = make_run()
+    score_as(run, put_together(run), [1, 2], [1, 2])
+    page = report(run)
+    assert "Rounds put together" in page.text
+    assert "AGIC agic()" in page.text
+    for words in (*NOTES, "round 3 is left out: its update holds <NaN>"):
+        assert page.text.count(words) == 1
+    assert "ada 21 to 2 2 1 pass 1" in page.text
+    assert "Of the examples said to be in several rounds, 1 of 1 were in all of them" in page.text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "claimed", "words"),
+    [
+        ([1, 2], [1, 2], "round 1, 2, ada linked: round 1, 2 ✓"),
+        ([2], [1, 2], "round 2, ada linked: round 2, wrongly 1 ✗"),
+        ([4], [1, 2], "round 4, ada linked: round none, wrongly 1, 2 ✗"),
+        ([1, 2], [2], "round 1, 2, ada not linked, taken from round 2"),
+    ],
+    ids=["right", "one wrong", "all wrong", "missed"],
+)
+def test_under_each_picture_stand_its_rounds_and_those_claimed(
+    make_run: Any, report: Any, rounds: list[int], claimed: list[int], words: str
+) -> None:
+    run = make_run()
+    score_as(run, put_together(run), rounds, claimed)
+    page = report(run)
+    assert words in page.text
+    assert page.classed("wrong") == (len(set(claimed) - set(rounds)) > 0 and len(claimed) > 1)
+
+
+def test_an_attack_of_single_rounds_has_no_such_table_and_no_claims(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    page = report(run)
+    assert "Rounds put together" not in page.text
+    assert "linked" not in page.text
+
+
+def test_without_truth_each_picture_names_the_rounds_that_the_attack_saw_it_in(make_run: Any, report: Any) -> None:
+    run = make_run()
+    put_together(run)
+    run.forget_truth()
+    page = report(run)
+    assert "seen in rounds 1, 2, ada" in page.text
+    assert "round 2, ada, example 2" in page.text
+    assert page.text.count(NOTES[0]) == 1
+    assert "Of the examples said to be" not in page.text
+
+
+def test_a_case_without_an_answer_is_in_the_table_all_the_same(make_run: Any, report: Any) -> None:
+    run = make_run()
+    source = put_together(run)
+    (run.path / "reconstructions" / source / "joint.safetensors").unlink()
+    told = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())
+    (one,) = linked(run.path / "reconstructions" / source, told)
+    assert one == Linked(case="joint", client="ada", rounds=(1, 2), left_out=((3, "its update holds <NaN>"),))
+    run.forget_truth()
+    assert "round 3 is left out" in report(run).text
