@@ -52,7 +52,7 @@ def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
 
 def _described(asked: Options, found: Images, batch: int, compare: Comparison, pre_steps: int) -> tuple[list[Described], float]:
     """What linking is told of every round, and CPU-seconds a round."""
-    describer = Describer(agic(labels="inferred").matching, compare, pre_steps, asked.device)
+    describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = Federation(asked, found.data)
     described, spent = [], 0.0
     for number, rows in enumerate(_order(asked, len(found), batch), start=1):

@@ -33,15 +33,18 @@ class Stop:
 
 @dataclass(frozen=True)
 class Problems:
-    """evaluate: from latents (P, D) and `per_problem`, gradients (P, D) and losses (P,). project: keeps latents allowed.
+    """evaluate: from latents (P, D), `per_problem`, and the share of all steps that is done, gradients (P, D) and losses (P,).
 
-    per_problem: nested mappings of tensors, one row a problem. enough: (P,) losses at which each has converged.
+    per_problem: nested mappings of tensors, one row a problem. project: keeps latents allowed.
+    enough: (P,) losses at which each has converged. anew: the share of the steps from which on losses are no longer those of
+    before (they were computed more coarsely): the best so far is then forgotten.
     """
 
-    evaluate: Callable[[Tensor, dict[str, Any]], tuple[Tensor, Tensor]]
+    evaluate: Callable[[Tensor, dict[str, Any], float], tuple[Tensor, Tensor]]
     per_problem: Nested
     project: Callable[[Tensor], Tensor]
     enough: Tensor
+    anew: float = 0.0
 
 
 @dataclass
@@ -96,6 +99,11 @@ class _Active:
     def iteration(self) -> int:
         """Periods that are over."""
         return len(self.history)
+
+    def forget(self) -> None:
+        """Look for the best, and for a plateau, from here on."""
+        self.best, self.mark = (torch.full_like(t, float("inf")) for t in (self.best, self.mark))
+        self.waited = torch.zeros_like(self.waited)
 
     def keep(self, rows: Tensor) -> None:
         for name in _ROWS:
@@ -163,9 +171,11 @@ def _period(
     active: _Active, stepper: Stepper, problems: Problems, per_problem: dict[str, Any], evaluations: int, steps: int
 ) -> None:
     for inner in range(evaluations):
-        gradient, loss = problems.evaluate(active.z, per_problem)
-        _remember_best(active, loss)
         share = (active.iteration + inner / evaluations) / steps
+        gradient, loss = problems.evaluate(active.z, per_problem, share)
+        if 0 <= share - problems.anew < 1 / (evaluations * steps) and problems.anew:
+            active.forget()
+        _remember_best(active, loss)
         active.z = problems.project(stepper.step(active.z, gradient, loss, share))
 
 

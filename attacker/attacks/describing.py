@@ -40,7 +40,8 @@ class Describer:
         known = [None] * len(counts) if case.known_labels is None else list(torch.split(case.known_labels, counts))
         described = []
         for observation, labels in zip(case.observations, known, strict=True):  # one at a time: a view is as large as the model
-            view = View(matching, model, [observation], torch.arange(observation.num_examples or 0)[None], torch.ones(1))
+            count = observation.num_examples or 0
+            view = View(matching, model, [observation], torch.arange(count)[None], torch.ones(1), count)
             one = Described(observation.round, self._labels(view, rng) if labels is None else labels)
             described.append(self._features(one, view, probes, rng, known=labels is not None))
         if self.compare == "features" and all(one.usable for one in described):

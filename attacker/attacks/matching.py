@@ -45,6 +45,8 @@ class GradientMatching:
     order_invariant: above 0, examples of each simulated local epoch are their own, drawn together by a prior of this weight.
     later:     weight of observations after a client's first epoch. robust: above 0, the distance d of an observation counts as
                `robust * log(1 + d / robust)`: those that fit badly, behind wrong links or of bad rounds, have less of a say.
+    coarse:    share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
+               problems share weights; the rest is in float32, and what is kept is the best of that.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
     first:     from the cases, where the first start of each is known better than by `init`; None for those where it is not.
@@ -68,6 +70,7 @@ class GradientMatching:
     order_invariant: float = 0.0
     later: float = 0.1
     robust: float = 0.0
+    coarse: float = 0.0
     knows_defense: bool = True
     sees_gradient: bool = True
     first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None
@@ -80,6 +83,8 @@ class GradientMatching:
             raise ValueError("order_invariant ties the local epochs of a simulation: set local_steps to simulated")
         if self.surrogate and self.local_steps == "simulated":
             raise ValueError("surrogate weights stand for the local steps: set local_steps to one_batch")
+        if not 0 <= self.coarse < 1:
+            raise ValueError(f"coarse is a share of the steps in [0, 1): the last ones are in float32, got {self.coarse}")
 
     def robust_loss(self, distance: Tensor) -> Tensor:
         """What a distance counts as (Cauchy's loss)."""

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from attacker.attacks import named
+from attacker.attacks import labels, named
 from attacker.attacks.base import Need
 from attacker.attacks.closed.starting import from_closed_form
 from attacker.attacks.descent import Stop
 from attacker.attacks.initialisation import normal, normal_after_normalisation, start
-from attacker.attacks.labels import from_rows, inferred, label_rule
+from attacker.attacks.labels import from_rows, inferred
 from attacker.attacks.lbfgs import LBFGS
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.objectives import cosine, euclidean
@@ -51,7 +51,7 @@ def cpl(
     optimiser: str = "lbfgs",
     learning_rate: float = 0.0,
     distance: str = "euclidean",
-    labels: str = "inferred",
+    label_rule: str = "inferred",
     steps: int = 300,
     patience: int = 10,
     tolerance: float = 0.0,
@@ -65,14 +65,14 @@ def cpl(
 
     init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
     optimiser: lbfgs, wolfe (the same with a line search: it hardly ever gets stuck), adam, momentum, or adagrad; learning_rate
-    0 is its own. distance: euclidean (squared), cosine, or absolute. labels: inferred, bias, rows, llg, ilrg,
+    0 is its own. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg,
     or joint (searched for with the images).
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
     steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
     are given 20 times as much patience.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     """
-    chosen, rule = named.optimiser(optimiser, learning_rate), label_rule(labels)
+    chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set())
     attack = GradientMatching(
         name="cpl",

@@ -14,10 +14,11 @@ from attacker.attacks.base import Case, Memory, Progress, generator_for
 from attacker.attacks.descent import Problems, descend
 from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
 from attacker.attacks.objectives import Gradient, squared_norm
+from attacker.attacks.precision import fast
 from attacker.attacks.priors import flat
 from attacker.attacks.reading import read_labels
 from attacker.attacks.simulation import network_of
-from attacker.attacks.views import Row, View
+from attacker.attacks.views import Row, View, each
 from attacker.linking import Links, unlinked
 from attacker.reconstruction import Reconstruction, Slot, slots_of
 from fedsim import models
@@ -51,6 +52,7 @@ class Search:
         self.count = self.links[0].examples
         self.views = [self._view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
+        self.coarse = fast(attack.device) if attack.coarse else None
         self.best = [Best() for _ in cases]
         self.interrupted: set[int] = set()
         self._thresholds()
@@ -59,7 +61,7 @@ class Search:
         observations = [case.observations[o] for case in self.cases]
         places = torch.stack([links.places[o] for links in self.links])
         gamma = torch.tensor([_gamma(links, o, self.attack.later) for links in self.links])
-        return View(self.attack, self.model, observations, places, gamma)
+        return View(self.attack, self.model, observations, places, gamma, self.count)
 
     def _thresholds(self) -> None:
         """(cases,) losses that are enough, and those above which a search is stuck.
@@ -105,6 +107,7 @@ class Search:
             per_problem=problem,
             project=self._project,
             enough=self.enough[rows] * problem["gain"],
+            anew=attack.coarse if self.coarse else 0.0,
         )
         key, memory = f"restart {restart}", self.memory
         found = descend(
@@ -158,15 +161,16 @@ class Search:
             parts.append(torch.zeros(len(pending), 1))
         return torch.cat(parts, dim=1).to(device)
 
-    def _evaluate(self, z: Tensor, per_problem: Row) -> tuple[Tensor, Tensor]:
-        """The gradient with respect to z, (P, D), and the loss, (P,)."""
+    def _evaluate(self, z: Tensor, per_problem: Row, share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """The gradient with respect to z, (P, D), and the loss, (P,), when so large a share of the steps is done."""
         own = {name: value for name, value in per_problem.items() if name != "views"}
+        precision = self.coarse if share < self.attack.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
         if self.attack.prior is not flat or self.attack.agreement or self.epochs > 1:
-            slope, loss = vmap(grad_and_value(self._beliefs), randomness="different")(z, per_problem)
+            slope, loss = each(grad_and_value(self._beliefs), z, per_problem)
         if self.attack.sees_gradient:
             for o, view in enumerate(self.views):
-                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self._decode, own)
+                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self._decode, own, precision)
                 slope, loss = slope + more_slope, loss + more_loss
         return slope, loss
 
@@ -201,12 +205,12 @@ class Search:
         return models.probabilities(functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),)))
 
     def _decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
-        """x (V, *shape), and y: the known labels (V,), or soft ones (V, K) out of the latent."""
+        """x (V, *shape), and y: the known labels (V,), or soft ones (V, K) out of the latent; of many problems, one row each."""
         pixels, classes = self.count * self.data.size, self.data.num_classes
-        x = z[..., :pixels].reshape(self.count, *self.data.shape)
+        x = z[..., :pixels].reshape(*z.shape[:-1], self.count, *self.data.shape)
         if not self.joint:
             return x, problem["labels"]
-        return x, z[..., pixels : pixels + self.count * classes].reshape(self.count, classes).softmax(dim=-1)
+        return x, z[..., pixels : pixels + self.count * classes].reshape(*z.shape[:-1], self.count, classes).softmax(dim=-1)
 
     def _project(self, z: Tensor) -> Tensor:
         if not self.attack.boxed:

@@ -26,10 +26,14 @@ class Tap:
 
 
 class Taps(TorchFunctionMode):
-    """While it is entered, `found` grows by every call of a layer that some of `weights` go into, by the tensors themselves."""
+    """While it is entered, `found` grows by every call of a layer that some of `weights` go into, by the tensors themselves.
 
-    def __init__(self, weights: Mapping[str, Tensor], problems: int) -> None:
+    precision: of the convolutions that torch computes; all else is in the precision of the weights.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:
         super().__init__()
+        self.precision = precision
         self.names = {id(weight): name for name, weight in weights.items()}
         self.problems = problems
         self.found: list[Tap] = []
@@ -47,10 +51,11 @@ class Taps(TorchFunctionMode):
 
 
 def _linear(taps: Taps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    problems = taps.problems  # rules that held the taps would keep all activations until the next collection of cycles
     return taps.note(
         functional.linear(input, weight, bias),
-        (weight, lambda g: layers.of_linear_weight(input, g, taps.problems)),
-        (bias, lambda g: layers.of_linear_bias(g, taps.problems)),
+        (weight, lambda g: layers.of_linear_weight(input, g, problems)),
+        (bias, lambda g: layers.of_linear_bias(g, problems)),
     )
 
 
@@ -64,17 +69,22 @@ def _convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
+    problems = taps.problems
     kernel, each = (weight.shape[2], weight.shape[3]), (_pair(stride), _padding(padding, weight, dilation), _pair(dilation))
     input = input.contiguous(memory_format=torch.channels_last)
     if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(taps, input, weight):
         geometry = Geometry(kernel, each[0][0], each[1], (input.shape[2], input.shape[3]))
         output = convolution(input, weight, geometry)
-        of_weight: Rule = lambda g: weight_gradient(input, g, taps.problems, geometry)  # noqa: E731
+        of_weight: Rule = lambda g: weight_gradient(input, g, problems, geometry)  # noqa: E731
     else:
-        output = functional.conv2d(input, weight, None, *each, groups)
-        of_weight = lambda g: layers.of_convolution_weight(input, g, taps.problems, kernel, *each, groups)  # noqa: E731
+        taken, whole = taps.precision or input.dtype, input.dtype
+        fed = input.to(taken)
+        output = functional.conv2d(fed, weight.to(taken), None, *each, groups).to(whole)
+        of_weight = lambda g: layers.of_convolution_weight(  # noqa: E731
+            fed, g.to(taken), problems, kernel, *each, groups
+        ).to(whole)
     output = output if bias is None else output + bias[:, None, None]
-    return taps.note(output, (weight, of_weight), (bias, lambda g: layers.of_channel_bias(g, taps.problems)))
+    return taps.note(output, (weight, of_weight), (bias, lambda g: layers.of_channel_bias(g, problems)))
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
@@ -83,7 +93,7 @@ def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
 
 
 SMALL = 8e6
-"""Multiplications of a convolution of stride 1, on one image; the measured crossover is broad."""
+"""Multiplications of a convolution of stride 1, on one image: LeNets lie below, residual networks above, and no more is known."""
 
 
 def _batch_norm(
@@ -100,14 +110,15 @@ def _batch_norm(
     """By its buffers, as a scale and an offset: torch's own is slow to differentiate twice."""
     if training or running_mean is None or running_var is None:
         raise ValueError("batch norm that goes by the batch makes its examples act on each other")
+    problems = taps.problems
     shape = (1, -1, *(1,) * (input.ndim - 2))
     root = (running_var + eps).rsqrt()
     scale = root if weight is None else root * weight
     offset = -running_mean * scale if bias is None else bias - running_mean * scale
     return taps.note(
         torch.addcmul(offset.reshape(shape), input, scale.reshape(shape)),
-        (weight, lambda g: root * layers.of_channel_bias((input - running_mean.reshape(shape)) * g, taps.problems)),
-        (bias, lambda g: layers.of_channel_bias(g, taps.problems)),
+        (weight, lambda g: root * layers.of_channel_bias((input - running_mean.reshape(shape)) * g, problems)),
+        (bias, lambda g: layers.of_channel_bias(g, problems)),
     )
 
 

@@ -22,11 +22,14 @@ from fedsim.wire.observation import DataSpec
 class PerProblem(Protocol):
     """From shared weights, x (P, N, *shape) in [0, 1], y (P, N) or soft (P, N, K), and shared buffers to the gradients.
 
-    Gives dL/dw of each problem's own mean loss by name, (P, *shape of the parameter), differentiable by x and by soft y. Not to
-    be called under `vmap` or `torch.func.grad`: problems are what it maps over.
+    precision: of large convolutions; None for that of the weights. Gives dL/dw of each problem's own mean loss by name,
+    (P, *shape of the parameter), differentiable by x and by soft y. Not to be called under `vmap` or `torch.func.grad`: problems
+    are what it maps over.
     """
 
-    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
+    def __call__(
+        self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
+    ) -> Gradient: ...
 
 
 def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
@@ -41,11 +44,13 @@ def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | Non
 
 
 def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
-    def gradients(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+    def gradients(
+        weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
+    ) -> Gradient:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        if len(x) == 1:
+        if len(x) == 1 and precision is None:
             return _of_one(weights, x[0], y[0], buffers, searched)
-        taps = Taps(weights, len(x))
+        taps = Taps(weights, len(x), precision)
         with torch.enable_grad():
             fed = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
             with taps:

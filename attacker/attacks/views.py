@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from attacker.attacks.local_steps import after_local_steps
 from attacker.attacks.objectives import Gradient, squared_norm
@@ -29,16 +30,24 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 """What belongs to one problem; stacked, one row for each."""
+Decode = Callable[[Tensor, Row], tuple[Tensor, Tensor]]
+"""From latents and what belongs to their problems, all examples of each problem and their labels."""
 
 
 class View:
     """The o-th observation of every case: the same round where cases are clients of one run, so that weights may be shared.
 
-    places: (cases, N) the example of its case that each place holds. gamma: (cases,) how much it counts.
+    places: (cases, N) which of the `examples` of its case each place holds. gamma: (cases,) how much it counts.
     """
 
     def __init__(
-        self, attack: "GradientMatching", model: nn.Module, observations: Sequence[Observation], places: Tensor, gamma: Tensor
+        self,
+        attack: "GradientMatching",
+        model: nn.Module,
+        observations: Sequence[Observation],
+        places: Tensor,
+        gamma: Tensor,
+        examples: int,
     ) -> None:
         first = observations[0]
         self.attack, self.model, self.data, self.training = attack, model, first.data, first.training
@@ -52,6 +61,7 @@ class View:
         self.gradient = self._whole(gradient_of(model, self.data, self.training.loss, rule))
         self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
         self._stack(observations, places, gamma)
+        self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
         ruled = knows and first.gradient.step is not None
         plain = not (ruled or attack.surrogate or attack.local_steps == "simulated")
         self.at_once: PerProblem | None = None
@@ -132,41 +142,53 @@ class View:
         )
 
     def evaluate(
-        self, z: Tensor, row: Row, decode: Callable[[Tensor, Row], tuple[Tensor, Tensor]], problem: Row
+        self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss."""
+        """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss.
+
+        precision: of convolutions, where that can be chosen.
+        """
         if self.at_once is not None:
-            return self._at_once(z, row, decode, problem)
+            return self._at_once(z, row, decode, problem, precision)
 
         def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
             distance = self.distance(row, *decode(z, problem), z)
             weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
             return weighed
 
-        gradient, value = vmap(grad_and_value(loss), randomness="different")(z, row, problem)
+        gradient, value = each(grad_and_value(loss), z, row, problem)
         return gradient, value
 
-    def _at_once(
-        self, z: Tensor, row: Row, decode: Callable[[Tensor, Row], tuple[Tensor, Tensor]], problem: Row
-    ) -> tuple[Tensor, Tensor]:
+    def _at_once(self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None) -> tuple[Tensor, Tensor]:
         """The same with one ordinary batch of the examples of all problems, which share weights."""
         assert self.at_once is not None
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            x, y = vmap(decode)(z, problem)
-            each = torch.arange(len(z), device=z.device)[:, None]
-            gradient = self.at_once(self.weights, x[each, row["places"]], y[each, row["places"]], self.buffers)
+            x, y = decode(z, problem)
+            if not self.in_order:
+                rows = torch.arange(len(z), device=z.device)[:, None]
+                x, y = x[rows, row["places"]], y[rows, row["places"]]
+            gradient = self.at_once(self.weights, x, y, self.buffers, precision)
 
             def compared(gradient: Gradient, row: Row) -> Tensor:
                 if self.channel is not transparent:
                     gradient = through(self.channel, row["known"], gradient, self.weights, self.training, self.steps)
                 return self.attack.objective.distance(_scaled(gradient, row["scale"]), row["observed"])
 
-            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(vmap(compared)(gradient, row))
+            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(each(compared, gradient, row))
             if not value.requires_grad:  # where nothing of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
+
+
+def each(function: Callable[..., Any], *rows: Any) -> Any:
+    """`function` of each problem, whose arguments are one row each of tensors or nested mappings of them; one row a result."""
+    first = next(iter(tree_leaves(rows)))
+    if len(first) > 1:
+        return vmap(function, randomness="different")(*rows)
+    alone = function(*tree_map(lambda t: t[0], rows))
+    return tree_map(lambda t: t[None], alone)
 
 
 def _same(one: Gradient, other: Gradient) -> bool:

@@ -100,7 +100,7 @@ def test_rounds_that_are_missing_and_batches_of_other_sizes_are_said_and_do_no_h
     case, _ = client(order=order)
     (found,) = agic(steps=2)([Case(case.observations[:1] + case.observations[2:])], rng=seeded())
     said = " ".join(found.notes)
-    assert "nothing of this client between rounds 1 and 3" in said
+    assert "nothing usable of this client between rounds 1 and 3" in said
     assert "3 in round 4" in said
     assert sorted({slot.round for slot in found.slots}) == [1, 3, 4, 5, 6]
 
@@ -134,7 +134,7 @@ def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
         ({"compare": "guess"}, "unknown comparison 'guess'"),
         ({"local_steps": "many"}, "unknown local_steps 'many'"),
         ({"shape": "cubic"}, "unknown shape"),
-        ({"labels": "joint"}, "labels cannot be joint"),
+        ({"label_rule": "joint"}, "label_rule cannot be joint"),
         ({"order_invariant": 1.0}, "set local_steps to simulated"),
         ({"surrogate": True, "local_steps": "simulated"}, "set local_steps to one_batch"),
         ({"beta": 0.0}, "beta must be positive"),

@@ -21,7 +21,7 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 def search(evaluate=bowl, *, steps: int = 400, stop: Stop | None = None, enough: float = 1e-6, **settings) -> Found:
     problems = Problems(
-        evaluate=evaluate,
+        evaluate=lambda z, per_problem, share: evaluate(z, per_problem),
         per_problem={"target": TARGETS},
         project=lambda z: z,
         enough=torch.full((4,), enough),
@@ -144,3 +144,17 @@ def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None
     assert kept[0]["found.iterations"].tolist() == [1, 0, 0, 0]
     assert kept[0]["found.loss"][0] == 0
     assert len({len(state["active.ids"]) for state in kept}) == 3
+
+
+def test_the_best_of_a_coarse_beginning_is_forgotten_once_losses_are_fine() -> None:
+    """The coarse losses are below all fine ones, and lead elsewhere: only what was found after them counts."""
+
+    def evaluate(z: Tensor, per_problem: dict[str, Tensor], share: float) -> tuple[Tensor, Tensor]:
+        slope, loss = bowl(z, per_problem)
+        return (slope - 1, loss - 100) if share < 0.5 else (slope, loss)
+
+    problems = Problems(evaluate, {"target": TARGETS}, lambda z: z, torch.full((4,), -1e9), anew=0.5)
+    found = descend(torch.zeros(4, 1), problems, Adam(learning_rate=0.2, decay_at=()), 400, Stop(patience=400))
+    torch.testing.assert_close(torch.stack(found.z), TARGETS, atol=2e-3, rtol=0)
+    assert min(found.loss) >= 0
+    assert all(float(history[199]) < -90 < 0 <= float(history[200]) for history in found.history)

@@ -46,7 +46,7 @@ def test_the_default_is_the_paper() -> None:
     [
         ({"optimiser": "newton"}, "unknown optimiser 'newton'. Known: lbfgs, wolfe, adam, momentum, adagrad"),
         ({"distance": "entropy"}, "unknown distance 'entropy'. Known: euclidean, cosine, absolute"),
-        ({"labels": "guess"}, "unknown label rule 'guess'"),
+        ({"label_rule": "guess"}, "unknown label rule 'guess'"),
         ({"learning_rate": -1.0}, "learning_rate must be a number that is not negative"),
         ({"patience": 0}, "patience must be a whole number above 0"),
         ({"boxed": "yes"}, "boxed must be true or false"),
@@ -74,7 +74,7 @@ def test_patience_is_counted_in_evaluations_of_the_gradient() -> None:
 
 def test_labels_that_are_searched_for_need_no_head() -> None:
     assert Need.LINEAR_HEAD in cpl().needs
-    assert Need.LINEAR_HEAD not in cpl(labels="joint").needs
+    assert Need.LINEAR_HEAD not in cpl(label_rule="joint").needs
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

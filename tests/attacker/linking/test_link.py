@@ -130,7 +130,7 @@ def test_missing_rounds_leave_the_others_linked_and_are_named() -> None:
     client = Client()
     batches = client.epochs(2, 4)
     kept = [i for i in range(12) if i not in (1, 7, 8)]
-    links = link([client.seen(i + 1, batches[i]) for i in kept], batch_size=4)
+    links = link([client.seen(i + 1, batches[i]) for i in kept], batch_size=4, least=0.2)
     seen = [batches[i] for i in kept]
     twice = {i for used in seen[:5] for i in used} & {i for used in seen[5:] for i in used}
     assert linked(links, seen) == (len(twice), 0)

@@ -1,0 +1,13 @@
+"""Where numbers of half the length make a search faster."""
+
+import torch
+
+CPU_FEATURES = ("avx512_bf16", "amx_bf16")
+
+
+def fast(device: str) -> torch.dtype | None:
+    """bfloat16 where the device multiplies such numbers faster than float32; else None."""
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
+    able = torch.cpu.get_capabilities() if device == "cpu" else {}
+    return torch.bfloat16 if any(able.get(name) for name in CPU_FEATURES) else None
