@@ -13,7 +13,8 @@ Without it, the rows and the keys that need it are left out.
 The tables `lenet` and `resnet` are what runs by itself; `--full` adds those that take long. `quality` gives
 `resnet_time_to_quality`, the CPU time of ours over that of breaching's Inverting Gradients with 1,000 iterations, for the same
 mean PSNR over three images: ours is the cosine with AGIC's layer weights, and the least of a ladder of budgets that gets there.
-`compile` says what `torch.compile` costs and gains. `--quick` measures a few iterations of each side once.
+On LeNet ours is compiled by PyTorch; `eager` is the same without; what compiling costs, and after how many iterations of all
+that has paid, is in the rows. `--quick` measures a few iterations of each side once.
 """
 
 import warnings
@@ -23,7 +24,6 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from io import StringIO
 from statistics import median
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,6 @@ import torch
 from contract import Options, cpu_seconds, options, told
 from single_cases import client, images
 from torch import Generator, Tensor, nn
-from torch.func import grad_and_value, vmap
 from torch.nn import functional
 
 from attacker.attacks import Case
@@ -43,11 +42,10 @@ from attacker.attacks.matching import GradientMatching
 from attacker.attacks.objectives import cosine, euclidean
 from attacker.attacks.optimisers import Adam
 from attacker.attacks.priors import flat, total_variation
-from attacker.attacks.simulation import gradient_of, network_of
-from attacker.attacks.vectorised import per_problem
+from attacker.attacks.simulation import network_of
 from fedsim.wire import Observation
 
-TABLES = ("lenet", "resnet", "quality", "compile")
+TABLES = ("lenet", "resnet", "quality")
 TV = 1e-4
 BUDGETS = (100, 200, 300, 400, 500, 700, 1000)
 """Iterations of ours that are tried, from the least, until the quality is theirs."""
@@ -55,16 +53,20 @@ BUDGETS = (100, 200, 300, 400, 500, 700, 1000)
 
 @dataclass(frozen=True)
 class Setting:
-    """counts: reconstructions at once, and with each how many iterations a turn measures, in a quick run and in another."""
+    """counts: reconstructions at once, and with each how many iterations a turn measures, in a quick run and in another.
+
+    compiles: whether ours is compiled; as it is without that is then a side of its own, "eager".
+    """
 
     network: str
     key: str
     cosine: bool
     counts: dict[int, tuple[int, int]]
+    compiles: bool = False
 
 
 SETTINGS = (
-    Setting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (4, 30)}),
+    Setting("lenet_dlg", "lenet", False, {1: (40, 200), 8: (10, 60), 64: (4, 30)}, compiles=True),
     Setting("resnet20_4", "resnet", True, {1: (3, 10), 8: (1, 4)}),
 )
 
@@ -84,8 +86,6 @@ def main() -> None:
     if "quality" in wanted and has_breaching:
         found, summary["resnet_time_to_quality"] = _time_to_quality(asked)
         rows += found
-    if "compile" in wanted:
-        rows += _compiled(asked)
     told("engine", rows, summary, asked)
 
 
@@ -95,9 +95,11 @@ def _side_by_side(setting: Setting, has_breaching: bool, summary: dict[str, Any]
     for count, (quick, whole) in setting.counts.items():
         row = _measured(setting, cases[:count], quick if asked.quick else whole, 1 if asked.quick else 3, has_breaching, asked)
         rows.append(row)
-        if has_breaching:
-            summary[f"{setting.key}{count}_speedup"] = row["over_breaching"]
-        summary[f"{setting.key}{count}_over_loop"] = row["over_loop"]
+        for other in ("breaching", "loop") if has_breaching else ("loop",):
+            key = f"{setting.key}{count}_{'speedup' if other == 'breaching' else 'over_loop'}"
+            summary[key] = row[f"over_{other}"]
+            if setting.compiles:
+                summary[f"{key}_eager"] = row[f"eager_over_{other}"]
     return rows
 
 
@@ -112,14 +114,15 @@ def _measured(
     setting: Setting, cases: Sequence[Case], iterations: int, turns: int, has_breaching: bool, asked: Options
 ) -> dict[str, Any]:
     sides: dict[str, Callable[[int], None]] = {
-        "ours": lambda steps: _ours(setting, cases, steps, asked),
+        "ours": lambda steps: _ours(setting, cases, steps, asked, compiled=setting.compiles),
         "loop": lambda steps: _loop(setting, cases, steps),
     }
+    if setting.compiles:
+        sides["eager"] = lambda steps: _ours(setting, cases, steps, asked)
     if has_breaching:
         sides["breaching"] = lambda steps: _theirs(setting, cases, steps)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run(1)  # the first call loads code
+    first = {name: _clocked(run, 1) for name, run in sides.items()}  # loads code, and compiles
     for _ in range(turns):
         for name, run in sides.items():
             seconds[name].append((_clocked(run, iterations + 1) - _clocked(run, 1)) / (iterations * len(cases)))
@@ -128,6 +131,11 @@ def _measured(
     for name in sides:
         if name != "ours":
             row[f"over_{name}"] = median(other / own for other, own in zip(seconds[name], seconds["ours"], strict=True))
+        if setting.compiles and name not in ("ours", "eager"):
+            row[f"eager_over_{name}"] = median(other / own for other, own in zip(seconds[name], seconds["eager"], strict=True))
+    if setting.compiles:
+        cost, gain = first["ours"] - _clocked(sides["ours"], 1), row["eager_ms"] - row["ours_ms"]
+        row |= {"compiling_cpu_seconds": cost, "pays_after": round(1e3 * cost / gain / len(cases)) if gain > 0 else "never"}
     return row
 
 
@@ -137,7 +145,7 @@ def _clocked(run: Callable[[int], object], iterations: int) -> float:
     return clock.seconds
 
 
-def _ours(setting: Setting, cases: Sequence[Case], steps: int, asked: Options) -> None:
+def _ours(setting: Setting, cases: Sequence[Case], steps: int, asked: Options, *, compiled: bool = False) -> None:
     attack = GradientMatching(
         name="engine",
         objective=cosine if setting.cosine else euclidean,
@@ -149,6 +157,7 @@ def _ours(setting: Setting, cases: Sequence[Case], steps: int, asked: Options) -
         steps=steps,
         stop=Stop(patience=steps + 1, decrease=0.0),
         device=asked.device,
+        compiled=compiled,
     )
     attack(cases, rng=Generator().manual_seed(asked.seed))
 
@@ -269,41 +278,6 @@ def _psnr(guess: Tensor, truth: Tensor) -> float:
     """In dB, the mean over images."""
     mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
     return float((-10 * mse.log10()).mean())
-
-
-def _compiled(asked: Options) -> list[dict[str, Any]]:
-    """What `torch.compile` of one evaluation of 64 LeNets costs, and after how many iterations that has paid, if ever."""
-    cases = [case for case, _ in _cases("lenet_dlg", 64, asked)]
-    first = cases[0].observations[0]
-    model, data = _loaded(first), first.data
-    names = [name for name, _ in model.named_parameters()]
-    weights = {name: first.weights[name] for name in names}
-    target = {name: torch.stack([-case.observations[0].update[name] for case in cases]) for name in names}
-    labels = torch.stack([_label(case) for case in cases])
-    x = torch.rand(64, 1, *data.shape, generator=Generator().manual_seed(0))
-    of_one, at_once = gradient_of(model, data), per_problem(model, data, "cross_entropy")
-    assert at_once is not None
-
-    def loss(x: Tensor, y: Tensor, target: dict[str, Tensor]) -> Tensor:
-        return euclidean.distance(of_one(weights, x, y), target)
-
-    mapped = vmap(grad_and_value(loss))
-
-    def eager() -> None:
-        guess = x.clone().requires_grad_()
-        distance = vmap(euclidean.distance)(at_once(weights, guess, labels), target)
-        torch.autograd.grad(distance.sum(), guess)
-
-    compiled = torch.compile(mapped)
-    started = perf_counter()
-    compiled(x, labels, target)
-    start_up = perf_counter() - started
-    kinds = {"vmap": lambda: mapped(x, labels, target), "compiled vmap": lambda: compiled(x, labels, target), "ours": eager}
-    seconds = {name: _clocked(lambda n, run=run: [run() for _ in range(n)], 20) / 20 for name, run in kinds.items()}
-    gain = seconds["ours"] - seconds["compiled vmap"]
-    row: dict[str, Any] = {"network": "lenet_dlg", "attack": "compiled", "reconstructions": 64, "seconds": start_up}
-    row |= {f"{name}_ms": 1e3 * each / 64 for name, each in seconds.items()}
-    return [row | {"break_even_iterations": start_up / gain if gain > 0 else "never"}]
 
 
 if __name__ == "__main__":

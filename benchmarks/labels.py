@@ -160,7 +160,7 @@ def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: i
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
     """(N,) labels, as an attack would read them; None where the rule has no answer."""
     model, count = network_of(observation), observation.num_examples or 0
-    view = View(_ATTACK, model, [observation], torch.arange(count)[None], torch.ones(1))
+    view = View(_ATTACK, model, [observation], torch.arange(count)[None], torch.ones(1), count)
     try:
         return read_labels(rule, view, 0, model, torch.Generator().manual_seed(seed))
     except ValueError:

@@ -8,16 +8,16 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Generator
 
-from attacker.attacks import labels
+from attacker.attacks import labels, named
 from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
 from attacker.attacks.descent import Stop
 from attacker.attacks.describing import Describer
-from attacker.attacks.initialisation import normal_after_normalisation
+from attacker.attacks.initialisation import normal_after_normalisation, start
 from attacker.attacks.layer_weights import by_depth
 from attacker.attacks.matching import GradientMatching, LocalSteps
 from attacker.attacks.memories import within
-from attacker.attacks.objectives import cosine
 from attacker.attacks.optimisers import Adam
+from attacker.attacks.papers import PLATEAU
 from attacker.attacks.priors import flat, total_variation
 from attacker.linking import Links, link, unlinked
 from attacker.reconstruction import Reconstruction
@@ -89,7 +89,9 @@ def agic(
     shape: str = "linear",
     relu_modifier: bool = True,
     tv: float = 1e-4,
-    learning_rate: float = 0.1,
+    distance: str = "cosine",
+    optimiser: str = "adam",
+    learning_rate: float = 0.0,
     signed: bool = True,
     label_rule: str = "inferred",
     local_steps: str = "one_batch",
@@ -105,6 +107,8 @@ def agic(
 ) -> Agic:
     """Layer-weighted cosine over all rounds of a client, whose examples are linked first (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
+    distance, optimiser: by name as for `cpl`; with another optimiser than adam (signed or not, steps cut in a box) the search
+    starts and ends as CPL's does: lbfgs or wolfe, and euclidean, for small sigmoid networks. learning_rate 0 is its own.
     beta, shape, relu_modifier: layer weights, see `by_depth`: beta 50 for an untrained network, 2 for a trained one.
     local_steps: one_batch, or simulated one by one. surrogate: the one batch at weights between those sent and sent back (SME).
     order_invariant: weight of the prior that ties simulated local epochs (Dimitrov et al. 2022).
@@ -116,21 +120,21 @@ def agic(
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
     if local_steps not in get_args(LocalSteps):
         raise ValueError(f"unknown local_steps {local_steps!r}. Known: {', '.join(get_args(LocalSteps))}")
-    rule = labels.label_rule(label_rule)
+    rule, adam = labels.label_rule(label_rule), optimiser == "adam"
     if rule is None:
         raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())
     matching = GradientMatching(
         name="agic",
-        objective=cosine,
+        objective=named.distance(distance),
         labels=rule,
-        init=normal_after_normalisation,
-        optimiser=Adam(learning_rate=learning_rate, signed=signed),
+        init=normal_after_normalisation if adam else start("patterned"),
+        optimiser=Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate),
         steps=steps,
-        stop=Stop(patience=steps, decrease=0.0),
+        stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU,
         prior=total_variation(tv) if tv else flat,
         restarts=restarts,
-        boxed=True,
+        boxed=adam,
         layers=by_depth(beta, shape, relu_modifier=relu_modifier),
         local_steps=cast(LocalSteps, local_steps),
         surrogate=surrogate,

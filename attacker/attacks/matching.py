@@ -47,6 +47,7 @@ class GradientMatching:
                `robust * log(1 + d / robust)`: those that fit badly, behind wrong links or of bad rounds, have less of a say.
     coarse:    share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
                problems share weights; the rest is in float32, and what is kept is the best of that.
+    compiled:  have PyTorch compile the comparison, which pays from some thousands of iterations on; see `compiled`.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
     first:     from the cases, where the first start of each is known better than by `init`; None for those where it is not.
@@ -71,6 +72,7 @@ class GradientMatching:
     later: float = 0.1
     robust: float = 0.0
     coarse: float = 0.0
+    compiled: bool = False
     knows_defense: bool = True
     sees_gradient: bool = True
     first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None

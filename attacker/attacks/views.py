@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from attacker.attacks.compiled import Compiled, Evaluate
 from attacker.attacks.local_steps import after_local_steps
 from attacker.attacks.objectives import Gradient, squared_norm
 from attacker.attacks.simulation import (
@@ -64,6 +65,7 @@ class View:
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
         ruled = knows and first.gradient.step is not None
         plain = not (ruled or attack.surrogate or attack.local_steps == "simulated")
+        self.compiled: Compiled | None = None
         self.at_once: PerProblem | None = None
         if plain and self.shared and self.same_buffers:
             self.at_once = per_problem(model, self.data, self.training.loss)
@@ -148,16 +150,26 @@ class View:
 
         precision: of convolutions, where that can be chosen.
         """
+        if self.attack.compiled and precision is None:
+            if self.compiled is None:
+                self.compiled = Compiled(self._of_each(decode), self._as_it_is(decode))
+            return self.compiled(z, row, problem)
+        return self._as_it_is(decode, precision)(z, row, problem)
+
+    def _as_it_is(self, decode: Decode, precision: torch.dtype | None = None) -> Evaluate:
         if self.at_once is not None:
-            return self._at_once(z, row, decode, problem, precision)
+            return lambda z, row, problem: self._at_once(z, row, decode, problem, precision)
+        return self._of_each(decode)
+
+    def _of_each(self, decode: Decode) -> Evaluate:
+        """By `vmap` over problems."""
 
         def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
             distance = self.distance(row, *decode(z, problem), z)
             weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
             return weighed
 
-        gradient, value = each(grad_and_value(loss), z, row, problem)
-        return gradient, value
+        return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
 
     def _at_once(self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None) -> tuple[Tensor, Tensor]:
         """The same with one ordinary batch of the examples of all problems, which share weights."""

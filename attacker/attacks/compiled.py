@@ -1,0 +1,44 @@
+"""Evaluations compiled by PyTorch: half a minute and more at first, and then up to half of the time."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+Evaluate = Callable[..., tuple[Tensor, Tensor]]
+"""From latents (P, D), and what belongs to their problems in rows, gradients (P, D) and values (P,)."""
+
+LEAST = 0.25
+"""Share of the problems below which the rest is evaluated as it is: a compiled evaluation takes as many as at first."""
+
+
+class Compiled:
+    """`evaluate`, compiled for as many problems as it is first asked for; fewer are made up for by copies of the first.
+
+    Where PyTorch finds no compiler, or cannot compile it, that is warned of once, and `otherwise` takes over.
+    """
+
+    def __init__(self, evaluate: Evaluate, otherwise: Evaluate) -> None:
+        self.compiled: Evaluate | None = torch.compile(evaluate, dynamic=False)
+        self.otherwise = otherwise
+        self.size = 0
+
+    def __call__(self, z: Tensor, *rows: Any) -> tuple[Tensor, Tensor]:
+        self.size = self.size or len(z)
+        if self.compiled is None or len(z) > self.size or len(z) < LEAST * self.size:
+            return self.otherwise(z, *rows)
+        missing = self.size - len(z)
+        try:
+            slope, value = self.compiled(*tree_map(lambda t: _filled(t, missing), (z.detach(), *rows)))
+        except (RuntimeError, ImportError, OSError) as error:
+            warnings.warn(f"not compiled: {str(error).strip().splitlines()[0]}", stacklevel=2)
+            self.compiled = None
+            return self.otherwise(z, *rows)
+        return slope[: len(z)], value[: len(z)]
+
+
+def _filled(t: Tensor, missing: int) -> Tensor:
+    return torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) if missing else t
