@@ -1,0 +1,69 @@
+"""Compiled evaluations: the same numbers, for fewer problems too, and none the worse where nothing can be compiled."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, cpl
+from attacker.attacks.compiled import Compiled
+from attacker.attacks.optimisers import Adam
+from fedsim.wire import DataSpec, ModelSpec
+
+
+def squares(z: Tensor, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    offset = z - row["target"]
+    return 2 * offset, offset.square().sum(dim=1)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has `torch.compile` return what notes the number of problems of each call, and compile nothing."""
+    sizes: list[int] = []
+
+    def compiles(function, **_):
+        return lambda z, *rows: sizes.append(len(z)) or function(z, *rows)
+
+    monkeypatch.setattr(torch, "compile", compiles)
+    return sizes
+
+
+def test_problems_that_left_are_made_up_for_until_few_are_left(eager: list[int]) -> None:
+    alone: list[int] = []
+    evaluate = Compiled(squares, lambda z, row: alone.append(len(z)) or squares(z, row))
+    z, target = torch.arange(8.0)[:, None], torch.ones(8, 1)
+    for count in (8, 5, 2, 1):
+        slope, value = evaluate(z[:count], {"target": target[:count]})
+        expected_slope, expected = squares(z[:count], {"target": target[:count]})
+        assert torch.equal(slope, expected_slope)
+        assert torch.equal(value, expected)
+    assert (eager, alone) == ([8, 8, 8], [1])
+
+
+def test_where_nothing_can_be_compiled_it_is_said_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no compiler\nin sight")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: fails)
+    evaluate = Compiled(squares, squares)
+    z, row = torch.ones(2, 1), {"target": torch.zeros(2, 1)}
+    with pytest.warns(UserWarning, match="not compiled: no compiler"):
+        assert torch.equal(evaluate(z, row)[0], 2 * z)
+    assert torch.equal(evaluate(z, row)[1], torch.ones(2))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++, and there is none")
+def test_a_compiled_search_comes_to_what_the_other_comes_to(observe) -> None:
+    model, data = ModelSpec(name="mlp", arguments={"hidden": [4]}), DataSpec(shape=(6,), num_classes=3)
+    batches = [(torch.rand(1, 6, generator=rng().manual_seed(i)), torch.tensor([i])) for i in range(2)]
+    cases = [Case((observe(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]
+    attack = replace(cpl(init="uniform"), optimiser=Adam(learning_rate=0.02), steps=10)
+    for one, other in zip(attack(cases, rng=rng()), replace(attack, compiled=True)(cases, rng=rng()), strict=True):
+        torch.testing.assert_close(one.x, other.x, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one.loss, other.loss, rtol=1e-3, atol=1e-4)
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,66 @@
+"""A beginning in bfloat16: near the float32 gradient, and never what is kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacker.attacks import agic, precision, search
+from attacker.attacks.agic import agic_of_one_round
+from attacker.attacks.base import Case
+from attacker.attacks.vectorised import per_problem
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+
+DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
+RESNET = ModelSpec(name="resnet20_4")
+
+
+def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> None:
+    model = models.build(RESNET, DATA, seed=0).eval()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    gradient = per_problem(model, DATA, "cross_entropy")
+    assert gradient is not None
+    x, y = torch.rand(2, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([[1], [3]])
+    exact, coarse = gradient(weights, x, y), gradient(weights, x, y, precision=torch.bfloat16)
+    assert {t.dtype for t in coarse.values()} == {torch.float32}
+    flat, near = (torch.cat([t.flatten() for t in g.values()]) for g in (exact, coarse))
+    assert 1e-4 < float((flat - near).norm() / flat.norm()) < 0.1
+
+
+def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "fast", lambda device: torch.bfloat16)
+    batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
+    cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
+    attack = replace(agic_of_one_round(steps=4), coarse=0.5)
+    seen: list[torch.dtype | None] = []
+    evaluate = search.View.evaluate
+
+    def noted(self, z, row, decode, problem, precision=None):
+        seen.append(precision)
+        return evaluate(self, z, row, decode, problem, precision)
+
+    monkeypatch.setattr(search.View, "evaluate", noted)
+    found = attack(cases, rng=torch.Generator().manual_seed(0))
+    assert seen == [torch.bfloat16] * 2 + [None] * 2
+    monkeypatch.setattr(search, "fast", lambda device: None)
+    seen.clear()
+    attack(cases, rng=torch.Generator().manual_seed(0))
+    assert seen == [None] * 4
+    assert all(bool(one.x.isfinite().all()) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("features", "able"), [({"avx512_bf16": True}, True), ({"amx_bf16": True}, True), ({"avx2": True}, False)]
+)
+def test_a_processor_without_such_arithmetic_keeps_float32(
+    features: dict[str, bool], able: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert (precision.fast("cpu") is torch.bfloat16) == able
+
+
+@pytest.mark.parametrize("coarse", [-0.1, 1.0])
+def test_the_last_steps_are_always_in_float32(coarse: float) -> None:
+    with pytest.raises(ValueError, match="the last ones are in float32"):
+        agic(coarse=coarse)
