@@ -23,10 +23,10 @@ PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labe
 def table(asked: Options) -> tuple[list[Row], Row]:
     """Two shuffled epochs of one client of learning rate 1e-4, whose weights move by its own steps."""
     large = asked.device != "cpu"
-    count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (200, 40, 60)
     rows: list[Row] = []
     summary: Row = {}
     for batch in (1, 4):
+        count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 60)
         found = images(asked, "cifar100", count)
         by_features, seconds = _described(asked, found, batch, "features", 1)
         for matching in ("assignment", "greedy"):

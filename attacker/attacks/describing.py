@@ -16,7 +16,7 @@ from attacker.attacks.views import View
 from attacker.linking import Described, head_features
 from fedsim import models
 
-REFERENCE = 256
+REFERENCE = 32
 """Inputs of the attacker's own whose features every round's are measured against."""
 MISFIT = 0.5
 """Share of the head's gradient above which the features read off it do not explain it: they say nothing."""
