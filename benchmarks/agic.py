@@ -83,7 +83,7 @@ PAPER_SHAPES = (
 def epochs(asked: Options) -> tuple[list[Row], Row]:
     """The same image in two rounds, between which the federation trained on others."""
     large = asked.device != "cpu"
-    count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (4, 300, 30)
+    count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
     found = images(asked, "cifar100", count)
     federation = Federation(asked, found.data)
     first = [federation.observed(found, [i], round=1) for i in range(count)]
@@ -112,7 +112,7 @@ def matching(asked: Options) -> tuple[list[Row], Row]:
 
 def fedavg(asked: Options) -> tuple[list[Row], Row]:
     """Eight images, cut into 1, 2, 4 or 8 local steps of learning rate 1e-4."""
-    count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 50)
+    count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
     found = images(asked, "cifar10", count)
     rows = []
     for local in (1, count) if asked.quick else (1, 2, 4, 8):

@@ -12,7 +12,7 @@ Without it, the rows and the keys that need it are left out.
 
 The tables `lenet` and `resnet` are what runs by itself; `--full` adds those that take long. `quality` gives
 `resnet_time_to_quality`, the CPU time of ours over that of breaching's Inverting Gradients with 1,000 iterations, for the same
-mean PSNR over three images: ours is the cosine with AGIC's layer weights, and the least of a ladder of budgets that gets there.
+mean PSNR over two images: ours is the cosine with AGIC's layer weights, and the least of a ladder of budgets that gets there.
 On LeNet ours is compiled by PyTorch; `eager` is the same without; what compiling costs, and after how many iterations of all
 that has paid, is in the rows. `--quick` measures a few iterations of each side once.
 """
@@ -240,7 +240,7 @@ def _label(case: Case) -> Tensor:
 
 def _time_to_quality(asked: Options) -> tuple[list[dict[str, Any]], float | None]:
     """Rows, and the CPU time of ours over theirs; None where no budget of ours gets there."""
-    pairs = _cases("resnet20_4", 3, asked)
+    pairs = _cases("resnet20_4", 2, asked)
     cases, truth = [case for case, _ in pairs], torch.stack([x for _, x in pairs])
     setting = SETTINGS[1]
     with cpu_seconds() as theirs:

@@ -289,12 +289,16 @@ class Search:
 
 
 def _links(case: Case, epochs: int) -> Links:
-    """What is known of the examples behind a case: nothing is shared where nobody says so."""
-    if case.links is not None:
-        return case.links
-    counts = [observation.num_examples for observation in case.observations]
-    assert all(count is not None for count in counts)
-    return unlinked([epochs * (count or 0) for count in counts])
+    """What is known of the examples behind a case: nothing is shared where nobody says so.
+
+    epochs: local ones that have examples of their own, one set after the other.
+    """
+    links = case.links
+    if links is None:
+        links = unlinked([observation.num_examples or 0 for observation in case.observations])
+    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
+    labels = None if links.labels is None else links.labels.repeat(epochs)
+    return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
 
 
 def _gamma(links: Links, o: int, later: float) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, agic, unmet, without_gradient
+from attacker.linking import Links
 from fedsim.wire import DataSpec, ModelSpec, Observation
 from fedsim.wire.codec import encode
 
@@ -143,3 +144,20 @@ def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
 def test_nonsense_is_refused_before_any_work(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AttackSpec(name="agic", arguments=arguments)
+
+
+def test_linked_rounds_of_several_local_epochs_keep_their_places(client: Client) -> None:
+    """Each local epoch has examples of its own while it is searched, and the links hold for all of them."""
+    case, _ = client()
+    several = tuple(replace(o, training=replace(o.training, steps=None, epochs=2, batch_size=2)) for o in case.observations)
+    links = Links((torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([1.0, 0.5, 1.0]), torch.tensor([0, 3, 4]), (1, 2))
+    attack = agic(steps=1, local_steps="simulated", order_invariant=0.1)
+    (found,) = attack([Case(several[:2], links=links)], rng=seeded())
+    assert found.x.shape == (3, 1, 8, 8)
+    assert found.y.tolist() == [0, 3, 4]
+    assert [(s.round, s.batch, s.position, s.example) for s in found.slots] == [
+        (number, batch, position, example)
+        for number, examples in ((1, (0, 1)), (2, (1, 2)))
+        for batch in (1, 2)
+        for position, example in enumerate(examples)
+    ]

@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "the whole batch flat": (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(144, 2)), "0 mixes the examples"),
     "a width that does not fit": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(143, 2)), r"1 does not take \(144,\)"),
     "channels that do not fit": (lambda: around(nn.Conv2d(3, 4, 3)), r"1 does not take \(4, 9, 8\)"),
-    "pooling of what is flat": (lambda: nn.Sequential(nn.Flatten(), nn.MaxPool2d(2)), r"1 does not take \(144,\)"),
+    "pooling of what is flat": (lambda: nn.Sequential(nn.Flatten(), nn.AvgPool2d(2)), r"1 does not take \(144,\)"),
     "pooling that does not fit": (lambda: around(nn.AvgPool2d(10)), r"1 does not take \(4, 9, 8\)"),
     "not materialised": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1 has hooks"),
     "several outputs": (lambda: nn.LSTM(8, 3), "LSTM"),
