@@ -6,6 +6,7 @@ matrices, where `vmap` of a gradient takes convolutions with one group a problem
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -32,6 +33,7 @@ class PerProblem(Protocol):
     ) -> Gradient: ...
 
 
+@lru_cache(maxsize=2)
 def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
     """What `simulation.gradient_of` gives for one problem, for many at once.
 

@@ -1,6 +1,7 @@
 """One observation of each case, stacked: what a search needs to compare a guess with it."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,12 +64,16 @@ class View:
         self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
         self._stack(observations, places, gamma)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
-        ruled = knows and first.gradient.step is not None
-        plain = not (ruled or attack.surrogate or attack.local_steps == "simulated")
+        self.ruled = knows and first.gradient.step is not None
         self.compiled: Compiled | None = None
-        self.at_once: PerProblem | None = None
-        if plain and self.shared and self.same_buffers:
-            self.at_once = per_problem(model, self.data, self.training.loss)
+
+    @cached_property
+    def at_once(self) -> PerProblem | None:
+        """The gradients of all problems by one ordinary batch, where they share weights and clients go by the plain rule."""
+        own_way = self.ruled or self.attack.surrogate or self.attack.local_steps == "simulated"
+        if own_way or not (self.shared and self.same_buffers):
+            return None
+        return per_problem(self.model, self.data, self.training.loss)
 
     def _whole(self, gradient: Gradients) -> Gradients:
         """The gradient of all examples as one batch, or the one that all local steps on them add up to."""
