@@ -26,7 +26,7 @@ def table(asked: Options) -> tuple[list[Row], Row]:
     rows: list[Row] = []
     summary: Row = {}
     for batch in (1, 4):
-        count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 60)
+        count, few, pre_steps = (8, 4, 2) if asked.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
         found = images(asked, "cifar100", count)
         by_features, seconds = _described(asked, found, batch, "features", 1)
         for matching in ("assignment", "greedy"):
