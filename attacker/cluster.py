@@ -51,11 +51,22 @@ def _connect(address: str) -> None:
         settings["include_dashboard"] = False
     try:
         _knock(address)
-        ray.init(**settings)
+        for left in reversed(range(TRIES if address == "local" else 1)):
+            try:
+                ray.init(**settings)
+                return
+            except Exception:  # a busy machine: Ray waits thirty seconds for itself, and no longer
+                ray.shutdown()
+                if not left:
+                    raise
     except Exception as error:  # Ray raises plain ones, too
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         mend = "is there less to do on this machine?" if address == "local" else "--ray local starts one on this machine"
         raise RuntimeError(f"no Ray cluster at {address!r}: {first}; {mend}") from None
+
+
+TRIES = 3
+"""How often a cluster of this machine's own is started before that is given up."""
 
 
 def _knock(address: str) -> None:
