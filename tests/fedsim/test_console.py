@@ -111,7 +111,9 @@ def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status:
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
-def test_the_status_is_the_commands(status: int) -> None:
+def test_the_status_is_the_commands(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that other tests left behind would end this process."""
+    monkeypatch.setattr(console.threading, "enumerate", list)
     app = typer.Typer()
 
     @app.command()
