@@ -11,9 +11,10 @@ from single_cases import Images, images
 from attacker.attacks import Case, agic
 from attacker.attacks.agic import Comparison
 from attacker.attacks.describing import Describer
-from attacker.linking import Described, Links, link
+from attacker.linking import Described
+from attacker.linking.described import likeness
 from attacker.linking.link import Matching
-from attacker.linking.matching import Filter
+from attacker.linking.matching import Filter, assignment, greedy
 
 Row = dict[str, Any]
 PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labels": 0.705}}
@@ -67,24 +68,17 @@ def _described(asked: Options, found: Images, batch: int, compare: Comparison, p
 def _rate(
     found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
-    """The share of the second epoch's examples that are linked to the first epoch's batch which held them.
+    """The share of the second epoch's examples that are paired with themselves in the first.
 
-    A link is right where both batches really held one example of that label; one that was not linked is wrong.
+    Where one epoch ends and the next begins is told, as in the paper. Places are in the order of labels; one that a wrong label
+    was read for counts as wrong.
     """
-    batch = len(order[0])
-    links: Links = link(described, batch_size=batch, matching=matching, rule=rule, least=0.0)
-    half = len(order) // 2
-    holder = {int(v): o for o, places in enumerate(links.places[:half]) for v in places}
-    right = 0
-    for rows, places, one in zip(order[half:], links.places[half:], described[half:], strict=True):
-        left = list(rows)
-        for variable, label in zip(places.tolist(), one.labels.tolist(), strict=True):
-            if variable in holder:
-                same = [i for i in left if i in order[holder[variable]] and int(found.y[i]) == label]
-                if same:
-                    left.remove(same[0])
-                    right += 1
-    return right / len(found)
+    cost = likeness(described, rule=rule).cost[len(found) :, : len(found)]
+    pairs = greedy(cost) if matching == "greedy" else assignment(cost)
+    held = [i for rows in order for i in sorted(rows, key=lambda i: int(found.y[i]))]
+    read = [label for one in described for label in one.labels.tolist()]
+    held = [i if int(found.y[i]) == label else -1 - at for at, (i, label) in enumerate(zip(held, read, strict=True))]
+    return sum(held[len(found) + row] == held[column] for row, column in pairs) / len(found)
 
 
 def _row(found: Images, batch: int, by: str, rate: float, seconds: float) -> Row:
