@@ -1,7 +1,9 @@
-"""Convolutions of few channels as they are fast on processors, to be differentiated twice; images lie channels last.
+"""Convolutions to be differentiated twice, by what goes in: weights get no gradient. Images lie channels last.
 
-Of torch's own, the gradient of the input takes several times as long as the convolution, the more so with strides. Here it is a
-convolution too: of stride 1, whose channels are the pixels of a cell of stride x stride.
+`library` is torch's; of torch's own derivative, the second one works out the gradient of the weights too, wanted or not.
+`convolution` is for few channels on processors. There, torch's gradient of the input takes several times as long as the
+convolution, the more so with strides. Here it is a convolution too: of stride 1, whose channels are the pixels of a cell of
+stride x stride.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,51 @@ from torch import Tensor
 from torch.nn import functional
 
 Pair = tuple[int, int]
+Setting = tuple[Pair, Pair, Pair, int]
+"""Stride, padding, dilation, groups."""
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """The same values, as convolutions want them: of (..., in, H, W), the channels of a pixel next to each other."""
+    return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
+
+
+def library(x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
+    """(M, out, H', W') from images (M, in, H, W) and weights (out, in / groups, *kernel)."""
+    found: Tensor = _Library.apply(x, weight, setting)
+    return found
+
+
+class _Library(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.setting = x.shape, setting
+        return functional.conv2d(x, weight, None, *setting)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> Any:
+        return _LibraryTransposed.apply(outputs[0], *ctx.saved_tensors, ctx.shape, ctx.setting), None, None
+
+
+class _LibraryTransposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, weight: Tensor, shape: torch.Size, setting: Setting) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.setting = setting
+        images = torch.empty(shape, dtype=output.dtype, device=output.device, memory_format=torch.channels_last)
+        found: Tensor = derivatives(output, images, weight, setting, (True, False, False))[0]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *images: Any) -> Any:
+        return _Library.apply(images[0], *ctx.saved_tensors, ctx.setting), None, None, None
+
+
+def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: Setting, wanted: tuple[bool, bool, bool]) -> Any:
+    """By input, weight and bias, from that of its output; for the first, only the shape of x counts."""
+    stride, padding, dilation, groups = setting
+    return torch.ops.aten.convolution_backward(output, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacker.attacks.products import products
+
 Gradient = Mapping[str, Tensor]
+Products = Callable[[Gradient, Gradient], tuple[Tensor, Tensor, Tensor]]
+"""From the simulated and the observed gradient, their inner product, and those of each with itself."""
 
 
 @dataclass(frozen=True)
@@ -16,11 +20,18 @@ class Objective:
     distance: from the simulated and the observed gradient, a 0-d tensor.
     worst:    from the observed gradient, what a simulated gradient that says nothing would cost.
     squares:  whether it is in squared units of the gradient, so that the power of noise can be told from it.
+    of_large: the distance again, where it is faster for large tensors; not to be called under `vmap` or `torch.func.grad`.
     """
 
     distance: Callable[[Gradient, Gradient], Tensor]
     worst: Callable[[Gradient], Tensor]
     squares: bool
+    of_large: Callable[[Gradient, Gradient], Tensor] | None = None
+
+
+def _products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
+    dot = torch.stack([(simulated[name] * observed[name]).sum() for name in observed]).sum()
+    return dot, squared_norm({name: simulated[name] for name in observed}), squared_norm(observed)
 
 
 def squared_distance(simulated: Gradient, observed: Gradient) -> Tensor:
@@ -28,10 +39,9 @@ def squared_distance(simulated: Gradient, observed: Gradient) -> Tensor:
     return torch.stack([(simulated[name] - observed[name]).square().sum() for name in observed]).sum()
 
 
-def cosine_distance(simulated: Gradient, observed: Gradient) -> Tensor:
+def cosine_distance(simulated: Gradient, observed: Gradient, products: Products = _products) -> Tensor:
     """One minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
-    dot = torch.stack([(simulated[name] * observed[name]).sum() for name in observed]).sum()
-    squares = [torch.stack([g[name].square().sum() for name in observed]).sum() for g in (simulated, observed)]
+    dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 
 
@@ -46,7 +56,12 @@ def squared_norm(gradient: Gradient) -> Tensor:
 
 
 euclidean = Objective(squared_distance, worst=squared_norm, squares=True)
-cosine = Objective(cosine_distance, worst=lambda observed: torch.ones_like(squared_norm(observed)), squares=False)
+cosine = Objective(
+    cosine_distance,
+    worst=lambda observed: torch.ones_like(squared_norm(observed)),
+    squares=False,
+    of_large=lambda simulated, observed: cosine_distance(simulated, observed, products),
+)
 absolute = Objective(
     absolute_distance, worst=lambda observed: torch.stack([g.abs().sum() for g in observed.values()]).sum(), squares=False
 )

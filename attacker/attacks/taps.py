@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from attacker.attacks import layer_gradients as layers
-from attacker.attacks.convolutions import Geometry, convolution, weight_gradient
+from attacker.attacks.convolutions import Geometry, convolution, library, weight_gradient
 
-Rule = Callable[[Tensor], Tensor]
-"""From the gradient of a layer's output, (P * N, ...), that of a weight for each problem, (P, *shape)."""
+Rule = Callable[[Tensor], layers.Stack]
+"""From the gradient of a layer's output, (P * N, ...), that of a weight for each problem."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,16 @@ def _convolution(
     else:
         taken, whole = taps.precision or input.dtype, input.dtype
         fed = input.to(taken)
-        output = functional.conv2d(fed, weight.to(taken), None, *each, groups).to(whole)
-        of_weight = lambda g: layers.of_convolution_weight(  # noqa: E731
-            fed, g.to(taken), problems, kernel, *each, groups
-        ).to(whole)
+        output = library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
+        of_weight = lambda g: _cast(  # noqa: E731
+            layers.of_convolution_weight(fed, g.to(taken), problems, kernel, *each, groups), whole
+        )
     output = output if bias is None else output + bias[:, None, None]
     return taps.note(output, (weight, of_weight), (bias, lambda g: layers.of_channel_bias(g, problems)))
+
+
+def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
+    return tuple(t.to(whole) for t in stack) if isinstance(stack, tuple) else stack.to(whole)
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:

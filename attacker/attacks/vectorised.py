@@ -7,30 +7,44 @@ matrices, where `vmap` of a gradient takes convolutions with one group a problem
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from attacker.attacks.layer_gradients import Stack
 from attacker.attacks.simulation import NOTHING, Gradient, Weights, gradient_of
 from attacker.attacks.taps import Tap, Taps
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.wire.observation import DataSpec
 
+Gradients = dict[str, Stack]
+
 
 class PerProblem(Protocol):
     """From shared weights, x (P, N, *shape) in [0, 1], y (P, N) or soft (P, N, K), and shared buffers to the gradients.
 
-    precision: of large convolutions; None for that of the weights. Gives dL/dw of each problem's own mean loss by name,
-    (P, *shape of the parameter), differentiable by x and by soft y. Not to be called under `vmap` or `torch.func.grad`: problems
-    are what it maps over.
+    precision: of large convolutions; None for that of the weights. Gives dL/dw of each problem's own mean loss by name: a row of
+    one tensor, or where these are large a tensor, for each problem. Differentiable by x and by soft y. Not to be called under
+    `vmap` or `torch.func.grad`: problems are what it maps over.
     """
 
     def __call__(
         self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
-    ) -> Gradient: ...
+    ) -> Gradients: ...
+
+
+def apart(gradients: Gradients) -> list[Gradient]:
+    """The gradient of each problem by itself."""
+    rows = {name: g if isinstance(g, tuple) else g.unbind() for name, g in gradients.items()}
+    return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+
+
+def together(gradients: Gradients) -> Gradient | None:
+    """(P, *shape) of each parameter; None where one tensor would be too large for that."""
+    return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
 
 @lru_cache(maxsize=2)
@@ -48,9 +62,9 @@ def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | Non
 def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
     def gradients(
         weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
-    ) -> Gradient:
+    ) -> Gradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        if len(x) == 1 and precision is None:
+        if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < LARGE:
             return _of_one(weights, x[0], y[0], buffers, searched)
         taps = Taps(weights, len(x), precision)
         with torch.enable_grad():
@@ -63,8 +77,8 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
         with torch.set_grad_enabled(searched):
             return _collected(weights, len(x), taps.found, outputs)
 
-    def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> Gradient:
-        """What torch does by itself: taps cost more than they bring where there is but one problem."""
+    def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> Gradients:
+        """What torch does by itself: taps cost more than they bring where there is but one small problem."""
         with torch.enable_grad():
             own = {name: w.detach().requires_grad_() for name, w in weights.items()}
             total = measure(functional_call(model, {**buffers, **own}, (data.normalise(x),)), y)
@@ -74,16 +88,26 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
     return gradients
 
 
-def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> Gradient:
+def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> Gradients:
     """Sums over the calls of each layer; zeros for weights that the loss does not depend on."""
-    found: Gradient = {}
+    found: Gradients = {}
     for tap, output in zip(taps, outputs, strict=True):
         if output is None:
             continue
         for name, rule in tap.rules.items():
             gradient = rule(output)
-            found[name] = found[name] + gradient if name in found else gradient
+            found[name] = _sum(found[name], gradient) if name in found else gradient
     return {name: found[name] if name in found else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
+
+
+LARGE = 1e6
+"""Values of all weights."""
+
+
+def _sum(one: Stack, other: Stack) -> Stack:
+    if isinstance(one, tuple) or isinstance(other, tuple):
+        return tuple(a + b for a, b in zip(one, other, strict=True))
+    return one + other
 
 
 def _agrees(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:

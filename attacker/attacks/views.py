@@ -10,6 +10,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attacker.attacks.compiled import Compiled, Evaluate
+from attacker.attacks.convolutions import channels_last
 from attacker.attacks.local_steps import after_local_steps
 from attacker.attacks.objectives import Gradient, squared_norm
 from attacker.attacks.simulation import (
@@ -23,7 +24,7 @@ from attacker.attacks.simulation import (
     through,
     total_step,
 )
-from attacker.attacks.vectorised import PerProblem, per_problem
+from attacker.attacks.vectorised import PerProblem, apart, per_problem, together
 from defenses.channel import transparent
 from fedsim.wire.observation import Observation
 
@@ -86,7 +87,8 @@ class View:
         device, order = self.attack.device, dict(self.model.named_parameters())
         weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
         self.shared = all(_same(w, weights[0]) for w in weights[1:])
-        self.weights = weights[0] if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        one = {name: channels_last(w) for name, w in weights[0].items()}
+        self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
         self.buffers, self.same_buffers = buffers_of(self.model, observations)
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
@@ -96,7 +98,7 @@ class View:
         scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(observations))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.attack.layers else {}
         self.rows: Row = {
-            "observed": vmap(_scaled)(compared, scales) if scales else compared,
+            "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
             "scale": scales,
             "known": vmap(self.channel.learn)(seen),
             "places": places.to(device),
@@ -190,9 +192,12 @@ class View:
             def compared(gradient: Gradient, row: Row) -> Tensor:
                 if self.channel is not transparent:
                     gradient = through(self.channel, row["known"], gradient, self.weights, self.training, self.steps)
-                return self.attack.objective.distance(_scaled(gradient, row["scale"]), row["observed"])
+                return distance(_scaled(gradient, row["scale"]), row["observed"])
 
-            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(each(compared, gradient, row))
+            stacked, objective = together(gradient), self.attack.objective
+            distance = objective.distance if stacked is not None else objective.of_large or objective.distance
+            found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
+            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(found)
             if not value.requires_grad:  # where nothing of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
@@ -206,6 +211,16 @@ def each(function: Callable[..., Any], *rows: Any) -> Any:
         return vmap(function, randomness="different")(*rows)
     alone = function(*tree_map(lambda t: t[0], rows))
     return tree_map(lambda t: t[None], alone)
+
+
+def one_by_one(compared: Callable[[Gradient, Row], Tensor], gradients: Sequence[Gradient], rows: Row) -> Tensor:
+    """(P,), the same problem by problem: large tensors of one problem stay where the processor reaches them fast."""
+    return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
+
+
+def _laid_out(stack: Tensor) -> Tensor:
+    """(P, *shape of a weight), as gradients of convolutions are."""
+    return channels_last(stack) if stack.ndim == 5 else stack
 
 
 def _same(one: Gradient, other: Gradient) -> bool:

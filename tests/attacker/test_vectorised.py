@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.convolutions import Geometry, convolution, weight_gradient
+from attacker.attacks.convolutions import Geometry, Setting, channels_last, convolution, library, weight_gradient
 from attacker.attacks.layer_gradients import of_convolution_weight
 from attacker.attacks.simulation import Weights, gradient_of
-from attacker.attacks.vectorised import PerProblem, per_problem
+from attacker.attacks.vectorised import Gradients, PerProblem, apart, per_problem, together
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
 
@@ -71,6 +71,10 @@ def one_by_one(
     return {name: torch.stack([g[name] for g in each]) for name in weights}
 
 
+def stacked(gradients: Gradients) -> dict[str, Tensor]:
+    return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients.items()}
+
+
 def agree(ours: Tensor, theirs: Tensor) -> bool:
     return bool((ours - theirs).norm() <= 1e-11 * theirs.norm())
 
@@ -82,7 +86,7 @@ def test_gradients_and_the_slope_of_a_distance_are_those_of_each_problem_by_itse
     weights, buffers = doubles(model)
     x, y = guess(data, count, soft)
     theirs = one_by_one(model, data, loss, weights, x, y, buffers)
-    ours = at_once(model, data, loss)(weights, x, y, buffers)
+    ours = stacked(at_once(model, data, loss)(weights, x, y, buffers))
     assert set(ours) == set(weights)
     assert all(agree(ours[key], theirs[key]) for key in weights)
     aims = {key: torch.linspace(-1, 1, w.numel(), dtype=torch.double).reshape(w.shape) for key, w in weights.items()}
@@ -114,8 +118,20 @@ def test_small_convolutions_are_torchs_with_all_derivatives(
     other = of_convolution_weight(x, g, problems, kernel, (stride, stride), padding, (1, 1), 1)
     each = [torch.nn.grad.conv2d_weight(i, weight.shape, o, stride, padding) for i, o in zip(x.split(2), g.split(2), strict=True)]
     assert torch.allclose(found, torch.stack(each))
-    assert torch.allclose(other, torch.stack(each))
+    assert torch.allclose(torch.stack(list(other)), torch.stack(each))
     assert torch.autograd.gradcheck(lambda x, g: weight_gradient(x, g, problems, geometry), (x, g), fast_mode=True)
+
+
+@pytest.mark.parametrize("setting", [((2, 1), (1, 0), (1, 2), 2), ((1, 1), (2, 1), (1, 1), 1), ((3, 3), (0, 1), (2, 1), 4)])
+def test_the_librarys_convolution_has_its_derivatives_by_images_and_none_by_weights(setting: Setting) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, 7, 8, generator=rng, dtype=torch.double).requires_grad_()
+    weight = torch.randn(4, 4 // setting[-1], 3, 2, generator=rng, dtype=torch.double).requires_grad_()
+    output = library(x, weight, setting)
+    assert torch.equal(output, functional.conv2d(x, weight, None, *setting))
+    assert torch.autograd.grad(output.sum(), weight, allow_unused=True) == (None,)
+    assert torch.autograd.gradcheck(lambda x: library(x, weight, setting), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: library(x, weight, setting), x, fast_mode=True)
 
 
 def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivatives() -> None:
@@ -124,7 +140,7 @@ def test_weight_gradients_of_grouped_and_dilated_convolutions_have_their_derivat
     g = torch.randn(4, 6, 4, 4, generator=rng, dtype=torch.double).requires_grad_()
     setting = ((3, 2), (2, 1), (1, 0), (1, 2), 2)
     each = [torch.nn.grad.conv2d_weight(i, (6, 2, 3, 2), o, *setting[1:]) for i, o in zip(x.split(2), g.split(2), strict=True)]
-    assert torch.allclose(of_convolution_weight(x, g, 2, *setting), torch.stack(each))
+    assert torch.allclose(torch.stack(list(of_convolution_weight(x, g, 2, *setting))), torch.stack(each))
     assert torch.autograd.gradcheck(lambda x, g: of_convolution_weight(x, g, 2, *setting), (x, g), fast_mode=True)
 
 
@@ -173,7 +189,7 @@ def test_layers_used_twice_add_up_and_unused_ones_have_zeros() -> None:
     weights, _ = doubles(model)
     x, y = guess(data, 2, soft=False)
     theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = at_once(model, data)(weights, x, y)
+    ours = stacked(at_once(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     assert not ours["unused.weight"].any()
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), x)[0] for found in (ours, theirs)]
@@ -194,7 +210,7 @@ def test_one_problem_alone_is_as_it_is_among_others() -> None:
     weights, _ = doubles(model)
     x, y = guess(data, 2, soft=True, problems=1)
     theirs = one_by_one(model, data, "cross_entropy", weights, x, y, {})
-    ours = at_once(model, data)(weights, x, y)
+    ours = stacked(at_once(model, data)(weights, x, y))
     assert all(agree(ours[key], theirs[key]) for key in weights)
     slopes = [torch.autograd.grad(sum(g.square().sum() for g in found.values()), (x, y)) for found in (ours, theirs)]
     assert all(agree(*pair) for pair in zip(*slopes, strict=True))
@@ -205,6 +221,27 @@ def test_nothing_is_kept_for_derivatives_that_nobody_asked_for(problems: int) ->
     model, data, _ = built("lenet_cpl", *NETWORKS["lenet_cpl"])
     weights = {name: p.detach() for name, p in model.named_parameters()}
     x, y = torch.rand(problems, 1, *data.shape), torch.zeros(problems, 1, dtype=torch.long)
-    assert not any(g.requires_grad for g in at_once(model, data)(weights, x, y).values())
+    assert not any(g.requires_grad for g in stacked(at_once(model, data)(weights, x, y)).values())
     with torch.no_grad():
-        assert not any(g.requires_grad for g in at_once(model, data)(weights, x.requires_grad_(), y).values())
+        assert not any(g.requires_grad for g in stacked(at_once(model, data)(weights, x.requires_grad_(), y)).values())
+
+
+def test_large_gradients_are_told_apart_and_small_ones_stay_together() -> None:
+    large, _, _ = built("resnet20_4", {}, (3, 16, 16), 3)
+    small, data, _ = built("lenet_dlg", {}, (3, 16, 16), 3)
+    x, y = torch.rand(2, 1, *data.shape), torch.tensor([[0], [2]])
+    for model, is_large in ((large, True), (small, False)):
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        found = at_once(model, data)(weights, x, y)
+        assert (together(found) is None) == is_large
+        rows = apart(found)
+        assert len(rows) == 2
+        assert all(torch.equal(row[name], stacked(found)[name][i]) for i, row in enumerate(rows) for name in weights)
+
+
+def test_channels_last_keeps_values_and_strides_the_channels_by_one() -> None:
+    t = torch.rand(2, 5, 4, 3, 2)
+    assert torch.equal(channels_last(t), t)
+    assert channels_last(t).stride(-3) == 1
+    assert channels_last(t[0]).is_contiguous(memory_format=torch.channels_last)
+    assert channels_last(t[0, 0]).is_contiguous()

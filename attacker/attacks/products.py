@@ -1,0 +1,45 @@
+"""Inner products of large gradients: nothing of their size is written on the way, and one tensor for each on the way back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gradient = Mapping[str, Tensor]
+
+
+def products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the names of the observed one, the inner products of both, of the simulated with itself, of the observed with itself.
+
+    Differentiable once, and by the simulated one. Not to be called under `vmap` or `torch.func.grad`.
+    """
+    dot, simulated_square, observed_square = _Products.apply(*(simulated[name] for name in observed), *observed.values())
+    return dot, simulated_square, observed_square
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*tensors)
+        each = torch.stack([torch.stack([s.dot(o), s.dot(s), o.dot(o)]) for s, o in (_flat(*pair) for pair in _pairs(tensors))])
+        return each.sum(dim=0).unbind()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        of_dot, of_square, _ = (float(slope) for slope in slopes)
+        pairs = _pairs(ctx.saved_tensors)
+        return *((o * of_dot).add_(s, alpha=2 * of_square) for s, o in pairs), *(None for _ in pairs)
+
+
+def _pairs(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
+    half = len(tensors) // 2
+    return list(zip(tensors[:half], tensors[half:], strict=True))
+
+
+def _flat(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as vectors, their values in the order in which the simulated one has them."""
+    if simulated.ndim == 4 and simulated.is_contiguous(memory_format=torch.channels_last):
+        simulated, observed = (t.permute(0, 2, 3, 1) for t in (simulated, observed))
+    return simulated.reshape(-1), observed.reshape(-1)

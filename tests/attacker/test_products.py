@@ -1,0 +1,44 @@
+"""The cosine of large gradients is the plain one, with the same slope, however the tensors lie in memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks.convolutions import channels_last
+from attacker.attacks.objectives import cosine
+from attacker.attacks.products import products
+
+SHAPES = {"a": (4, 3, 3, 2), "b": (5,), "c": (2, 6)}
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=rng, dtype=torch.double) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("of_simulated", [channels_last, torch.Tensor.contiguous])
+@pytest.mark.parametrize("of_observed", [channels_last, torch.Tensor.contiguous])
+def test_the_cosine_of_large_gradients_and_its_slope_are_the_plain_ones(of_simulated, of_observed) -> None:
+    simulated = {name: of_simulated(t).requires_grad_() for name, t in drawn(0).items()}
+    observed = {name: of_observed(t) for name, t in drawn(1).items()}
+    assert cosine.of_large is not None
+    both = [distance(simulated, observed) for distance in (cosine.distance, cosine.of_large)]
+    assert torch.allclose(*both, rtol=1e-12)
+    assert abs(both[0].item() - 1) > 1e-3  # the drawn ones are not orthogonal: a sign shows
+    slopes = [torch.autograd.grad(one, list(simulated.values())) for one in both]
+    assert all(torch.allclose(*pair, rtol=1e-12) for pair in zip(*slopes, strict=True))
+
+
+def test_what_was_not_observed_does_not_count() -> None:
+    simulated, observed = drawn(0), drawn(1)
+    del observed["b"]
+    dot, own, theirs = products(simulated, observed)
+    assert torch.allclose(dot, sum((simulated[n] * observed[n]).sum() for n in observed))
+    assert torch.allclose(own, sum(simulated[n].square().sum() for n in observed))
+    assert torch.allclose(theirs, sum(o.square().sum() for o in observed.values()))
+    assert torch.allclose(cosine.of_large(simulated, observed), cosine.distance(simulated, observed))
+
+
+def test_a_gradient_of_zeros_is_as_far_as_one_that_says_nothing() -> None:
+    zeros = {name: torch.zeros_like(t) for name, t in drawn(0).items()}
+    assert float(cosine.of_large(zeros, drawn(1))) == 1.0
