@@ -4,7 +4,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test format clean
+.PHONY: demo test test-page test-deploy format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
@@ -15,6 +15,13 @@ test: .venv/.installed-dev  ## all that a change must pass
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	OMP_NUM_THREADS=1 $(BIN)/pytest  # small tensors: a second thread only waits where the machine is shared
+
+test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
+	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/page -m page -rs
+
+test-deploy: .venv/.installed-dev  ## federations of separate processes, and on several hosts where the system allows it
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy -m 'deploy or not deploy' -rs
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from attacker.attacks.base import Look
 from fedsim.wire.files import write_tensors
 
 SUFFIX = ".checkpoint"
@@ -43,13 +44,14 @@ class Origin:
 class FileMemory:
     """The memory of one task, in one file that is replaced at once. Also an empty one says that the task is not done.
 
-    cases: their keys, in the order in which they are attacked. every: seconds between two calls of `keep`.
+    cases: their keys, in the order in which they are attacked. every: seconds between two calls of `keep`. look: see `Memory`.
     """
 
     folder: Path
     cases: tuple[str, ...]
     origin: Origin
     every: float = 60.0
+    look: Look | None = None
     _kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 from attacker.commands.listing import list_
 from attacker.commands.replaying import replay
 from attacker.commands.scoring import score
+from attacker.commands.serving import serve
 from attacker.commands.showing import demo, rank, report
 from fedsim.console import command_line, run_to_the_end
 
@@ -12,6 +13,7 @@ app.command(epilog="Example:  attacker replay runs/first --attack agic --client 
 app.command(epilog="Example:  attacker score runs/first")(score)
 app.command(epilog="Example:  attacker report runs/first runs/second --out report.html")(report)
 app.command(epilog="Example:  attacker rank cnn6_d --input 3x32x32 --out rank.png")(rank)
+app.command(epilog="Example:  attacker serve runs --truth own")(serve)
 app.command(epilog="Example:  attacker demo --out runs/demo")(demo)
 
 

@@ -9,28 +9,26 @@ from typing import Any
 from attacker.attacks import AttackSpec
 from attacker.cases import Plan, entry, row_entry
 from fedsim.wire import Manifest, Recording
-from fedsim.wire.files import write_json
+from fedsim.wire.files import alone, write_json
 
 
 def write_facts(path: Path, recording: Recording, spec: AttackSpec, plan: Plan, *, oracles: Sequence[str], seed: int) -> None:
     """What scoring and report need to know of a replay; cases of earlier calls stay. Rows that hold no update are listed, too."""
-    cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
     told = [row_entry(recording, row) for row in plan.idle]
     told += [entry(recording, case, whole=plan.whole) for case in plan.cases]
-    cases |= {case["key"]: case for case in told}
-    write_json(
-        path,
-        {
-            "attack": spec.name,
-            "spec": str(spec),
-            "null": spec.null,
-            "knows_defense": spec.knows_defense,
-            "oracles": list(oracles),
-            "seed": seed,
-            "run": facts(recording.manifest),
-            "cases": [cases[key] for key in sorted(cases)],
-        },
-    )
+    about = {
+        "attack": spec.name,
+        "spec": str(spec),
+        "null": spec.null,
+        "knows_defense": spec.knows_defense,
+        "oracles": list(oracles),
+        "seed": seed,
+        "run": facts(recording.manifest),
+    }
+    with alone(path.with_name(".lock"), wait=True):  # another replay may be at other rounds
+        cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
+        cases |= {case["key"]: case for case in told}
+        write_json(path, {**about, "cases": [cases[key] for key in sorted(cases)]})
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacker import cluster, workers
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES
+from attacker.attacks.base import MAX_EXAMPLES, Look
 from attacker.cases import Plan, Planned, planned
 from attacker.checkpoints import tidy, unfinished
 from attacker.chunks import Footprint, chunked
@@ -24,7 +24,8 @@ from fedsim.wire import DamagedFile, Recording, Row
 from fedsim.wire.files import make_private
 from fedsim.wire.masked import SUM
 
-OracleLabels = Callable[[Row], Tensor]
+Oracle = Callable[[Row], Tensor]
+"""From a row, what no server knows of its examples."""
 
 
 @dataclass
@@ -59,12 +60,14 @@ class Replay:
 
     out:     folder of all reconstructions; this replay's own is named after the attack and a hash of all that defines it.
     rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the model and the machine.
-    oracle_labels: the true labels of a row, where the user asked for that oracle.
+    oracle_labels, oracle_logits: the true labels of a row, and what its model made of the true examples, where the user asked for
+             that oracle.
     threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
     workers: processes; 1: this one; None: one for each core, where there is enough work to pay for their start.
     ray:     address of a Ray cluster that does the work instead, or `local` for one of this machine's own.
     model:   the network of somebody else's federation, as `module:function`, for workers to import.
     every:   seconds between two checkpoints.
+    look:    who watches what emerges, see `Memory`; only of work in this process.
     """
 
     recording: Recording
@@ -75,18 +78,26 @@ class Replay:
     rounds: frozenset[int] | None = None
     clients: frozenset[str] | None = None
     chunk: int | None = None
-    oracle_labels: OracleLabels | None = None
+    oracle_labels: Oracle | None = None
+    oracle_logits: Oracle | None = None
     threads: int | None = None
     workers: int | None = 1
     ray: str | None = None
     model: str | None = None
     every: float = 60.0
+    look: Look | None = None
 
     @cached_property
     def folder(self) -> Path:
-        identity = [str(self.spec), self.seed, self.oracle_labels is not None, self.recording.fingerprint()]
+        identity = [str(self.spec), self.seed, self._oracles, self.recording.fingerprint()]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
+
+    @property
+    def _oracles(self) -> tuple[str, ...]:
+        """By name, those that the user asked for."""
+        told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
+        return tuple(name for name, oracle in told.items() if oracle is not None)
 
     @cached_property
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
@@ -149,8 +160,7 @@ class Replay:
         plan, pending = self.plan, self._pending()
         make_private(self.out)
         make_private(self.folder)
-        labels = ("labels",) if self.oracle_labels is not None and not self.spec.null else ()
-        oracles = (*getattr(self._attack, "oracles", ()), *labels)
+        oracles = (*getattr(self._attack, "oracles", ()), *(() if self.spec.null else self._oracles))
         write_facts(self.folder / "attack.json", self.recording, self.spec, plan, oracles=oracles, seed=self.seed)
         replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
@@ -213,16 +223,19 @@ class Replay:
         return once * evaluations(self._attack)
 
     def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
-        """Cases as plain data, with the labels that an oracle tells of them; one of which it cannot tell any has failed."""
+        """Cases as plain data, with what oracles tell of them; one of which they cannot tell anything has failed."""
         for case in cases:
-            labels = None
-            if self.oracle_labels is not None and not self.spec.null:
-                try:
+            labels = logits = None
+            try:
+                if self.oracle_labels is not None and not self.spec.null:
                     labels = tuple(torch.cat([self.oracle_labels(row) for row in case.rows]).tolist())
-                except ValueError as error:
-                    self._fail(case.key, str(error), replayed)
-                    continue
-            yield Member(key=case.key, rows=tuple((row.round, row.client) for row in case.rows), labels=labels)
+                if self.oracle_logits is not None and not self.spec.null:
+                    logits = tuple(map(tuple, self.oracle_logits(case.rows[0]).tolist()))
+            except ValueError as error:
+                self._fail(case.key, str(error), replayed)
+                continue
+            rows = tuple((row.round, row.client) for row in case.rows)
+            yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
     def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[Outcome]:
         """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
@@ -234,7 +247,7 @@ class Replay:
         elif count > 1:
             results = workers.attacked(self._job, tasks, count, meter.told)
         else:
-            results = here(self._job, self.recording, tasks, meter.of_attack)
+            results = here(self._job, self.recording, tasks, meter.of_attack, self.look)
         for number, outcome in results:
             meter.told(number, 1.0, "")
             yield outcome

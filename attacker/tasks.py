@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attacker.attacks import AttackSpec, Case, Progress, unmet
+from attacker.attacks.base import Look
 from attacker.cases import trouble
 from attacker.checkpoints import FileMemory, Origin
 from attacker.reconstruction import Reconstruction
@@ -59,11 +60,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One case of a task: the rows of its observations, in order of rounds. labels: where an oracle tells them."""
+    """One case of a task: the rows of its observations, in order of rounds. labels, logits: where an oracle tells them."""
 
     key: str
     rows: tuple[Place, ...]
     labels: tuple[int, ...] | None = None
+    logits: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class Task:
                     key=member["key"],
                     rows=tuple((round, client) for round, client in member["rows"]),
                     labels=None if member["labels"] is None else tuple(member["labels"]),
+                    logits=None if member["logits"] is None else tuple(map(tuple, member["logits"])),
                 )
                 for member in members
             )
@@ -108,10 +111,10 @@ class Outcome:
 
 
 class Bench:
-    """Does the tasks of one job, one after the other."""
+    """Does the tasks of one job, one after the other. look: who watches, see `Memory`."""
 
-    def __init__(self, job: Job, recording: Recording | None = None) -> None:
-        self.job, self.folder = job, Path(job.folder)
+    def __init__(self, job: Job, recording: Recording | None = None, look: Look | None = None) -> None:
+        self.job, self.folder, self.look = job, Path(job.folder), look
         self.recording = recording or Recording(job.recording)
         if job.model is not None and recording is None:
             models.admit(job.model, name=self.recording.manifest.model.name)
@@ -133,8 +136,8 @@ class Bench:
             if reason := next((problems[row] for row in member.rows if row in problems), ""):
                 self._fail(member.key, reason, outcome)
                 continue
-            labels = None if member.labels is None else torch.tensor(member.labels)
-            case = Case(tuple(observations[row] for row in member.rows), known_labels=labels)
+            labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
+            case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
             if reasons := unmet(self.attack, case):
                 self._fail(member.key, f"{self.job.attack} cannot be used: {'; '.join(reasons)}", outcome)
                 continue
@@ -170,7 +173,7 @@ class Bench:
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
             return
-        memory = FileMemory(self.folder, keys, self.job.origin, every=self.job.every)
+        memory = FileMemory(self.folder, keys, self.job.origin, every=self.job.every, look=self.look)
         memory.begin()
         rng = torch.Generator().manual_seed(self.job.seed)
         try:
@@ -212,10 +215,10 @@ class Bench:
 
 
 def here(
-    job: Job, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress]
+    job: Job, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
 ) -> Iterator[tuple[int, Outcome]]:
     """Numbers of tasks and what became of each, in this process. progress: from the number of a task, a callback for it."""
-    bench = Bench(job, recording)
+    bench = Bench(job, recording, look)
     for number, task in enumerate(tasks):
         yield number, bench.run(task, progress(number))
 

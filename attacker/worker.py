@@ -22,12 +22,12 @@ def main() -> None:
     """
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
-    answers = _private_stdout()
-    lines = _lines(sys.stdin)
+    answers = private_stdout()
+    lines = lines_of(sys.stdin)
     from attacker.tasks import Bench, Job, Outcome, Task  # after stdout is safe from what imports print
 
     bench = Bench(Job.from_json(lines.get()))
-    _say(answers, ready=True)
+    say(answers, ready=True)
     while True:
         task = Task.from_json(lines.get())
         try:
@@ -35,7 +35,7 @@ def main() -> None:
                 outcome = bench.run(task, _progress(answers))
         except KeyboardInterrupt:  # before the attack began, or after it ended
             outcome = Outcome(interrupted=True)
-        _say(answers, outcome=asdict(outcome))
+        say(answers, outcome=asdict(outcome))
 
 
 class Interrupt:
@@ -69,19 +69,19 @@ def _progress(answers: TextIO) -> Callable[[int, int, str], None]:
         nonlocal last
         if (now := time.monotonic()) - last >= EVERY:
             last = now
-            _say(answers, progress=[done, most, words])
+            say(answers, progress=[done, most, words])
 
     return progress
 
 
-def _private_stdout() -> TextIO:
+def private_stdout() -> TextIO:
     """The stdout that only answers go to; what anything else prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
-def _lines(source: TextIO) -> "SimpleQueue[str]":
+def lines_of(source: TextIO) -> "SimpleQueue[str]":
     """Lines as they come. Who gave them may be killed in the middle of a task, and is then waited for by nobody."""
     queue: SimpleQueue[str] = SimpleQueue()
 
@@ -94,7 +94,8 @@ def _lines(source: TextIO) -> "SimpleQueue[str]":
     return queue
 
 
-def _say(answers: TextIO, **message: Any) -> None:
+def say(answers: TextIO, **message: Any) -> None:
+    """One message, in a line."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 

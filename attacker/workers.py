@@ -57,7 +57,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            env=_environment(job.threads),
+            env=environment(job.threads),
             start_new_session=True,  # Ctrl-C reaches it once, from here
             text=True,
         )
@@ -185,7 +185,7 @@ class _Pool:
         self.workers.clear()
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def environment(threads: int | None) -> dict[str, str]:
     """That of this process, with its path of modules, and so many threads for whatever counts them."""
     counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}

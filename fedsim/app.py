@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
@@ -24,7 +25,9 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from fedsim import datasets, models, partition
 from fedsim.client import app as client_side
+from fedsim.datasets import parts
 from fedsim.experiment import Experiment, read, validate
+from fedsim.places import EVERYWHERE, Places
 from fedsim.pool import public_images
 from fedsim.privacy import accounts
 from fedsim.server import app as server_side
@@ -55,6 +58,7 @@ class Run:
     client_seed: draws the clients' secrets; None draws them from the system. Never part of an experiment.
     threads:     intra-op threads of one client; None leaves them as they are.
     resume:      go on with an unfinished run.
+    places:      where this party keeps what is its own; by default everybody has the data, and all is in `out`.
     """
 
     experiment: Experiment
@@ -63,6 +67,7 @@ class Run:
     client_seed: int | None = None
     threads: int | None = 1
     resume: bool = False
+    places: Places = EVERYWHERE
 
     def model(self) -> ModelSpec:
         named = self.experiment.model
@@ -72,7 +77,18 @@ class Run:
         return ModelSpec(name=named.name, arguments=named.arguments, network=network)
 
     def data(self) -> datasets.Dataset:
-        return datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+        return self.places.dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+
+    def sizes(self) -> list[int]:
+        """How many examples each client holds, in no order that says whose they are where the server has no data."""
+        if self.places.public is None:
+            return [len(part) for part in _split(self.experiment.to_toml())]
+        found = parts.sizes(self.places.public)
+        if len(found) != self.experiment.clients.count:
+            raise ValueError(
+                f"{self.places.public} tells of {len(found)} clients, and clients.count = {self.experiment.clients.count}"
+            )
+        return found
 
     def resolved_device(self) -> str:
         if self.device != "auto":
@@ -93,14 +109,14 @@ class Run:
     def _try_out(self) -> None:
         data = self.data()
         model = models.build(self.model(), data.spec)
-        x, y = data.train[:1]
+        x, y = _sample(data, 1)
         with torch.no_grad():
             models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
         public_images(InputsSpec.parse(self.experiment.inputs), data)
         self._try_rule(model, data)
         self.experiment.update_defense().build().init(dict(model.named_parameters()))
         self.strategy()
-        sizes = [len(part) for part in _split(self.experiment.to_toml())]
+        sizes = self.sizes()
         training = self.experiment.training
         if training.drop_last and min(sizes) < training.batch_size:
             raise ValueError(
@@ -122,11 +138,11 @@ class Run:
         if spec.step is not None:
             weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
             with torch.random.fork_rng(devices=[]):
-                train(model, weights, [data.train[:2]], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
+                train(model, weights, [_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
         """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
-        if not self.out.exists() or not any(path.suffix != ".partial" for path in self.out.iterdir()):
+        if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
             return False
         path = self.out / "experiment.toml"
         if not path.exists() or read(path) != self.experiment:
@@ -183,7 +199,7 @@ class Run:
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         make_private(self.out)
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
-        if not self._simulation.exists():
+        if self.places.public is None and not self._simulation.exists():  # else the clients are elsewhere
             make_private(self._simulation.parent)
             write_json(self._simulation, {"client_seed": self.client_seed})
 
@@ -231,17 +247,18 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
         return known[0][1]
 
     def made(run: Run) -> client_side.Settings:
-        data = run.data()
-        parts, inputs = _split(run.experiment.to_toml()), InputsSpec.parse(run.experiment.inputs)
+        data, places, named = run.data(), run.places, run.experiment.data
+        inputs = InputsSpec.parse(run.experiment.inputs)
+        own = None if places.data is None else np.arange(len(data.train))
         return client_side.Settings(
             model=run.model(),
             data=data.spec,
             training=run.experiment.training,
             defense=run.experiment.update_defense(),
-            private=run.out / "clients",
-            truth=run.out / "truth",
-            described=lambda: datasets.described(data, run.experiment.data.name, run.experiment.data.arguments),
-            holdings=lambda number: (data.train, parts[number]),
+            private=places.private or run.out / "clients",
+            truth=places.truth or run.out / "truth",
+            described=lambda: datasets.described(data, named.name, named.arguments) if own is None else places.described(data),
+            holdings=lambda number: (data.train, _split(run.experiment.to_toml())[number] if own is None else own),
             gradient=GradientSpec.parse(run.experiment.gradient),
             inputs=inputs,
             public=lambda: public_images(inputs, data),
@@ -264,9 +281,11 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
         e, data, device = run.experiment, run.data(), run.resolved_device()
         model = models.build(run.model(), data.spec).to(device)
         x, y = (t.to(device) for t in data.test[:])
-        sizes = frozenset(len(part) for part in _split(e.to_toml()))
+        sizes = frozenset(run.sizes())
 
         def held_out(weights: dict[str, Tensor]) -> dict[str, float]:
+            if not len(y):
+                return {"loss": nan, "accuracy": nan}
             moved = {name: w.to(device) for name, w in weights.items()}
             buffers = {name: moved.pop(name) for name in models.buffer_names(model) if name in moved}
             return evaluate(model, moved, x, y, data.spec, e.training, buffers=buffers)
@@ -294,6 +313,18 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
         )
 
     return server_side.make_server_app(settings)
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file means that a run was begun: not what a crash left, nor the empty folder where a recording is mounted."""
+    return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
+
+
+def _sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
+    """Examples to try things out on: the first ones, or black ones where the data are elsewhere."""
+    if len(data.train):
+        return data.train[:count]
+    return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)
 
 
 @lru_cache(maxsize=4)

@@ -8,9 +8,12 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim import handing
 from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
+from fedsim.handing import link_of
 
 if TYPE_CHECKING:
+    from fedsim.deployment.commands import Link
     from fedsim.experiment import Experiment
 
 EPSILONS = {
@@ -28,7 +31,20 @@ app = command_line("Run a federation and write down what its honest-but-curious 
 def run(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file; examples in deploy/experiments/.")],
     out_folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default in runs/.")] = None,
-    engine: Annotated[str, typer.Option(help="ray: clients in parallel; local: one after the other in this process.")] = "ray",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="ray: clients in parallel; local: one after the other in this process; deployment: each party a process."
+        ),
+    ] = "ray",
+    superlink: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a deployment that is there; its server has --out and --public.")
+    ] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")] = False,
+    public: Annotated[
+        Path | None, typer.Option(help="What the server knows of data that only clients have, from fedsim split.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")
     ] = None,
@@ -56,10 +72,13 @@ def run(
 ) -> None:
     """Run a federation to its end and record it."""
     with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
-        if engine not in ("ray", "local"):
-            raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local")
+        if engine not in ("ray", "local", "deployment"):
+            raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local, deployment")
+        if engine != "deployment" and (superlink or root_certificates or insecure or public):
+            raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
         from fedsim.experiment import read
 
+        link = link_of(superlink, root_certificates, insecure=insecure)
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
         chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
         resolved = read(experiment, chosen)
@@ -71,8 +90,11 @@ def run(
             err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
         federate(
             resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
-            client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose,
+            client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose, superlink=link, public=public,
         )  # fmt: skip
+        if not (folder / "recording").exists():
+            err.print(f"done; {escape(str(folder))} is on the server")
+            return
         result = shown(folder)
         if as_json:
             print_json(result)
@@ -95,15 +117,19 @@ def federate(
     client_gpus: float | None = None,
     resume: bool = False,
     verbose: bool = False,
+    superlink: "Link | None" = None,
+    public: Path | None = None,
 ) -> None:
     """Run a federation under a progress bar, unless it has run in `folder` already. Raises DiskFull where it cannot fit."""
     from fedsim import engine as engines
     from fedsim.app import Run
+    from fedsim.places import Places
     from fedsim.wire.room import check_room
 
     federation = Run(
-        experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume
-    )
+        experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
+        places=Places(public=public.absolute() if public else None),
+    )  # fmt: skip
     if federation.is_done():
         err.print(f"{escape(str(folder))} is done already")
         return
@@ -129,10 +155,12 @@ def federate(
             engine=engine,  # type: ignore[arg-type]
             client_cpus=client_cpus,
             client_gpus=client_gpus,
+            superlink=superlink,
             on_round=on_round,
             verbose=verbose,
         )
-    _tell_missing(folder)
+    if superlink is None or (folder / "recording").exists():
+        _tell_missing(folder)
 
 
 def _tell_missing(folder: Path) -> None:
@@ -295,6 +323,14 @@ def list_(
             for key in ("arguments", "reference"):
                 if told[key]:
                     out.print(f"    {key:<10} {escape(told[key])}", style="dim")
+
+
+app.command(epilog=handing.PREPARE)(handing.prepare)
+app.command(epilog=handing.SPLIT)(handing.split)
+app.command(epilog=handing.PART)(handing.part)
+app.command(epilog=handing.KEYS)(handing.keys)
+app.command(epilog=handing.START)(handing.start)
+app.command(epilog=handing.ENROL)(handing.enrol)
 
 
 def main() -> None:

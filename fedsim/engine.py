@@ -1,4 +1,4 @@
-"""Runs both Flower apps of an experiment: on Ray, or in this process."""
+"""Runs both Flower apps of an experiment: on Ray, in this process, or on a deployment."""
 
 import copy
 import logging
@@ -6,7 +6,7 @@ import os
 import random
 import uuid
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -16,8 +16,11 @@ from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.app import OnRound, Run, client_app, server_app
+from fedsim.deployment import running
+from fedsim.deployment.commands import Link
 
-Engine = Literal["ray", "local"]
+Engine = Literal["ray", "local", "deployment"]
+ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class EngineError(RuntimeError):
@@ -30,16 +33,21 @@ def run(
     engine: Engine = "ray",
     client_cpus: float = 1,
     client_gpus: float | None = None,
+    superlink: Link | None = None,
     on_round: OnRound | None = None,
     verbose: bool = False,
 ) -> None:
     """Run a federation to its end.
 
+    superlink: of a deployment that is there; without one, the engine "deployment" starts its own processes on this machine.
     client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
     Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
     """
     set_verbosity(verbose)
     experiment.check()
+    if engine == "deployment":
+        run_deployment(experiment, superlink, on_round)
+        return
     if engine == "ray":
         resources = _resources(client_cpus, client_gpus)
     experiment = experiment.settled()
@@ -91,6 +99,29 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
     try:
         server(grid, context)
     except Exception as error:
+        raise EngineError(str(error)) from error
+
+
+def run_deployment(experiment: Run, superlink: Link | None, on_round: OnRound | None = None) -> None:
+    """Run an experiment on the SuperLink, where the clients and the server's folder are, or on processes of this machine.
+
+    Raises EngineError where it fails.
+    """
+    public, resume = experiment.places.public, superlink is None or experiment.resume
+    if superlink is None:
+        experiment = experiment.settled()
+        experiment.prepare()
+    settings = experiment.experiment.to_toml()
+    config = running.run_config(
+        settings, experiment.out, device=experiment.device, threads=experiment.threads, public=public, resume=resume
+    )
+    try:
+        if superlink is not None:
+            running.run_on(superlink, config, on_round=on_round)
+        else:
+            count, seed = experiment.experiment.clients.count, experiment.client_seed
+            running.run_natively(config, experiment.out, count, seed=seed, on_round=on_round)
+    except running.DeploymentFailed as error:
         raise EngineError(str(error)) from error
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.linking import Links
-from attacker.reconstruction import Reconstruction
+from attacker.reconstruction import Reconstruction, Slot
 from fedsim import models
 from fedsim.wire.observation import Observation
 
@@ -24,11 +24,13 @@ class Case:
 
     known_labels: an oracle, only where asked for by name: the true labels, which no server knows; of several observations, one
                   after the other.
+    known_logits: another oracle: (N, K), what the model sent made of the true examples of the first observation.
     links:        which examples the observations share, where that is known; an attack of several rounds finds them itself.
     """
 
     observations: tuple[Observation, ...]
     known_labels: Tensor | None = None
+    known_logits: Tensor | None = None
     links: Links | None = None
 
     @property
@@ -79,14 +81,32 @@ Progress = Callable[[int, int, str], None]
 """Is called with (iterations done, iterations at most, a few words)."""
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What a search under way has come to for one case. x: (N, *shape), y: (N,), both on the CPU; see `Reconstruction`."""
+
+    x: Tensor
+    y: Tensor
+    slots: tuple[Slot, ...]
+    loss: float
+
+
+Look = Callable[[Sequence[Sight], int, int], None]
+"""Is called with what there is to see, iterations done, and iterations at most."""
+
+
 class Memory(Protocol):
     """Outlives a process that is killed: what an attack needs to go on where it was, bit for bit, as tensors by name.
 
-    every: seconds that an attack lets pass between two calls of `keep`.
+    every: seconds that an attack lets pass between two calls of `keep`. look: who watches it, and is shown about once a second
+    what emerges; None for nobody.
     """
 
     @property
     def every(self) -> float: ...
+
+    @property
+    def look(self) -> Look | None: ...
 
     def recall(self, key: str) -> dict[str, Tensor] | None:
         """What was last kept under `key`, on the CPU; None where that is nothing."""

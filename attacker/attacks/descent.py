@@ -209,6 +209,14 @@ def _state(active: _Active, found: Found, stepper: Stepper) -> State:
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
 
+def best_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of what `checkpoint` was given: the best latent of each problem so far, (P, D), and the loss there, (P,)."""
+    z, loss, ids = state["found.z"].clone(), state["found.loss"].clone(), state["active.ids"].to(state["found.loss"].device)
+    z[state["active.ids"]] = state["active.best_z"]
+    loss[ids] = state["active.best"].to(loss)
+    return z, loss
+
+
 def _taken_up(state: State, optimiser: Optimiser) -> tuple[_Active, Found, Stepper]:
     parts: dict[str, State] = {"active": {}, "found": {}, "stepper": {}}
     for key, tensor in state.items():

@@ -38,7 +38,8 @@ class GradientMatching:
     optimiser, steps, stop: steps are counted in the optimiser's periods.
     restarts:  at most so many starts a case: another one only where the last is stuck; the lowest own loss is kept.
     boxed:     keep x in [0, 1] after every step.
-    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha).
+    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha), or between logits and
+               those of the true examples where an oracle tells them.
     layers:    how much each layer counts; None: all alike.
     local_steps: one_batch takes all steps of a client as one on all its examples (AGIC); simulated goes through them one by one.
     surrogate: the one batch is taken at weights between those sent and those sent back; how far is searched for (SME).

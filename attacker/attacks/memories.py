@@ -7,9 +7,11 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from attacker.attacks.base import Memory
+from attacker.attacks.base import Look, Memory
 
 State = dict[str, Tensor]
+SIGHTS = 1.0
+"""Seconds between two looks at a search."""
 
 
 @dataclass
@@ -25,15 +27,20 @@ class Best:
     restarts: int = 0
 
 
-def now_and_then(memory: Memory, key: str) -> Callable[[Callable[[], Mapping[str, Tensor]]], None]:
-    """Keeps a state, made only then, where `memory.every` seconds have passed since it was last kept."""
-    last = monotonic()
+def now_and_then(
+    memory: Memory, key: str, show: Callable[[Look, Mapping[str, Tensor]], None]
+) -> Callable[[Callable[[], Mapping[str, Tensor]]], None]:
+    """Keeps a state, made only then, where `memory.every` seconds have passed since it was last kept; shows it to who looks."""
+    kept = seen = monotonic()
 
     def keep(state: Callable[[], Mapping[str, Tensor]]) -> None:
-        nonlocal last
-        if monotonic() - last >= memory.every:
+        nonlocal kept, seen
+        if monotonic() - kept >= memory.every:
             memory.keep(key, state())
-            last = monotonic()
+            kept = monotonic()
+        if memory.look is not None and monotonic() - seen >= SIGHTS:
+            show(memory.look, state())
+            seen = monotonic()
 
     return keep
 
@@ -81,6 +88,10 @@ class _Within:
     @property
     def every(self) -> float:
         return self.whole.every
+
+    @property
+    def look(self) -> Look | None:
+        return self.whole.look
 
     def recall(self, key: str) -> dict[str, Tensor] | None:
         return self.whole.recall(self.prefix + key)

@@ -1,7 +1,8 @@
 """One call of a gradient matching attack: many cases, some of them more than once, searched for all at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,16 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from attacker.attacks import local_epochs
-from attacker.attacks.base import Case, Memory, Progress, generator_for
-from attacker.attacks.descent import Problems, descend
+from attacker.attacks.base import Case, Look, Memory, Progress, Sight, generator_for
+from attacker.attacks.descent import Problems, best_of, descend
+from attacker.attacks.knowledge import gamma_of, links_of, logits_of
 from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
-from attacker.attacks.objectives import Gradient, squared_norm
+from attacker.attacks.objectives import squared_norm
 from attacker.attacks.precision import fast
 from attacker.attacks.priors import flat
 from attacker.attacks.reading import read_labels
 from attacker.attacks.simulation import network_of
 from attacker.attacks.views import Row, View, each
-from attacker.linking import Links, unlinked
 from attacker.reconstruction import Reconstruction, Slot, slots_of
 from fedsim import models
 
@@ -45,10 +46,11 @@ class Search:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         first = cases[0].observations[0]
         self.data, self.loss = first.data, first.training.loss
+        self.told = bool(attack.agreement and attack.sees_gradient) and all(case.known_logits is not None for case in cases)
         self.joint = attack.labels is None and cases[0].known_labels is None
         self.model: nn.Module = network_of(first).to(attack.device)
         self.epochs = local_epochs.separate(attack.order_invariant, first.training)
-        self.links = [_links(case, self.epochs) for case in cases]
+        self.links = [links_of(case, self.epochs) for case in cases]
         self.count = self.links[0].examples
         self.views = [self._view(o) for o in range(len(cases[0].observations))]
         self.defended = any(view.defended for view in self.views)
@@ -60,7 +62,7 @@ class Search:
     def _view(self, o: int) -> View:
         observations = [case.observations[o] for case in self.cases]
         places = torch.stack([links.places[o] for links in self.links])
-        gamma = torch.tensor([_gamma(links, o, self.attack.later) for links in self.links])
+        gamma = torch.tensor([gamma_of(links, o, self.attack.later) for links in self.links])
         return View(self.attack, self.model, observations, places, gamma, self.count)
 
     def _thresholds(self) -> None:
@@ -101,6 +103,8 @@ class Search:
         z = self._starts(pending, restart, labels)
         rows = torch.tensor(pending, device=z.device)
         problem: Row = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        if self.told:
+            problem["logits"] = torch.stack([logits_of(self.cases[i], self.links[i], self.epochs) for i in pending]).to(z)
         problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
         problems = Problems(
             evaluate=self._evaluate,
@@ -117,7 +121,7 @@ class Search:
             attack.steps,
             attack.stop,
             progress=self.progress,
-            checkpoint=now_and_then(memory, key) if memory else None,
+            checkpoint=now_and_then(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), attack.device) if memory else None,
         )
         for row, i in enumerate(pending):
@@ -136,6 +140,17 @@ class Search:
         """Have the memory know what the searches so far came to."""
         if self.memory is not None and not self.interrupted:
             self.memory.keep("best", bests_as_tensors(self.best, restart + 1))
+
+    def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
+        """Show the best so far of what is searched for now."""
+        z, loss = best_of(state)
+        sights = []
+        for row, i in enumerate(pending):
+            x, y = self._decode(z[row], {"labels": labels[row]})
+            x, y = local_epochs.merged(x, y, self.epochs)
+            slots = tuple(slot for o, view in enumerate(self.views) for slot in self._slots(i, o, view))
+            sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), slots, float(loss[row])))
+        look(sights, len(state["active.history"]), self.attack.steps)
 
     def _recalled(self) -> int:
         """The restart to go on with; what those before it came to is taken up."""
@@ -181,12 +196,18 @@ class Search:
         if self.epochs > 1:
             value = value + self.attack.order_invariant * local_epochs.disagreement(x, self.epochs)
         if self.attack.agreement:
-            view = self.views[0]
-            row = problem["views"]["0"]
-            predicted = self._probabilities(row.get("weights", view.weights), row.get("buffers", view.buffers), x)
-            distance = (predicted - _one_hot(y, self.data.num_classes)).square().sum()
-            value = value + problem["gain"] * self.attack.agreement * distance
+            value = value + problem["gain"] * self.attack.agreement * self._disagreement(problem, x, y)
         return value
+
+    def _disagreement(self, problem: Row, x: Tensor, y: Tensor) -> Tensor:
+        """How far what the model makes of the guess is from its labels, or from what an oracle tells of the true examples."""
+        view, row = self.views[0], problem["views"]["0"]
+        weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
+        logits: Tensor = functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),))
+        made, aim = models.probabilities(logits), _one_hot(y, self.data.num_classes)
+        if "logits" in problem:
+            made, aim = logits, problem["logits"]
+        return (made - aim).square().sum()
 
     def _gain(self, z: Tensor, problem: Row) -> Tensor:
         """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
@@ -199,10 +220,6 @@ class Search:
         pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
         gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
-
-    def _probabilities(self, weights: Gradient, buffers: Gradient, x: Tensor) -> Tensor:
-        """(N, K), what the model makes of x."""
-        return models.probabilities(functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),)))
 
     def _decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
         """x (V, *shape), and y: the known labels (V,), or soft ones (V, K) out of the latent; of many problems, one row each."""
@@ -258,11 +275,16 @@ class Search:
             seconds=seconds,
             route="optimisation" if self.attack.sees_gradient else "prior alone",
             attack=self.attack.name,
-            oracles=self.attack.oracles + (("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()),
+            oracles=self._oracles(case),
             seed=self.rng.initial_seed(),
             interrupted=i in self.interrupted,
             notes=self.links[i].notes if self.attack.sees_gradient else (),
         )
+
+    def _oracles(self, case: Case) -> tuple[str, ...]:
+        """What was used of what no server knows."""
+        labels = ("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()
+        return (*self.attack.oracles, *labels, *(("logits",) if self.told else ()))
 
     def _slots(self, i: int, o: int, view: View) -> list[Slot]:
         """The places of the o-th observation of case i, and which example each holds."""
@@ -286,24 +308,6 @@ class Search:
                 shares.append((float(row["gamma"]), 0.0))
         total = sum(gamma for gamma, _ in shares)
         return sum(gamma * share for gamma, share in shares) / total if total else 0.0
-
-
-def _links(case: Case, epochs: int) -> Links:
-    """What is known of the examples behind a case: nothing is shared where nobody says so.
-
-    epochs: local ones that have examples of their own, one set after the other.
-    """
-    links = case.links
-    if links is None:
-        links = unlinked([observation.num_examples or 0 for observation in case.observations])
-    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
-    labels = None if links.labels is None else links.labels.repeat(epochs)
-    return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
-
-
-def _gamma(links: Links, o: int, later: float) -> float:
-    """The weight of the o-th observation: early rounds leak most (AGIC, section V-A)."""
-    return later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0
 
 
 def _select(nested: Row, rows: Tensor) -> Row:

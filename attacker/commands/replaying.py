@@ -12,6 +12,7 @@ from attacker.commands.truth import truth_of
 from fedsim.console import Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:
+    from attacker.attacks import AttackSpec
     from fedsim.wire import Recording
 
 GOES_ON = "what is done is kept, and the same command goes on from there"
@@ -31,7 +32,7 @@ def replay(
         typer.Option(help="Of the attack exact: auto, or only linear, layers, peeled or optimisation; says which one answered."),
     ] = None,
     null: Annotated[bool, typer.Option(help="Run the same attack without any gradient beside it, as a baseline.")] = True,
-    oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels.")] = None,
+    oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels, logits.")] = None,
     truth: Annotated[list[Path] | None, typer.Option(help="Truth, for an oracle only; by default the run's own.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder of reconstructions; by default the run's own.")] = None,
     seed: Annotated[int, typer.Option(help="Seeds the attack.")] = 0,
@@ -70,7 +71,7 @@ def replay(
             arguments["route"] = route
         if ray is not None and workers is not None:
             raise ValueError("--workers are processes of this machine, and --ray hands the work to a cluster: give one of them")
-        oracle_labels = _oracle(oracle or [], opened, truth)
+        told = _oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
                 opened,
@@ -81,7 +82,7 @@ def replay(
                 rounds=parse_rounds(rounds),
                 clients=frozenset(client or ()) or None,
                 chunk=chunk,
-                oracle_labels=oracle_labels,
+                **told,
                 threads=threads,
                 workers=workers,
                 ray=ray,
@@ -105,15 +106,28 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
     models.layout(manifest.model, manifest.data)
 
 
-def _oracle(names: list[str], recording: "Recording", truth: list[Path] | None) -> Callable[[Any], Any] | None:
-    if unknown := sorted(set(names) - {"labels"}):
-        raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels")
+def _oracles(
+    names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec"
+) -> dict[str, Callable[[Any], Any]]:
+    """From a row, what each oracle asked for tells of it, as arguments of a replay."""
+    if unknown := sorted(set(names) - {"labels", "logits"}):
+        raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels, logits")
     if not names:
-        return None
+        return {}
+    if "logits" in names and not getattr(attack.build(), "agreement", 0.0):
+        raise ValueError(f"{attack} makes nothing of the oracle logits: they are for cpl's label regulariser, --set agreement=1")
     from attacker.scoring import Scorer
-    from attacker.scoring.oracle import true_labels
+    from attacker.scoring.oracle import true_labels, true_logits
     from fedsim.wire.masked import SUM
 
     run = recording.folder.parent
     scorer = Scorer(run, truth_of(run, truth))
-    return lambda row: true_labels(scorer, row, recording.summed(row.round) if row.client == SUM else ())
+
+    def cohort(row: Any) -> tuple[str, ...]:
+        return tuple(recording.summed(row.round)) if row.client == SUM else ()
+
+    known = {
+        "labels": lambda row: true_labels(scorer, row, cohort(row)),
+        "logits": lambda row: true_logits(scorer, recording, row, cohort(row)),
+    }
+    return {f"oracle_{name}": known[name] for name in names}

@@ -26,8 +26,11 @@ Place = tuple[str, int, int, int]
 """Case, batch, position and index: the same example in every attack."""
 
 
-def gather(folder: Path) -> Run:
-    """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, where there is none."""
+def gather(folder: Path, *, scored: bool = True) -> Run:
+    """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, where there is none.
+
+    scored: False leaves aside what comes of truth: scores, and originals.
+    """
     at = folder if (folder / "manifest.json").is_file() else folder / "recording"
     if not (at / "manifest.json").is_file():
         raise ValueError(f"{folder} is not a run: it has no recording/manifest.json")
@@ -41,10 +44,10 @@ def gather(folder: Path) -> Run:
         missing.append(Missing(f"The index of the recording cannot be read: {error}"))
     if not (metrics := _lines(folder / "metrics.jsonl", missing)):
         missing.append(Missing("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
-    scores = _lines(folder / "scores.jsonl", missing)
+    scores = _lines(folder / "scores.jsonl", missing) if scored else []
     facts = _facts(folder, recording.manifest, missing)
     attacks = _attacks(folder, recording.manifest, facts, scores, missing)
-    truth = (folder / "truth").is_dir()
+    truth = scored and (folder / "truth").is_dir()
     missing += _undone(folder, asked, facts, scores, attacks, truth=truth)
     return Run(
         folder=folder,

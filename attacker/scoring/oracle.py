@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from attacker.scoring.score import Scorer
+from fedsim import models
+from fedsim.wire import Recording
 from fedsim.wire.recording import Row
 
 
@@ -13,8 +17,24 @@ def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
 
     Of several epochs, those of the first: `num_examples` counts each example once an epoch. cohort: of a sum.
     """
+    return _used(scorer, row, cohort)[1]
+
+
+def true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
+    """(N, K), what the model that was sent makes of the examples behind an update, in the order of `true_labels`."""
+    observation = recording.observation(row)
+    model = models.build(observation.model, observation.data).eval()
+    x, _ = _used(scorer, row, cohort)
+    with torch.no_grad():
+        logits: Tensor = functional_call(model, {**observation.buffers, **observation.weights}, (observation.data.normalise(x),))
+    return logits
+
+
+def _used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The examples, in ascending order of their labels."""
     used = [[index for _, _, index in scorer.used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
     total = sum(map(len, used))
     shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]
-    _, labels = scorer.data.train[[index for own, share in zip(used, shares, strict=True) for index in own[:share]]]
-    return labels.sort().values
+    x, y = scorer.data.train[[index for own, share in zip(used, shares, strict=True) for index in own[:share]]]
+    order = y.argsort(stable=True)
+    return x[order], y[order]

@@ -2,10 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from torch import Tensor
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign
 from attacker.scoring.environment import environment
+from attacker.scoring.holdings import holdings
 from attacker.scoring.measures import answered, measure, not_measured
 from attacker.scoring.originals import Original, Use, claimed, link_fields, originals, uses
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
-from fedsim import datasets
-from fedsim.datasets import Dataset
 from fedsim.truth import TruthReader, Used
-from fedsim.wire.files import make_private, read_json_lines, replace_json_lines
+from fedsim.wire.files import alone, make_private, read_json_lines, replace_json_lines
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
@@ -39,7 +37,7 @@ class Scorer:
     """Scores the reconstructions of one run.
 
     run:   folder that gets `scores.jsonl` and `pairs/`.
-    truth: folders that clients wrote; in a deployment, one a client.
+    truth: folders that clients wrote; in a deployment, one a client, each with a data set of its own.
     data:  name and arguments of the data set, where they differ from what truth says (paths on another machine); what they
            do not say stays as truth has it.
     lpips_net, lpips_weights: what LPIPS is computed with, see `perceptual.load`. Without a file given or found in torch's
@@ -63,10 +61,8 @@ class Scorer:
         if lpips_weights or lpips_net not in BACKBONES:
             load_lpips(*self._lpips)
         self.readers = [TruthReader(folder) for folder in truth]
-        self.data = _dataset(self.readers[0].dataset, data)
-        for reader in self.readers:
-            if self.data.content_hash() != reader.dataset["content_hash"]:
-                raise ValueError(f"data set {self.data.name} is not the one that {reader.folder} refers to: its content differs")
+        self._holdings = holdings(self.readers, data)
+        self.data = self._holdings.data
 
     @cached_property
     def lpips(self) -> Lpips | str:
@@ -78,9 +74,10 @@ class Scorer:
         except (ValueError, FileNotFoundError) as error:
             return str(error)
 
-    def score(self, folder: Path) -> list[Row]:
+    def score(self, folder: Path, only: Container[str] | None = None) -> list[Row]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
 
+        only: keys of cases, where the others are left as they were scored before.
         Cases without truth are left out and kept in `untold`. Raises NoTruth, and changes no scores, where that is all of them,
         and ValueError, naming the file, where what replay wrote down of the attack cannot be read.
         """
@@ -93,7 +90,8 @@ class Scorer:
         pairs = make_private(make_private(self.run / "pairs") / folder.name)
         rows: list[Row] = []
         untold: dict[str, NoTruth] = {}
-        for case in facts["cases"]:
+        cases = [case for case in facts["cases"] if only is None or case["key"] in only]
+        for case in cases:
             if case["status"] == "complete":
                 try:
                     rows += list(self._case(folder, facts, case, pairs))
@@ -103,8 +101,10 @@ class Scorer:
         if untold and not rows:
             raise next(iter(untold.values()))
         path = self.run / "scores.jsonl"
-        others = [row for row in read_json_lines(path) if row["source"] != folder.name]
-        replace_json_lines(path, *others, *rows)
+        with alone(pairs.parent / ".lock", wait=True):  # another attack may be scored at the same time
+            before = read_json_lines(path)
+            others = [row for row in before if row["source"] != folder.name or not (only is None or row["case"] in only)]
+            replace_json_lines(path, *others, *rows)
         return rows
 
     def originals(
@@ -129,7 +129,7 @@ class Scorer:
     def _used(self, round: int, attempt: int, client: str) -> Used:
         for reader in self.readers:
             try:
-                return reader.used(round, attempt, client)
+                return self._holdings.used(reader, round, attempt, client)
             except KeyError:
                 continue
         raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
@@ -196,18 +196,6 @@ class Scorer:
             path.write_text(json.dumps({"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}))
         path.chmod(0o600)
         return str(path.relative_to(self.run))
-
-
-def _dataset(described: Row, given: tuple[str, dict[str, Any]] | None) -> Dataset:
-    """The data set that truth describes, or the one that the user gives for it."""
-    name, arguments = described["name"], described["arguments"]
-    if given:
-        same = given[0].partition(":")[0] == name.partition(":")[0]
-        name, arguments = given[0], {**(arguments if same else {}), **given[1]}
-    kind, _, positional = name.partition(":")
-    # a name may say the first arguments itself, as csv:PATH does
-    said = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
-    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in said})
 
 
 def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:

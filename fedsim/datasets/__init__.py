@@ -11,6 +11,7 @@ from fedsim.datasets.archives import npz
 from fedsim.datasets.base import Array, Dataset, Examples
 from fedsim.datasets.faces import lfw
 from fedsim.datasets.folder import imagefolder
+from fedsim.datasets.parts import part, public
 from fedsim.datasets.published import cifar10, cifar100, fashion_mnist, mnist
 from fedsim.datasets.shipped import MIN_CONTRAST, PHOTOGRAPHS, breast_cancer, digits, lfw_patches, photos
 from fedsim.datasets.table import csv
@@ -36,7 +37,10 @@ __all__ = [
     "mnist",
     "named",
     "npz",
+    "parsed",
+    "part",
     "photos",
+    "public",
 ]
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
@@ -49,6 +53,8 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "npz": npz,
         "imagefolder": imagefolder,
         "csv": csv,
+        "part": part,
+        "public": public,
         "mnist": mnist,
         "fashion_mnist": fashion_mnist,
         "cifar10": cifar10,
@@ -61,19 +67,26 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 def load(name: str, **arguments: Any) -> Dataset:
     """A data set by name, with its arguments; loaded once a process.
 
-    `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH` and `csv:PATH[,LABEL]` likewise.
+    `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH`, `csv:PATH[,LABEL]` and `part:PATH`
+    likewise.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
 
 
 def named(text: str) -> Dataset:
     """A data set from a text with its arguments: "photos", "photos(size=64)", or "npz:TRAIN"."""
+    name, arguments = parsed(text)
+    return load(name, **arguments)
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and arguments for `load`, from a text as `named` reads it. Raises ValueError where it names no data set."""
     if ":" in text and "(" not in text:
-        return load(text)
+        return text, {}
     steps = calls.parse(text, lambda name: DATASETS[name], "data set")
     if len(steps) != 1:
         raise ValueError(f"{text!r} does not name one data set; write it as 'photos' or 'photos(size=64)'")
-    return load(steps[0].name, **dict(steps[0].arguments))
+    return steps[0].name, dict(steps[0].arguments)
 
 
 @lru_cache(maxsize=4)

@@ -138,7 +138,7 @@ class Server:
         found = self.found
         done = found.round if found else 0
         self.recorder.roll_back(done)
-        for path in self.settings.folder.rglob(".*.partial"):
+        for path in (*self.settings.folder.rglob(".*.partial"), *self.recorder.folder.rglob(".*.partial")):  # it may be a link
             path.unlink(missing_ok=True)
         if self.metrics.exists():
             rows = read_json_lines(self.metrics)

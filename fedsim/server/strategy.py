@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -54,6 +54,7 @@ class Recording(Wrapper):
         self._types = types or {}
         self._attempt = 1
         self._asked: dict[int, int] = {}  # by node, the bytes that it is sent
+        self._sent: list[Metadata] = []
         self._kept: set[str] = set(recorder.clients()) if self._wanted.at_most else set()
         self.pseudonyms: dict[int, str] = {}
         self.traffic: Traffic = {}
@@ -62,6 +63,7 @@ class Recording(Wrapper):
         self._attempt = 1 if self._foreign else int(config.get("attempt", 1))  # type: ignore[arg-type]
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id: records.count_bytes(message.content) for message in messages}
+        self._sent = [message.metadata for message in messages]
         self._replies = replace(self._replies, start=arrays)
         self.traffic = {"bytes_down": sum(self._asked.values()), "bytes_up": 0}
         if self._writes(server_round):
@@ -71,7 +73,7 @@ class Recording(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_node = {message.metadata.src_node_id: message for message in replies}
+        by_node = by_client(replies, self._sent)
         self.pseudonyms |= {node: name for node, message in by_node.items() if (name := pseudonym_of(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
         named = distinct(sorted((self._name(node), node) for node in {*by_node, *self._asked}))
@@ -100,7 +102,7 @@ class Recording(Wrapper):
     def _read(self, node: int, message: Message | None) -> Reply:
         if message is None:
             return Reply(client=str(node), node=str(node), status="late", reason="no answer in time")
-        return self._replies.read(message)
+        return replace(self._replies.read(message), node=str(node))
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
         """Write a reply down, and let go of what is large: one update in memory at a time."""
@@ -123,6 +125,17 @@ class Recording(Wrapper):
 
     def _name(self, node: int) -> str:
         return self.pseudonyms.get(node, str(node))
+
+
+def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
+    """Replies by the node that was asked. A SuperLink answers for a client that is gone, under a number of its own."""
+    asked = {metadata.dst_node_id for metadata in sent}
+    about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
+    found: dict[int, Message] = {}
+    for message in replies:
+        node = message.metadata.src_node_id
+        found[node if node in asked else about.get(message.metadata.reply_to_message_id, node)] = message
+    return found
 
 
 def distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:

@@ -33,8 +33,12 @@ LARGE = 1_000_000
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`. Raises ValueError where another process does; on systems without such locks, none is held."""
+def alone(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock file `path`, which lies in a folder of the work that it protects.
+
+    Where another process holds it, that one's end is waited for, or, without `wait`, ValueError raised. On systems without such
+    locks, none is held.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -43,7 +47,7 @@ def alone(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         path.chmod(0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             raise ValueError(f"{path.parent.parent}: another process is at work there; wait for it, or stop it") from None
         yield

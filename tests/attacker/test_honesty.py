@@ -69,7 +69,7 @@ def test_attacks_work_where_neither_flower_nor_data_nor_truth_exist() -> None:
 
 
 def test_nothing_that_an_attack_takes_mentions_truth_or_data_sets() -> None:
-    assert set(inspect.signature(Case).parameters) == {"observations", "known_labels", "links"}
+    assert set(inspect.signature(Case).parameters) == {"observations", "known_labels", "known_logits", "links"}
     for name in ATTACKS:
         call = inspect.signature(type(ATTACKS[name]()).__call__)
         assert list(call.parameters) == ["self", "cases", "rng", "progress", "memory"]

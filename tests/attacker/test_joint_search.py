@@ -163,6 +163,7 @@ class Shelf:
     """A memory that is always asked, and that dies after so many calls."""
 
     every = 0.0
+    look = None
 
     def __init__(self, calls: int) -> None:
         self.calls, self.kept = calls, dict[str, dict[str, Tensor]]()

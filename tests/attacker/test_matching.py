@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
 from attacker.attacks.initialisation import start
+from attacker.attacks.optimisers import Adam
 from attacker.attacks.search import Search
+from attacker.attacks.simulation import network_of
 from attacker.scoring.metrics import mse
 from fedsim import models
 from fedsim.wire import DataSpec, ModelSpec
@@ -152,6 +154,27 @@ def test_an_oracle_is_written_down_and_used(image_case) -> None:
     assert torch.equal(found.y, (y + 1) % 4)
     assert without_gradient(cpl(steps=2))([told], rng=seeded())[0].oracles == ()
     assert cpl(steps=2)([case], rng=seeded())[0].oracles == ()
+
+
+def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_case) -> None:
+    case, _, _ = image_case(1)
+    observation = case.observations[0]
+    model, data = network_of(observation), observation.data
+    pull = replace(cpl(steps=40, agreement=1e3), optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
+    logits = torch.linspace(-1, 1, data.num_classes)[None]
+    (found,) = pull([replace(case, known_logits=logits)], rng=seeded())
+    (plain,) = pull([case], rng=seeded())
+
+    def away(x) -> float:
+        with torch.no_grad():
+            made = functional_call(model, dict(observation.weights), (data.normalise(x),))
+        return float((made - logits).norm())
+
+    assert away(found.x) < 0.5 * away(plain.x)
+    assert (found.oracles, plain.oracles) == (("logits",), ())
+    without = replace(pull, agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
+    assert without[0].oracles == ()  # nothing was made of it
+    assert without_gradient(pull)([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
 
 
 def test_needs_are_said_in_words(image_case) -> None:

@@ -15,7 +15,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay import Replay
 from attacker.scoring import Scorer, summarise
-from attacker.scoring.oracle import true_labels
+from attacker.scoring.oracle import true_labels, true_logits
 from fedsim import engine
 from fedsim.app import Run
 from fedsim.experiment import validate
@@ -190,6 +190,22 @@ def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> No
         by_case[row["case"]].append((row["label_true"], row["label_recovered"]))
     for pairs in by_case.values():
         assert sorted(true for true, _ in pairs) == sorted(found for _, found in pairs)
+
+
+def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_examples(run: Path) -> None:
+    scorer, recording = Scorer(run, [run / "truth"]), Recording(run / "recording")
+    row = next(row for row in recording.rows() if row.status == "complete")
+    logits = true_logits(scorer, recording, row)
+    labels = true_labels(scorer, row)
+    assert logits.shape == (len(labels), recording.manifest.data.num_classes)
+    one_hot = torch.nn.functional.one_hot(labels, logits.shape[1])
+    seen = recording.observation(row)
+    (bias,) = [name for name, w in seen.weights.items() if w.shape == (logits.shape[1],)]
+    slope = (logits.softmax(dim=1) - one_hot).mean(dim=0)  # of the head's bias: follows from logits and labels alone
+    assert torch.allclose(-seen.update[bias] / seen.training.learning_rate, slope, atol=1e-5)
+    told = replay(run, oracle_logits=lambda row: true_logits(scorer, recording, row), arguments={"agreement": 0.1})
+    told.run()
+    assert {tuple(one["oracles"]) for one in scorer.score(told.folder)} == {("logits",)}
 
 
 def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -> None:

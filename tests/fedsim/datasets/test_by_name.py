@@ -89,7 +89,7 @@ def test_pixels_stay_bytes_until_they_are_used() -> None:
 
 
 def test_what_is_public_is_exactly_this() -> None:
-    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "described", "load", "named"}
+    others = {"Array", "DATASETS", "Dataset", "Examples", "MIN_CONTRAST", "PHOTOGRAPHS", "described", "load", "named", "parsed"}
     assert set(datasets.__all__) == {*DATASETS, *others}
     assert all(hasattr(datasets, name) for name in datasets.__all__)
 

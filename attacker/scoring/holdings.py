@@ -1,0 +1,70 @@
+"""The data sets that truth refers to: one for all clients, as in a simulation, or each client's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from fedsim import datasets
+from fedsim.datasets import Dataset, parts
+from fedsim.truth import TruthReader, Used
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """data: the examples of all data sets, one set after the other. starts: where each begins, by content hash."""
+
+    data: Dataset
+    starts: dict[str, int]
+
+    def used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
+        """As `TruthReader.used`, with indices into `data`."""
+        start = self.starts[reader.dataset["content_hash"]]
+        used = reader.used(round, attempt, client)
+        return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
+
+
+def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
+    """What the folders of truth refer to.
+
+    given: name and arguments of the data set, where they differ from what truth says; it must be the only one then.
+    Raises ValueError where a data set is not the one that truth refers to, or the clients' do not go together.
+    """
+    found: dict[str, Dataset] = {}
+    for reader in readers:
+        expected = reader.dataset["content_hash"]
+        if expected in found:
+            continue
+        data = dataset(reader.dataset, given, beside=reader.folder.parent / "data")
+        if data.content_hash() != expected:
+            raise ValueError(f"data set {data.name} is not the one that {reader.folder} refers to: its content differs")
+        found[expected] = data
+    sets, starts = list(found.values()), dict[str, int]()
+    for name, data in found.items():
+        starts[name] = sum(len(one.train.labels) for one in sets[: len(starts)])
+        if data.spec != sets[0].spec:
+            raise ValueError(
+                f"{data.name} and {sets[0].name} have different specifications: clients of one federation share theirs"
+            )
+    if len(sets) == 1:
+        return Holdings(sets[0], starts)
+    examples = parts.together(*(one.train for one in sets))
+    return Holdings(replace(sets[0], name=f"{sets[0].name} and {len(sets) - 1} more", train=examples), starts)
+
+
+def dataset(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
+    """The data set that truth describes, or the one that the user gives for it.
+
+    beside: where a client's own part lies, if it is not where the client had it: a client's folder may have been carried here.
+    """
+    name, arguments = described["name"], described["arguments"]
+    if given:
+        same = given[0].partition(":")[0] == name.partition(":")[0]
+        name, arguments = given[0], {**(arguments if same else {}), **given[1]}
+    kind, _, positional = name.partition(":")
+    if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
+        return datasets.load("part", path=str(beside))
+    # a name may say the first arguments itself, as csv:PATH does
+    said = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
+    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in said})

@@ -1,0 +1,1 @@
+"""The attacker as a service: recordings below one folder, jobs that survive, and a page that shows what leaks."""

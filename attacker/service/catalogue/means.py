@@ -1,0 +1,28 @@
+"""Means as the report has them: each distinct example counts once, however often it was attacked."""
+
+from collections.abc import Iterable, Sequence
+
+from attacker.service.catalogue.lines import Score
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that there are; None where there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def success(scores: Sequence[Score]) -> float | None:
+    """The share of distinct examples that were recovered; of one attacked several times, the mean."""
+    return _by_example((row.example, float(row.success)) for row in scores)
+
+
+def psnr(scores: Sequence[Score]) -> float | None:
+    """The mean over distinct examples, in dB."""
+    return _by_example((row.example, row.psnr) for row in scores if row.psnr is not None)
+
+
+def _by_example(values: Iterable[tuple[int, float]]) -> float | None:
+    found: dict[int, list[float]] = {}
+    for index, value in values:
+        found.setdefault(index, []).append(value)
+    return mean(sum(some) / len(some) for some in found.values())

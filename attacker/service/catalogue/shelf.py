@@ -1,0 +1,79 @@
+"""Keeps what was read or made last, within a bound; what is asked for by several at once is made once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Place(Generic[T]):
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    version: Hashable = None
+    value: T | None = None
+    weight: int = 0
+
+
+class Shelf(Generic[T]):
+    """Values by key, each of one version; those that nobody asked for longest go first.
+
+    most:   sum of weights that is kept. weight: of a value; 1 by default, so that `most` is their number.
+    """
+
+    def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
+        self.most, self._weight = most, weight
+        self._places: OrderedDict[Hashable, _Place[T]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def peek(self, key: Hashable, version: Hashable) -> T | None:
+        """The value where it is there in this version. Waits for nobody."""
+        with self._lock:
+            place = self._places.get(key)
+            if place is None or place.version != version:
+                return None
+            self._places.move_to_end(key)
+            return place.value
+
+    def get(self, key: Hashable, version: Hashable, make: Callable[[T | None], T]) -> T:
+        """The value, made where there is none of this version. make: from the one before, if that is still there."""
+        with self._lock:
+            place = self._places.setdefault(key, _Place())
+            self._places.move_to_end(key)
+        with place.lock:
+            if place.value is not None and place.version == version:
+                return place.value
+            try:
+                value = make(place.value)
+            except BaseException:
+                self._forget(key, place)
+                raise
+            with self._lock:
+                place.value, place.version, place.weight = value, version, self._weight(value)
+                self._tidy(key)
+            return value
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def weight(self) -> int:
+        """Of all that is kept."""
+        with self._lock:
+            return sum(place.weight for place in self._places.values())
+
+    def _forget(self, key: Hashable, place: _Place[T]) -> None:
+        """Nothing of a version that is gone, and no places of what cannot be made."""
+        with self._lock:
+            if self._places.get(key) is place:
+                del self._places[key]
+
+    def _tidy(self, kept: Hashable) -> None:
+        weight = sum(place.weight for place in self._places.values())
+        for key in [key for key in self._places if key != kept]:
+            if weight <= self.most:
+                return
+            if not self._places[key].lock.locked():
+                weight -= self._places.pop(key).weight

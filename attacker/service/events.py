@@ -1,0 +1,149 @@
+"""One feed of changes for every page that listens: server-sent events, which a page that was away takes up where it left."""
+
+import asyncio
+import json
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+KEPT = 2000
+"""Events that a page which was away can still be told."""
+WAITING = 500
+"""Events that may wait for one listener: who takes them more slowly is let go, and comes again."""
+LISTENERS = 200
+HEARTBEAT = 15.0
+COMMENT = b": still here\n\n"
+
+
+class TooMany(RuntimeError):
+    """As many listen as may."""
+
+
+class Event(NamedTuple):
+    """kind: what happened. key: what it happened to. number: counts on from event to event."""
+
+    number: int
+    kind: str
+    key: str
+    data: str
+
+
+@dataclass(eq=False)
+class _Listener:
+    loop: asyncio.AbstractEventLoop
+    waiting: asyncio.Queue[Event | None] = field(default_factory=lambda: asyncio.Queue(WAITING))
+    gone: bool = False
+
+    def take(self, event: Event | None) -> None:
+        """In the listener's own loop."""
+        if self.gone:
+            return
+        try:
+            self.waiting.put_nowait(event)
+        except asyncio.QueueFull:
+            self.gone = True
+            while not self.waiting.empty():
+                self.waiting.get_nowait()
+            self.waiting.put_nowait(None)
+
+
+class Feed:
+    """What changes, for all who listen. `publish` and `close` may be called from any thread."""
+
+    def __init__(self, kept: int = KEPT, listeners: int = LISTENERS) -> None:
+        self.run = secrets.token_hex(4)
+        self._events: deque[Event] = deque(maxlen=kept)
+        self._listeners: set[_Listener] = set()
+        self._most, self._number, self._closed = listeners, 0, False
+        self._lock = threading.Lock()
+
+    def publish(self, kind: str, key: str, data: Any) -> None:
+        """Tell everyone who listens."""
+        with self._lock:
+            self._number += 1
+            event = Event(self._number, kind, key, json.dumps(data, allow_nan=False, separators=(",", ":")))
+            self._events.append(event)
+            self._tell(event)
+
+    def close(self) -> None:
+        """No more listeners: those that there are come to their end."""
+        with self._lock:
+            self._closed = True
+            self._tell(None)
+
+    def __len__(self) -> int:
+        """How many listen."""
+        return len(self._listeners)
+
+    async def listen(
+        self, last: str | None = None, wanted: Callable[[Event], bool] | None = None, beat: float = HEARTBEAT
+    ) -> AsyncGenerator[Event | None, None]:
+        """Events as they come, None after `beat` seconds without one; first a `hello`, then what was missed since `last`.
+
+        last: the id of the last event that the listener was told, if any; see `id_of`. wanted: only these, where given.
+        Ends with the feed, and for a listener that is too slow. Raises TooMany at the first step.
+        """
+        listener = _Listener(asyncio.get_running_loop())
+        with self._lock:
+            if self._closed or len(self._listeners) >= self._most:
+                raise TooMany(f"{len(self._listeners)} pages listen already: close some, or ask again later")
+            missed = self._missed(last)
+            now = self._number
+            self._listeners.add(listener)
+        try:
+            yield Event(now if missed is None else _number(last), "hello", "", json.dumps({"resumed": missed is not None}))
+            for event in missed or ():
+                if wanted is None or wanted(event):
+                    yield event
+            while True:
+                try:
+                    async with asyncio.timeout(beat):
+                        event_or_end = await listener.waiting.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                if event_or_end is None:
+                    return
+                if wanted is None or wanted(event_or_end):
+                    yield event_or_end
+        finally:
+            with self._lock:
+                self._listeners.discard(listener)
+
+    def id_of(self, event: Event) -> str:
+        """Names an event, also from one run of the service to the next."""
+        return f"{self.run}-{event.number}"
+
+    def _missed(self, last: str | None) -> list[Event] | None:
+        """The events after `last`; None where that is not known, or too long ago."""
+        if last is None or last.partition("-")[0] != self.run:
+            return None
+        number = _number(last)
+        if not 0 <= number <= self._number or (
+            number < self._number and (not self._events or self._events[0].number > number + 1)
+        ):
+            return None
+        return [event for event in self._events if event.number > number]
+
+    def _tell(self, event: Event | None) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener.loop.call_soon_threadsafe(listener.take, event)
+            except RuntimeError:  # its loop is closed
+                self._listeners.discard(listener)
+
+
+def _number(last: str | None) -> int:
+    text = (last or "").partition("-")[2]
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else -1
+
+
+def written(event: Event | None, id: str = "") -> bytes:
+    """An event as it goes over the wire; None: a comment that keeps the connection."""
+    if event is None:
+        return COMMENT
+    head = f"id: {id}\n" if id else ""
+    return f"{head}event: {event.kind}\ndata: {event.data}\n\n".encode()

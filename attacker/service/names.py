@@ -1,0 +1,30 @@
+"""Which recording an id means: a folder below the root, and nowhere else."""
+
+import re
+from pathlib import Path
+
+DEPTH = 3
+"""Folders between the root and a recording, at most."""
+PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
+PATTERN = rf"^{PART}(~{PART}){{0,{DEPTH - 1}}}$"
+"""Of an id: the names of folders, one inside the other. None begins with a dot: neither `..` nor a hidden folder."""
+
+
+def folder_of(root: Path, recording: str) -> Path:
+    """The run that an id names. Raises ValueError where that is no folder, or is reached through a symbolic link."""
+    if re.fullmatch(PATTERN[1:-1], recording) is None:
+        raise ValueError(f"{recording!r} is no recording's id: names of folders below the root, with ~ between them")
+    folder = root
+    for part in recording.split("~"):
+        folder = folder / part
+        if folder.is_symlink():
+            raise ValueError(f"{recording!r} is reached through a symbolic link, which is not followed")
+    if not folder.is_dir():
+        raise ValueError(f"there is no recording {recording!r}")
+    return folder
+
+
+def id_of(root: Path, folder: Path) -> str | None:
+    """The id of a run below `root`; None where it can have none: too deep, or a name that no id holds."""
+    name = "~".join(folder.relative_to(root).parts)
+    return name if re.fullmatch(PATTERN[1:-1], name) else None

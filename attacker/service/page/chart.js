@@ -1,0 +1,147 @@
+/* A line chart: axes with units, a legend by name, and the numbers at a place by pointer or arrow keys. */
+
+import { h, svg } from "./dom.js";
+import { tooltip } from "./tooltip.js";
+import { axis, decades, extent, ticks } from "./ticks.js";
+import { number } from "./words.js";
+
+const EDGE = { left: 52, right: 14, top: 12, bottom: 38 };
+const HEIGHT = 190;
+
+/**
+ * title: said above; height: in pixels; x: {label, whole}; y: {label, domain, format, log};
+ * series: [{name, points: [[x, y]], null: boolean, ink: 1 to 6}]. Points of an axis by powers of ten must be positive.
+ */
+export function chart({ title, note = "", x, y, series, height = HEIGHT }) {
+  const tip = tooltip();
+  const frame = h("div.chart-frame", {}, tip.element);
+  const element = h(
+    "figure.chart",
+    {},
+    h("figcaption", {}, h("b", {}, title), note ? h("span.soft", {}, ` ${note}`) : null),
+    frame,
+  );
+  const drawn = series.map((one) => ({
+    ...one,
+    points: one.points.filter(([, value]) => Number.isFinite(value) && !(y.log && value <= 0)),
+  }));
+  if (series.length > 1) {
+    element.classList.add("several"); // then dashes tell the lines apart too
+    element.append(legend(drawn));
+  }
+  let width = 0;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (Math.abs(contentRect.width - width) < 1) return;
+    width = contentRect.width;
+    frame.querySelector("svg")?.remove();
+    frame.prepend(picture(Math.max(220, width), { x, y, series: drawn, height, tip, frame, title }));
+  }).observe(frame);
+  return element;
+}
+
+function legend(series) {
+  return h(
+    "ul.legend",
+    {},
+    series.map((one) =>
+      h("li", {}, svg("svg.key", { viewBox: "0 0 26 10", "aria-hidden": "true" }, line(one, "M1 5H25")), one.name),
+    ),
+  );
+}
+
+function line(one, d) {
+  return svg(`path.curve.ink-${one.null ? "null" : one.ink}`, { d });
+}
+
+function picture(width, { x, y, series, height, tip, frame, title }) {
+  const xs = [...new Set(series.flatMap((one) => one.points.map(([at]) => at)))].sort((a, b) => a - b);
+  const ys = series.flatMap((one) => one.points.map(([, value]) => value));
+  const [xd, yd] = [extent(xs), y.domain ?? extent(ys, y.log)];
+  const [sx, sy] = [axis(xd, [EDGE.left, width - EDGE.right]), axis(yd, [height - EDGE.bottom, EDGE.top], y.log)];
+  const format = y.format ?? number;
+  const cross = svg("line.cross", { y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
+  const root = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      tabindex: 0,
+      role: "img",
+      "aria-label": `${title}. ${summary(series, format, x)}`,
+    },
+    scales({ xd, yd, sx, sy, x, y, width, height, format }),
+    series.map((one) => curve(one, sx, sy)),
+    cross,
+  );
+  reading(root, { xs, series, sx, cross, tip, frame, format, x });
+  return root;
+}
+
+function scales({ xd, yd, sx, sy, x, y, width, height, format }) {
+  const below = height - EDGE.bottom;
+  const across = (y.log ? decades(...yd) : ticks(...yd, 4)).map((value) => [
+    svg("line.rule", { x1: EDGE.left, x2: width - EDGE.right, y1: sy(value), y2: sy(value) }),
+    svg("text.tick", { x: EDGE.left - 8, y: sy(value) + 4, "text-anchor": "end" }, format(value)),
+  ]);
+  const along = ticks(...xd, Math.max(2, Math.min(8, Math.floor(width / 90))), x.whole).map((value) =>
+    svg("text.tick", { x: sx(value), y: below + 17, "text-anchor": "middle" }, number(value)),
+  );
+  const middle = (EDGE.left + width - EDGE.right) / 2;
+  return [
+    across,
+    along,
+    svg("text.axis", { x: middle, y: height - 4, "text-anchor": "middle" }, x.label),
+    svg("text.axis", { transform: `translate(11 ${(EDGE.top + below) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label),
+  ];
+}
+
+function curve(one, sx, sy) {
+  const d = one.points.map(([x, y], i) => `${i ? "L" : "M"}${sx(x).toFixed(1)} ${sy(y).toFixed(1)}`).join("");
+  const dots = one.points.length <= 30 ? one.points.map(([x, y]) => svg("circle", { cx: sx(x), cy: sy(y), r: 2.75 })) : [];
+  return svg(`g.series.dot-${one.null ? "null" : one.ink}`, {}, line(one, d || "M0 0"), dots);
+}
+
+function summary(series, format, x) {
+  const said = series
+    .filter((one) => one.points.length)
+    .map(({ name, points }) => {
+      const [first, last] = [points[0], points.at(-1)];
+      return `${name}: ${format(first[1])} at ${x.label} ${number(first[0])}, ${format(last[1])} at ${number(last[0])}`;
+    });
+  return said.length ? `${said.join("; ")}. Arrow keys read the numbers.` : "Nothing to draw.";
+}
+
+function reading(root, { xs, series, sx, cross, tip, frame, format, x }) {
+  let at = null;
+  const show = (index) => {
+    if (!xs.length) return;
+    at = Math.max(0, Math.min(xs.length - 1, index));
+    const place = sx(xs[at]);
+    cross.setAttribute("x1", place);
+    cross.setAttribute("x2", place);
+    cross.setAttribute("visibility", "visible");
+    const lines = series.flatMap((one) => {
+      const point = one.points.find(([value]) => value === xs[at]);
+      return point ? [`${one.name}: ${format(point[1])}`] : [];
+    });
+    tip.show([`${x.label} ${number(xs[at])}`, ...lines], place, EDGE.top + 6, frame);
+    root.setAttribute("aria-label", [`${x.label} ${number(xs[at])}`, ...lines].join(", "));
+  };
+  const hide = () => {
+    cross.setAttribute("visibility", "hidden");
+    tip.hide();
+  };
+  root.addEventListener("pointermove", (event) => {
+    const place = event.clientX - root.getBoundingClientRect().left;
+    show(xs.reduce((best, value, i) => (Math.abs(sx(value) - place) < Math.abs(sx(xs[best]) - place) ? i : best), 0));
+  });
+  root.addEventListener("pointerleave", hide);
+  root.addEventListener("blur", hide);
+  root.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    show(at === null && Number.isFinite(move) ? 0 : Number.isFinite(move) ? at + move : move < 0 ? 0 : xs.length - 1);
+  });
+}

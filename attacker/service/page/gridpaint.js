@@ -1,0 +1,143 @@
+/* Paints the part of the grid of clients by rounds that is on the screen. Knows geometry and colours, no events. */
+
+import { colour } from "./scale.js";
+import { short } from "./words.js";
+
+/** Sizes in CSS pixels for so many clients and rounds in so much width. */
+export function geometry(clients, rounds, width) {
+  const left = width < 480 ? 84 : 118;
+  const top = 26;
+  const row = clients <= 12 ? 30 : clients <= 40 ? 18 : 13;
+  const column = Math.max(9, Math.min(64, Math.floor((width - left - 2) / Math.max(1, rounds))));
+  return { left, top, row, column, width: left + rounds * column, height: top + clients * row };
+}
+
+/** Which cell lies at a point of the frame, or null. */
+export function cellAt(g, x, y, scroll, clients, rounds) {
+  if (x < g.left || y < g.top) return null;
+  const column = Math.floor((x - g.left + scroll.x) / g.column);
+  const row = Math.floor((y - g.top + scroll.y) / g.row);
+  return column < rounds && row < clients ? { row, column } : null;
+}
+
+/**
+ * model: {clients, rounds, at(row, column) => cell or undefined, faded(cell) => boolean, scored};
+ * marks: {hover, focus, selected, news}, each {row, column} or null, news a column; ink: colours of the theme by name.
+ */
+export function paint(context, g, model, scroll, size, marks, ink) {
+  context.clearRect(0, 0, size.width, size.height);
+  const columns = seen(scroll.x, size.width - g.left, g.column, model.rounds.length);
+  const rows = seen(scroll.y, size.height - g.top, g.row, model.clients.length);
+  const place = (row, column) => [g.left + column * g.column - scroll.x, g.top + row * g.row - scroll.y];
+  context.save();
+  context.beginPath();
+  context.rect(g.left, g.top, size.width, size.height);
+  context.clip();
+  for (let row = rows.from; row < rows.to; row += 1) {
+    for (let column = columns.from; column < columns.to; column += 1) {
+      const cell = model.at(row, column);
+      if (!cell) continue;
+      context.globalAlpha = model.faded(cell) ? 0.14 : 1;
+      const [x, y] = place(row, column);
+      paintCell(context, cell, x + 1, y + 1, g.column - 2, g.row - 2, ink);
+    }
+  }
+  context.globalAlpha = 1;
+  ring(context, marks.hover, place, g, ink.soft, 1);
+  ring(context, marks.selected, place, g, ink.ink, 2, ink.card);
+  ring(context, marks.focus, place, g, ink.focus, 3, ink.card);
+  context.restore();
+  labels(context, g, model, scroll, columns, rows, marks, ink);
+}
+
+function seen(offset, room, step, count) {
+  return { from: Math.max(0, Math.floor(offset / step)), to: Math.min(count, Math.ceil((offset + room) / step)) };
+}
+
+/** One cell, also used by the legend: filled by what leaked, a sign where nothing is known. */
+export function paintCell(context, cell, x, y, w, h, ink) {
+  if (typeof cell.leak === "number") {
+    context.fillStyle = colour(cell.leak, ink.theme);
+    context.fillRect(x, y, w, h);
+    if (cell.state === "running" || cell.state === "waiting") dot(context, x, y, w, h, ink, cell.state === "running");
+    return;
+  }
+  context.strokeStyle = ink.rule;
+  context.lineWidth = 1;
+  context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
+  if (cell.state === "failed") cross(context, x, y, w, h, ink.red);
+  else if (cell.state === "running" || cell.state === "waiting") dot(context, x, y, w, h, ink, cell.state === "running");
+  else if (cell.state === "done") {
+    context.fillStyle = ink.rule;
+    context.fillRect(x, y, w, h);
+  } else if (cell.status !== "complete" && cell.status !== "masked") dash(context, x, y, w, h, ink.soft);
+}
+
+function dot(context, x, y, w, h, ink, filled) {
+  context.beginPath();
+  context.arc(x + w / 2, y + h / 2, Math.max(2, Math.min(w, h) / 4.5), 0, 7);
+  context.fillStyle = ink.accent;
+  context.strokeStyle = ink.accent;
+  context.lineWidth = 1.25;
+  if (filled) context.fill();
+  else context.stroke();
+}
+
+function cross(context, x, y, w, h, colour) {
+  const r = Math.min(w, h) / 4;
+  context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  context.moveTo(x + w / 2 - r, y + h / 2 - r);
+  context.lineTo(x + w / 2 + r, y + h / 2 + r);
+  context.moveTo(x + w / 2 + r, y + h / 2 - r);
+  context.lineTo(x + w / 2 - r, y + h / 2 + r);
+  context.stroke();
+}
+
+function dash(context, x, y, w, h, colour) {
+  context.fillStyle = colour;
+  context.fillRect(x + w / 2 - Math.min(4, w / 4), y + h / 2 - 0.5, Math.min(8, w / 2), 1);
+}
+
+/** A frame, and one of the paper's colour within it: it shows on every colour of a cell. */
+function ring(context, mark, place, g, colour, width, within) {
+  if (!mark) return;
+  const [x, y] = place(mark.row, mark.column);
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.strokeRect(x + 0.5, y + 0.5, g.column - 1, g.row - 1);
+  if (width < 2) return;
+  context.strokeStyle = within;
+  context.lineWidth = 1;
+  context.strokeRect(x + 1 + width / 2, y + 1 + width / 2, g.column - 2 - width, g.row - 2 - width);
+}
+
+function labels(context, g, model, scroll, columns, rows, marks, ink) {
+  const at = marks.hover ?? marks.focus ?? marks.selected;
+  context.textBaseline = "middle";
+  context.font = `11.5px ${ink.mono}`;
+  context.textAlign = "left";
+  context.save();
+  context.beginPath();
+  context.rect(0, g.top, g.left - 4, 1e5);
+  context.clip();
+  const most = Math.floor((g.left - 10) / 7);
+  for (let row = rows.from; row < rows.to; row += 1) {
+    context.fillStyle = at?.row === row ? ink.ink : ink.soft;
+    context.fillText(short(model.clients[row], most), 0, g.top + (row + 0.5) * g.row - scroll.y + 0.5);
+  }
+  context.restore();
+  context.textAlign = "center";
+  context.font = `11.5px ${ink.sans}`;
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((s) => s * g.column >= 26) ?? 1000;
+  for (let column = columns.from; column < columns.to; column += 1) {
+    const round = model.rounds[column];
+    const here = at?.column === column;
+    if (!here && ((round % step !== 0 && column !== 0) || (at && Math.abs(at.column - column) * g.column < 26))) continue;
+    const x = g.left + (column + 0.5) * g.column - scroll.x;
+    if (x < g.left) continue;
+    context.fillStyle = here ? ink.ink : ink.soft;
+    context.fillText(String(round), x, g.top - 12);
+  }
+}

@@ -1,0 +1,30 @@
+/* What a cell of the grid says on hover, on focus and to a screen reader. */
+
+import { counted, decibel, known, number, percent } from "./words.js";
+
+const STATE = {
+  none: "not attacked",
+  waiting: "attack waiting",
+  running: "attack running",
+  done: "attacked",
+  failed: "attack failed",
+};
+
+/** The name of a cell's state. */
+export function stateOf(cell) {
+  return cell.status !== "complete" && cell.status !== "masked" && cell.state === "none"
+    ? `no update: ${cell.status}`
+    : STATE[cell.state];
+}
+
+/** Lines: who and when, then the numbers there are. */
+export function cellWords(cell, client, round) {
+  const lines = [`round ${round}, ${client}`];
+  if (!cell) return [...lines, "did not take part"];
+  if (known(cell.success)) lines.push(`recovered ${percent(cell.success)}`);
+  if (known(cell.psnr)) lines.push(decibel(cell.psnr));
+  if (known(cell.confidence)) lines.push(`confidence ${number(cell.confidence)}`);
+  const cases = cell.cases?.length ?? 0;
+  lines.push(`${stateOf(cell)}${cases > 1 ? `, ${counted(cases, "case")}` : ""}`);
+  return lines;
+}

@@ -1,0 +1,153 @@
+/* The form of a new attack: what GET /attacks says of each, what POST /jobs says of what was given. */
+
+import { get, post } from "./api.js";
+import { h, put } from "./dom.js";
+import { argument, field, said, showProblem } from "./fields.js";
+import { attackName } from "./words.js";
+
+const NUMBERS = { seed: [0, "Seeds the attack."], priority: [0, "From -10 to 10; higher goes first."] };
+
+/** Opens the dialog, filled with `preset` {recording, attack, rounds, clients}; goes to the job that comes of it. */
+export async function openForm(store, preset = {}) {
+  const dialog = h("dialog", { "aria-labelledby": "form-title" });
+  const close = () => dialog.close();
+  const head = h(
+    "div.dialog-head",
+    {},
+    h("h2", { id: "form-title" }, "New attack"),
+    h("button.quiet", { type: "button", onclick: close }, "Close"),
+  );
+  const body = h("div", {}, h("p.state", { role: "status" }, "Loading."));
+  dialog.append(head, body);
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.showModal();
+  try {
+    const attacks = await get("attacks");
+    if (!store.loaded) await store.refresh();
+    put(body, build(store, listed(attacks), preset, dialog));
+    body.querySelector("select, input")?.focus();
+  } catch (problem) {
+    put(body, h("p.state.failure", { role: "alert" }, problem.message));
+  }
+}
+
+function listed(answer) {
+  return Array.isArray(answer) ? answer : answer.items;
+}
+
+function build(store, attacks, preset, dialog) {
+  const runs = [...store.recordings.values()].sort((a, b) => a.id.localeCompare(b.id));
+  if (!runs.length)
+    return h("p.state", {}, "There is no run to attack yet. Record one below the service's folder; it shows up by itself.");
+  const run = select(
+    "recording",
+    runs.map((one) => [one.id, one.name === one.id ? one.name : `${one.name} (${one.id})`]),
+    preset.recording,
+  );
+  const attack = select(
+    "attack",
+    attacks.map((one) => [one.name, attackName(one.name)]),
+    preset.attack,
+  );
+  const about = h("p.soft", { id: "about-attack", "aria-live": "polite" });
+  attack.setAttribute("aria-describedby", "about-attack");
+  const knobs = h("div.knobs");
+  const rounds = h("input", { name: "rounds", value: preset.rounds || "all", autocomplete: "off", spellcheck: "false" });
+  const clients = h("input", {
+    name: "clients",
+    value: (preset.clients ?? []).join(", "),
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "all",
+  });
+  const isNull = h("input", { type: "checkbox", name: "null", checked: true });
+  const numbers = Object.entries(NUMBERS).map(([name, [value, help]]) =>
+    field(name, h("input", { name, value, inputmode: "numeric" }), { help }),
+  );
+  const problem = h("p.wrong", { role: "alert" });
+  const send = h("button.strong", { type: "submit" }, "Start");
+  let knobsOf = [];
+
+  const about_ = () => {
+    const chosen = attacks.find((one) => one.name === attack.value);
+    put(
+      about,
+      chosen?.summary,
+      chosen?.needs?.length ? h("span.needs", {}, ` Needs: ${chosen.needs.join(", ").replaceAll("_", " ")}.`) : null,
+    );
+    knobsOf = Object.entries(chosen?.arguments ?? {}).map(([name, value]) => argument(name, value));
+    put(knobs, knobsOf.length ? knobsOf.map((knob) => knob.element) : h("p.soft", {}, "It takes none."));
+  };
+  attack.addEventListener("change", about_);
+  about_();
+
+  const form = h(
+    "form",
+    { novalidate: true },
+    field("recording", run, { label: "Run" }),
+    field("attack", attack, { label: "Attack" }),
+    about,
+    h(
+      "div.two",
+      {},
+      field("rounds", rounds, { help: "all, 1-20 or 1-3,7" }),
+      field("clients", clients, { help: "Names, with commas between; none is all." }),
+    ),
+    h("details", {}, h("summary", {}, "Arguments of the attack"), knobs),
+    h("details", {}, h("summary", {}, "Seed and place in the queue"), h("div.two", {}, numbers)),
+    h("label.check", {}, isNull, "Run the null beside it: the same attack without the update"),
+    problem,
+    h("div.actions", {}, h("button.quiet", { type: "button", onclick: () => dialog.close() }, "Cancel"), send),
+  );
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    said(form);
+    put(problem);
+    send.disabled = true;
+    try {
+      const body = { ...values({ run, attack, rounds, clients, isNull, form }), arguments: given(knobsOf) };
+      const job = await post("jobs", body);
+      store.job(job);
+      dialog.close();
+      location.hash = `#/job/${encodeURIComponent(job.id)}`;
+    } catch (wrong) {
+      showProblem(form, problem, wrong);
+    } finally {
+      send.disabled = false;
+    }
+  });
+  return form;
+}
+
+function select(name, options, chosen) {
+  const element = h(
+    "select",
+    { name },
+    options.map(([value, words]) => h("option", { value }, words)),
+  );
+  if (chosen && options.some(([value]) => value === chosen)) element.value = chosen;
+  return element;
+}
+
+function values({ run, attack, rounds, clients, isNull, form }) {
+  const names = clients.value.split(",").map((name) => name.trim());
+  const whole = (name) => {
+    const text = form.elements[name].value.trim();
+    return /^-?\d+$/.test(text) ? Number(text) : text;
+  };
+  return {
+    recording: run.value,
+    attack: attack.value,
+    rounds: rounds.value.trim() || "all",
+    clients: names.filter(Boolean),
+    null: isNull.checked,
+    seed: whole("seed"),
+    priority: whole("priority"),
+  };
+}
+
+/** Of the attack's arguments those that were changed: defaults stay the attack's own. */
+function given(knobs) {
+  return Object.fromEntries(knobs.filter((knob) => knob.changed()).map((knob) => [knob.name, knob.value()]));
+}

@@ -1,0 +1,69 @@
+/* Server-sent events, opened again after any break. A hidden tab holds no connection: browsers allow six per host. */
+
+const SHORTEST = 500;
+const LONGEST = 8000;
+
+/**
+ * Listens at `url` until the returned function is called.
+ * handlers: by event name, called with the parsed data. opened: called at every (re)connection: read again what was missed.
+ * refused: waited for after a break, before it tries again: where a token is asked for, that takes a while.
+ * status: called with "live", "waiting" (trying again) or "resting" (the tab is hidden).
+ */
+export function listen(url, handlers, { opened = () => {}, status = () => {}, refused = async () => {} } = {}) {
+  let source = null;
+  let timer = null;
+  let wait = SHORTEST;
+  let ended = false;
+
+  function open() {
+    timer = null;
+    if (ended || source || document.hidden) return;
+    source = new EventSource(url, { withCredentials: false });
+    source.onopen = () => {
+      wait = SHORTEST;
+      status("live");
+      opened();
+    };
+    source.onerror = again;
+    for (const [name, handler] of Object.entries(handlers)) {
+      source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
+    }
+  }
+
+  async function again() {
+    close();
+    if (ended) return;
+    status("waiting");
+    await refused();
+    if (ended || source) return;
+    clearTimeout(timer);
+    timer = setTimeout(open, wait);
+    wait = Math.min(2 * wait, LONGEST);
+  }
+
+  function close() {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  }
+
+  function watch() {
+    if (document.hidden) {
+      close();
+      status("resting");
+    } else if (!source) {
+      clearTimeout(timer);
+      open();
+    }
+  }
+
+  document.addEventListener("visibilitychange", watch);
+  window.addEventListener("online", watch);
+  watch();
+  return () => {
+    ended = true;
+    document.removeEventListener("visibilitychange", watch);
+    window.removeEventListener("online", watch);
+    close();
+  };
+}

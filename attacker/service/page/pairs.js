@@ -1,0 +1,99 @@
+/* Original beside reconstruction, image or table row, with what is said of them. */
+
+import { own } from "./api.js";
+import { h } from "./dom.js";
+import { decibel, known, number } from "./words.js";
+
+/** One example of a case. beside: the same example of the null, where there is one. whose: words on where it comes from. */
+export function pair(example, { beside = null, whose = null } = {}) {
+  return h(
+    beside ? "figure.pair.with-null" : "figure.pair",
+    {},
+    example.values ? cells(example) : images(example, beside),
+    h("figcaption", {}, label(example), mark(example), whose),
+  );
+}
+
+function images(example, beside) {
+  const shown = [
+    [
+      "private original",
+      own(example.original),
+      `Private original${example.label_true === null || example.label_true === undefined ? "" : `: ${example.label_true}`}`,
+    ],
+    ["what the server got", own(example.image), `Reconstruction: ${example.label ?? "no label"}`],
+    ["the null", own(beside?.image), "The null: the same attack without the update"],
+  ];
+  const there = shown.filter(([, source], i) => source || i === 1);
+  return h(
+    "div.both",
+    {},
+    there.map(([words, source, alt]) =>
+      h(
+        "div",
+        {},
+        h("small", { "aria-hidden": "true" }, words),
+        source
+          ? h("img", { src: source, alt, loading: "lazy", decoding: "async" })
+          : h("span.blank", {}, example.failure ?? "no reconstruction"),
+      ),
+    ),
+  );
+}
+
+function cells(example) {
+  const truth = example.values.some((value) => value.original !== null);
+  const titles = ["column", ...(truth ? ["private original"] : []), "what the server got"];
+  return h(
+    "table.cells",
+    {},
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        titles.map((title) => h("th", { scope: "col" }, title)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      example.values.map(({ column, original, reconstruction, right }) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, column),
+          truth ? h("td", {}, original ?? "–") : null,
+          h("td", {}, reconstruction, right === null ? null : right ? " ✓" : " ✗"),
+        ),
+      ),
+    ),
+  );
+}
+
+function label(example) {
+  const got = example.label ?? null;
+  const truth = example.label_true ?? null;
+  if (got === null && truth === null) return null;
+  if (truth === null) return h("span.line", {}, `label ${got}`);
+  if (got === null) return h("span.line", {}, `${truth} → no label`);
+  const right = String(truth) === String(got);
+  return h("span.line", {}, `${truth} → `, h(right ? "span" : "span.soft", {}, `${got} ${right ? "✓" : "✗"}`));
+}
+
+function mark(example) {
+  const numbers = [
+    known(example.psnr) ? decibel(example.psnr) : null,
+    known(example.confidence) ? `confidence ${number(example.confidence)}` : null,
+  ];
+  const tail = numbers.filter(Boolean).join(", ");
+  if (example.failure) return h("span.line", {}, `– ${example.failure}`);
+  if (example.success === null || example.success === undefined) return tail ? h("span.line.soft", {}, tail) : null;
+  return h(
+    "span.line",
+    {},
+    example.success ? h("b.yes", {}, "✓ recovered ") : h("span.soft", {}, "✗ not recovered "),
+    h("span.soft", {}, tail),
+  );
+}

@@ -1,0 +1,21 @@
+/* A small card of lines beside a point. It repeats what is focused or under the pointer and takes no focus itself. */
+
+import { h, put } from "./dom.js";
+
+export function tooltip() {
+  const element = h("div.tip", { role: "presentation", hidden: true });
+
+  /** Below (x, y) of `frame`, moved to stay inside it. */
+  function show(lines, x, y, frame) {
+    put(
+      element,
+      lines.map((line, i) => h(i ? "span" : "strong", {}, line)),
+    );
+    element.hidden = false;
+    const room = frame.clientWidth - element.offsetWidth - 4;
+    element.style.left = `${Math.max(0, Math.min(room, x - element.offsetWidth / 2))}px`;
+    element.style.top = `${y + 8}px`;
+  }
+
+  return { element, show, hide: () => (element.hidden = true) };
+}

@@ -1,0 +1,84 @@
+/* The attacks on a run, each with its null beside it. */
+
+import { h } from "../dom.js";
+import { base, counted, decibel, known, percent, specName } from "../words.js";
+
+/** choose: called with the source of the attack whose grid is wanted. */
+export function attacksTable(items, choose) {
+  const heads = ["Attack", "Cases", "Recovered", "Its null", "PSNR", "Failed", ""];
+  const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && beside(other, one)));
+  return h(
+    "div.scroll",
+    { tabindex: 0, role: "region", "aria-label": "Attacks" },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((title, i) =>
+            h(i > 0 && i < 6 ? "th.number" : "th", { scope: "col" }, title || h("span.unseen", {}, "Grid")),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((one) =>
+          row(
+            one,
+            items.find((other) => other.null && beside(one, other)),
+            choose,
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function beside(one, other) {
+  return base(one.spec) === base(other.spec) && one.seed === other.seed && one.knows_defense === other.knows_defense;
+}
+
+function row(one, nothing, choose) {
+  return h(
+    "tr",
+    {},
+    h(
+      "th",
+      { scope: "row" },
+      specName(one.spec),
+      one.null ? ", the null" : "",
+      h("code.spec", {}, base(one.spec)),
+      one.knows_defense === false ? h("small", {}, "ignores the defense") : null,
+      one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
+    ),
+    h("td.number", {}, String(one.done), one.done < one.cases ? h("small", {}, `of ${one.cases}`) : null),
+    h(
+      "td.number",
+      {},
+      h("b", {}, percent(one.success)),
+      known(one.success) ? h("small", {}, counted(one.scored, "example")) : h("small", {}, "not scored"),
+    ),
+    h("td.number", {}, nothing ? percent(nothing.success) : "–"),
+    h("td.number", {}, decibel(one.psnr)),
+    h("td.number", {}, String(one.failed)),
+    h(
+      "td",
+      {},
+      h(
+        "button.small",
+        {
+          type: "button",
+          "data-key": `grid-${one.source}`,
+          "aria-label": `Show the grid of ${one.spec}`,
+          onclick: () => choose(one.source),
+        },
+        "Grid",
+      ),
+    ),
+  );
+}

@@ -1,0 +1,40 @@
+/* The first examples that an attack reconstructed, from several of its cases. */
+
+import { get } from "../api.js";
+import { h, put } from "../dom.js";
+import { pair } from "../pairs.js";
+import { panel } from "../panel.js";
+import { link } from "../route.js";
+
+/** A gallery of at most `most` examples of one attack, each leading to its case. */
+export function casesOf(id, source, most) {
+  return panel({
+    className: "bare",
+    load: async () => {
+      const { items } = await get(`recordings/${id}/cases`, { attack: source, limit: most });
+      const details = await Promise.all(items.map((one) => get(`recordings/${id}/cases/${one.attack ?? source}/${one.case}`)));
+      return details.flatMap((one) => (one.examples ?? []).map((example) => ({ one, example }))).slice(0, most);
+    },
+    empty: (examples) => (examples.length ? null : "It reconstructed nothing."),
+    draw: (body, examples) =>
+      put(
+        body,
+        h(
+          "div.gallery",
+          {},
+          examples.map(({ one, example }) => pair(example, { whose: whose(id, one.attack ?? source, one) })),
+        ),
+      ),
+  });
+}
+
+/** "round 3, a1b2": a link to the case. */
+export function whose(id, source, one) {
+  return h(
+    "span.line",
+    {},
+    h("a", { href: link(["run", id, "case", source, one.case]) }, `round ${one.rounds.join(", ")}`),
+    ", ",
+    h("code", {}, one.client),
+  );
+}

@@ -1,0 +1,109 @@
+"""Images that emerge while a job runs: written by its worker about once a second, read by the service, gone with the job."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import Tensor
+
+from attacker.attacks.base import Sight
+
+PARTIAL = ".partial"
+"""Of a file that is not yet written as a whole."""
+MOST = 48
+"""Images that are shown at once: those that changed last."""
+
+
+class Place(NamedTuple):
+    """Where an image belongs, see `Slot`, and its label by the attack's own reading."""
+
+    round: int
+    client: str
+    batch: int
+    position: int
+    label: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """images: (n, H, W, C), 8 bit, C 1 or 3. places: of each. loss: the median of what is searched for now, where it is a number.
+
+    iteration: of `most`, within one start. version: grows with each preview of a job.
+    """
+
+    images: NDArray[np.uint8]
+    places: tuple[Place, ...]
+    iteration: int
+    most: int
+    loss: float | None
+    version: int
+
+
+def path_of(state: Path, job: str) -> Path:
+    """The file of a job's preview in the service's own folder. Raises ValueError where `job` is no id."""
+    if re.fullmatch("[0-9a-f]{16}", job) is None:
+        raise ValueError(f"{job!r} is no job's id")
+    return state / "previews" / f"{job}.safetensors"
+
+
+def read(state: Path, job: str) -> Preview | None:
+    """What a running job has come to; None where there is nothing to see, as of closed forms and of tables."""
+    try:
+        with safe_open(path_of(state, job), framework="numpy") as file:
+            about = json.loads(file.metadata()["about"])
+            images = file.get_tensor("images")
+    except (OSError, SafetensorError):  # not yet, or no more
+        return None
+    return Preview(images=images, places=tuple(Place(*place) for place in about.pop("places")), **about)
+
+
+class Painter:
+    """Watches a replay, see `Memory`, and writes what it sees to a file, in place of what was there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._version = path, 0
+        self._images: dict[tuple[int, str, int, int], tuple[NDArray[np.uint8], int]] = {}
+
+    def __call__(self, sights: Sequence[Sight], iteration: int, most: int) -> None:
+        for sight in sights:
+            if sight.x.ndim == 4:
+                self._take(sight)
+        if self._images:
+            self._version += 1
+            self._write(iteration, most, float(np.median([sight.loss for sight in sights])))
+
+    def _take(self, sight: Sight) -> None:
+        pixels, seen = _pixels(sight.x), set[int]()
+        for slot in sight.slots:
+            if slot.example not in seen:
+                seen.add(slot.example)
+                place = (slot.round, slot.client, slot.batch, slot.position)
+                self._images.pop(place, None)  # the last ones stay
+                self._images[place] = (pixels[slot.example], int(sight.y[slot.example]))
+        for place in list(self._images)[:-MOST]:
+            del self._images[place]
+
+    def _write(self, iteration: int, most: int, loss: float) -> None:
+        places = [[*place, label] for place, (_, label) in self._images.items()]
+        known = loss if np.isfinite(loss) else None
+        about = {"places": places, "iteration": iteration, "most": most, "loss": known, "version": self._version}
+        content = save({"images": np.stack([pixels for pixels, _ in self._images.values()])}, {"about": json.dumps(about)})
+        beside = self.path.with_suffix(PARTIAL)
+        with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        os.replace(beside, self.path)  # not flushed: after a crash of the machine there is nothing to watch
+
+
+def _pixels(x: Tensor) -> NDArray[np.uint8]:
+    """(N, C, H, W) of any values, as (N, H, W, C) in 8 bit."""
+    eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
+    found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
+    return found

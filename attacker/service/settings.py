@@ -1,0 +1,115 @@
+"""What the service is started with, checked once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal
+
+OWN: Literal["own"] = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The service of the recordings below one folder.
+
+    root:        folder of runs.
+    host, port:  address to listen on; port 0 takes a free one.
+    token:       whether one is asked for on loopback as well; on any other address it always is.
+    token_file:  where it lies; by default in `state`. It is made at the first start.
+    certfile, keyfile: of TLS, both or none.
+    truth:       folders of what clients used, or OWN: each run's own `truth/`. By default none: nothing is scored, and neither
+                 originals nor scores are shown.
+    rules:       file that says which attacks run on new rounds by themselves.
+    workers:     processes that do jobs; None: one for each GPU, or as many as `threads` fit into the cores; 0: none.
+    threads:     of PyTorch, for each worker.
+    device, ray, model: as `attacker replay` has them.
+    state:       folder of the service's own files, readable by its owner only; by default `.attacker` below the root.
+    max_queued:  jobs that wait at most. job_seconds, job_megabytes: what one job may take; None: no limit.
+    max_body:    bytes of the largest request.
+    every:       seconds between two looks at the folders.
+    """
+
+    root: Path
+    host: str = "127.0.0.1"
+    port: int = 8600
+    token: bool = False
+    token_file: Path | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    truth: tuple[Path, ...] | Literal["own"] = ()
+    rules: Path | None = None
+    workers: int | None = None
+    threads: int = 1
+    device: str = "cpu"
+    ray: str | None = None
+    model: str | None = None
+    state: Path | None = None
+    max_queued: int = 1000
+    job_seconds: float | None = None
+    job_megabytes: int | None = None
+    max_body: int = 64 * 1024
+    every: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a folder or file is not there, or a number is of no use."""
+        if not self.root.is_dir():
+            raise ValueError(f"{self.root} is no folder: name the one that holds the runs, or make it with mkdir")
+        for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
+            if file is not None and not file.is_file():
+                raise ValueError(f"{option} {file}: there is no such file")
+        if (self.certfile is None) != (self.keyfile is None):
+            raise ValueError("TLS needs both --certfile and --keyfile")
+        for folder in self.truth if self.truth != OWN else ():
+            if not folder.is_dir():
+                raise ValueError(f"--truth {folder}: there is no such folder")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
+        for option, number, least in (
+            ("--threads", self.threads, 1),
+            ("--max-queued", self.max_queued, 1),
+            ("--workers", self.workers, 0),
+        ):
+            if number is not None and number < least:
+                raise ValueError(f"{option} must be at least {least}, got {number}")
+        for option, limit in (("--job-seconds", self.job_seconds), ("--job-megabytes", self.job_megabytes)):
+            if limit is not None and limit <= 0:
+                raise ValueError(f"{option} must be positive, got {limit}")
+
+    @cached_property
+    def folder(self) -> Path:
+        """The root without links, absolute: what every path that is opened lies below."""
+        return self.root.resolve()
+
+    @cached_property
+    def state_folder(self) -> Path:
+        return (self.state or self.root / ".attacker").absolute()
+
+    @cached_property
+    def token_path(self) -> Path:
+        return (self.token_file or self.state_folder / "token").absolute()
+
+    @cached_property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def needs_token(self) -> bool:
+        return self.token or not self.is_loopback
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certfile else "http"
+
+    def truth_of(self, run: Path) -> tuple[Path, ...]:
+        """The folders of truth that the service may read for `run`; none where it was given none."""
+        if self.truth != OWN:
+            return self.truth
+        own = run / "truth"
+        return (own,) if own.is_dir() and not own.is_symlink() else ()

@@ -1,0 +1,102 @@
+"""The SQLite file behind the queue: its tables, and transactions that survive the death of any process at any instant."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+PATIENCE = 30.0
+"""Seconds that one process waits for another one's transaction."""
+SCHEMA = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    recording TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    origin TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('queued', 'running', 'done', 'failed', 'cancelled', 'set_aside')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    crashes INTEGER NOT NULL DEFAULT 0,
+    owner TEXT,
+    asked_to_end INTEGER NOT NULL DEFAULT 0,
+    created TEXT NOT NULL,
+    started TEXT,
+    ended TEXT,
+    share REAL NOT NULL DEFAULT 0,
+    words TEXT NOT NULL DEFAULT '',
+    cpu REAL NOT NULL DEFAULT 0,
+    error TEXT,
+    result TEXT,
+    version INTEGER NOT NULL
+);
+CREATE INDEX waiting ON jobs (priority DESC, number) WHERE state = 'queued';
+CREATE INDEX by_state ON jobs (state, number);
+CREATE INDEX by_recording ON jobs (recording, number);
+CREATE INDEX by_version ON jobs (version);
+CREATE TABLE publications (job TEXT PRIMARY KEY REFERENCES jobs (id), attempt INTEGER NOT NULL, published TEXT NOT NULL);
+CREATE TABLE taken (
+    rule TEXT NOT NULL,
+    recording TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    job TEXT REFERENCES jobs (id),
+    created TEXT NOT NULL,
+    PRIMARY KEY (rule, recording, round)
+) WITHOUT ROWID;
+CREATE TABLE changes (version INTEGER NOT NULL);
+INSERT INTO changes VALUES (0);
+"""
+
+
+class Store:
+    """One file, for all threads of this process and for other processes.
+
+    Writing waits for its turn, and is on disk when it returns; reading waits for nobody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._turn, self._look = threading.Lock(), threading.Lock()
+        self._writer, self._reader = self._connection(), self._connection()
+        with self.writing() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise ValueError(f"{path} is of version {version}, and this program knows {VERSION}: update it")
+            if not version:
+                for statement in SCHEMA.split(";\n"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _connection(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        connection.row_factory = sqlite3.Row
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or, where the block raises, nothing."""
+        with self._turn:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+            except BaseException:
+                self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
+    def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """All rows of a query, as they were at one instant."""
+        with self._look:
+            return self._reader.execute(query, values).fetchall()
+
+    def close(self) -> None:
+        with self._turn, self._look:
+            self._writer.close()
+            self._reader.close()

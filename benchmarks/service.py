@@ -1,0 +1,232 @@
+"""The service: reads while an attack runs, memory over many requests, a live federation, and jobs that survive kills.
+
+python benchmarks/service.py            all of it, in one service over one folder of recordings
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contract import options, told
+from service_client import Service, loaded
+
+from attacker.attacks import AttackSpec
+from attacker.replay import Replay
+from attacker.scoring import Scorer
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.experiment import validate
+from fedsim.wire import Recording
+
+API = "/api/v1"
+STEP = {"learning_rate": 0.01, "batch_size": 1, "steps": 1}
+SCORED: dict[str, Any] = {
+    "rounds": 3,
+    "model": "lenet_cpl",
+    "data": {"name": "photos", "size": 32},
+    "clients": {"count": 8},
+    "training": STEP,
+}
+CLIENTS_OF_TINY = 2
+TINY: dict[str, Any] = {
+    "rounds": 1,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": CLIENTS_OF_TINY},
+    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+}
+LIVE = """
+seed = 0
+rounds = {rounds}
+model = {{ name = "mlp", hidden = [32] }}
+data = {{ name = "photos", size = 32 }}
+clients = {{ count = 20 }}
+training = {{ learning_rate = 0.01, batch_size = 1, steps = 1 }}
+"""
+RULES = """
+[[rule]]
+name = "live"
+attack = "exact"
+recordings = ["live"]
+null = false
+priority = 5
+"""
+ENDLESS = {"recording": "scored", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
+PATIENCE = 1800.0
+
+
+def federate(raw: dict[str, Any], out: Path) -> None:
+    engine.set_verbosity(False)
+    engine.run(Run(experiment=validate(raw, source="benchmark"), out=out, client_seed=0), engine="local")
+
+
+def attacked_and_scored(run: Path) -> None:
+    recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
+    for null in (False, True):
+        replay = Replay(recording=recording, spec=AttackSpec(name="exact", null=null), out=run / "reconstructions", threads=1)
+        scorer.score(replay.run().folder)
+
+
+def paths_of(service: Service) -> list[str]:
+    """What a page asks for while somebody looks at a run, each about as often as the others."""
+    run = f"{API}/recordings/scored"
+    source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
+    cases = service.items(f"{run}/cases?attack={source}")
+    detail = f"{run}/cases/{source}/{cases[0]['case']}"
+    image = service.ask(detail)["examples"][0]["image"]
+    lists = [f"{API}/recordings", f"{API}/jobs", run, f"{run}/grid?attack={source}", f"{run}/observations", f"{run}/leakage"]
+    return [*lists, f"{run}/cases?attack={source}", f"{run}/training", detail, image]
+
+
+def reads(service: Service, seconds: float) -> list[dict[str, Any]]:
+    """With an attack that would run for hours beside it."""
+    job = service.ask(f"{API}/jobs", ENDLESS)["id"]
+    while not service.ask(f"{API}/jobs/{job}")["progress"]["share"]:
+        time.sleep(0.2)
+    paths, rows = paths_of(service), []
+    for rate in (200.0, None):
+        each, elapsed = loaded(service, paths, seconds=seconds, rate=rate)
+        taken = np.array(each) * 1e3
+        p50, p99 = np.percentile(taken, [50, 99])
+        what = "reads at 200 a second" if rate else "reads as fast as 4 clients can"
+        rows.append({"what": what, "per_second": len(taken) / elapsed, "p50_ms": p50, "p99_ms": p99, "max_ms": taken.max()})
+    assert service.ask(f"{API}/jobs/{job}")["state"] == "running"
+    return rows
+
+
+def memory(service: Service, requests: int) -> dict[str, Any]:
+    """Resident memory after so many requests over that before, both after a tenth of them to begin with."""
+    paths = paths_of(service)
+    sizes, count = [], 0
+    for share in (0.1, 1.0):
+        until = count + share * requests
+        while count < until:
+            count += len(loaded(service, paths, seconds=min(10.0, (until - count) / 150 + 0.2), rate=None)[0])
+        sizes.append(service.megabytes())
+    return {"what": f"memory over {requests} requests", "requests": count, "mb": sizes[1], "growth": sizes[1] / sizes[0]}
+
+
+def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
+    """A federation of 20 clients in another process, each round attacked by a rule: how many rounds the attacks are behind it."""
+    experiment = root.parent / "live.toml"
+    experiment.write_text(LIVE.format(rounds=rounds))
+    code = "from fedsim.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", str(experiment), "--engine", "local", "--out", str(root / "live")]
+    federation = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    lags, there, done, at_end = [0], dict[int, float](), dict[int, float](), None
+    try:
+        while len(done) < rounds:
+            if status := federation.poll():
+                raise RuntimeError(f"the federation ended with status {status}")
+            now = time.perf_counter()
+            for n in recorded(root / "live"):
+                there.setdefault(n, now)
+            for job in service.items(f"{API}/jobs?recording=live&state=done"):
+                done.setdefault(int(job["spec"]["rounds"]), time.perf_counter())
+            lags.append(len(there) - len(done))
+            if len(there) == rounds and at_end is None:  # the last one has just come: at best it alone is not attacked yet
+                at_end = lags[-1]
+            time.sleep(0.1)
+    finally:
+        federation.kill()
+        federation.wait()
+    gaps = np.diff(sorted(there.values()))
+    waits = [done[n] - there[n] for n in there]
+    return {
+        "what": f"live, 20 clients, {rounds} rounds",
+        "round_s": float(np.median(gaps)),
+        "attacked_after_s": float(np.median(waits)),
+        "at_most_s": max(waits),
+        "behind_at_end": at_end or 0,
+        "behind_at_most": max(lags),
+    }
+
+
+def recorded(run: Path) -> list[int]:
+    """Rounds that are in a recording, as the server has written them; none where it has not begun."""
+    with suppress(ValueError, OSError):
+        return Recording(run / "recording").rounds()
+    return []
+
+
+def answered(root: Path, job: dict[str, Any]) -> bool:
+    """Whether what a job says that it has done is on disk."""
+    folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
+    return all(len(list(folder.glob("*.safetensors"))) == CLIENTS_OF_TINY for folder in folders)
+
+
+def durable(service: Service, count: int, seed: int) -> dict[str, Any]:
+    """So many jobs, of which each attacks a recording, while the service is killed three times and its workers now and then."""
+    spec = {"recording": "tiny", "attack": "exact", "null": False}
+    ids = [service.ask(f"{API}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
+    draw, first, kills, killed, begun = random.Random(seed), dict[str, tuple[str, int]](), 0, 0, time.perf_counter()
+    twice: set[str] = set()
+    while True:
+        jobs = [job for job in service.items(f"{API}/jobs?recording=tiny") if job["id"] in set(ids)]
+        done = {job["id"]: (job["ended"], job["attempts"]) for job in jobs if job["state"] == "done"}
+        twice |= {id for id, how in done.items() if first.setdefault(id, how) != how}
+        if len(done) == count or time.perf_counter() - begun > PATIENCE:
+            break
+        if kills < 3 and len(done) >= count * (kills + 1) / 4:
+            kills += 1
+            service.kill()
+            service.start()
+        elif draw.random() < 0.15 and killed <= kills and service.workers():
+            killed += 1
+            subprocess.run(["kill", "-9", str(draw.choice(service.workers()))], check=False, stderr=subprocess.DEVNULL)
+        time.sleep(draw.uniform(0.1, 0.5))
+    return {
+        "what": f"{count} jobs, {kills} kills of the service, {killed} of workers",
+        "seconds": time.perf_counter() - begun,
+        "lost": len(set(ids) - {job["id"] for job in jobs if job["state"] == "done" and answered(service.root, job)}),
+        "twice": len(twice),
+        "begun_again": sum(job["attempts"] > 1 for job in jobs),
+    }
+
+
+def main() -> None:
+    asked = options(__doc__ or "")
+    seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 40, 1000)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # which ends the service, too
+    with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
+        root = Path(folder) / "root"
+        root.mkdir()
+        (root.parent / "rules.toml").write_text(RULES)
+        federate(SCORED, root / "scored")
+        federate(TINY, root / "tiny")
+        attacked_and_scored(root / "scored")
+        service = Service(root, "--workers", "1", "--truth", "own", "--rules", str(root.parent / "rules.toml"))
+        try:
+            print("reads while an attack runs", file=sys.stderr)
+            rows = [*reads(service, seconds), memory(service, requests)]
+            (job,) = service.items(f"{API}/jobs?state=running")
+            service.ask(f"{API}/jobs/{job['id']}/cancel", {})
+            while service.ask(f"{API}/jobs/{job['id']}")["state"] == "running":
+                time.sleep(0.1)
+            print("a live federation", file=sys.stderr)
+            rows.append(live(service, root, rounds))
+            print("jobs and kills", file=sys.stderr)
+            rows.append(durable(service, count, asked.seed))
+        finally:
+            service.kill()
+    paced, fast, grown, lag, survived = rows
+    summary = {
+        "reads_per_second": fast["per_second"],
+        "p99_ms": paced["p99_ms"],
+        "jobs_lost": survived["lost"],
+        "jobs_published_twice": survived["twice"],
+        "memory_growth": grown["growth"],
+        "live_lag_rounds": lag["behind_at_end"],
+    }
+    told("service", rows, summary, asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""A service in a process of its own, and who asks it: for benchmarks/service.py."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+SERVE = "from attacker.cli import main; main()"
+
+
+class Service:
+    """`attacker serve` of the recordings below `root`, listening; it may be killed and started again. place: host and port."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        self.root, self.options = root, options
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        command = [sys.executable, "-c", SERVE, "serve", str(self.root), "--port", "0", "--max-queued", "5000", *self.options]
+        with (self.root.parent / "service.log").open("a") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().strip()
+        if not address:
+            raise RuntimeError(f"attacker serve ended with status {self.process.wait()}; see {log.name}")
+        self.place = urlsplit(address).netloc
+        self.ask("/api/v1/health")
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """JSON of GET, or of POST where there is a body. Raises RuntimeError for any other answer."""
+        connection = http.client.HTTPConnection(self.place, timeout=60)
+        try:
+            if body is None:
+                connection.request("GET", path)
+            else:
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            log = (self.root.parent / "service.log").read_text()[-2000:]
+            raise RuntimeError(f"{path}: {answer.status} {content[:300]!r}; the service's log ends with\n{log}")
+        return json.loads(content)
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """All of a list, page after page."""
+        found: list[dict[str, Any]] = []
+        joint, after = "&" if "?" in path else "?", ""
+        while True:
+            page = self.ask(f"{path}{joint}limit=200{after}")
+            found += page["items"]
+            if not page["next"]:
+                return found
+            after = f"&after={page['next']}"
+
+    def workers(self) -> list[int]:
+        """Processes that it started."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+
+    def megabytes(self) -> float:
+        """Resident, of itself alone."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def kill(self) -> None:
+        """As a machine does that fails: its group, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def load(place: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4) -> tuple[list[float], float]:
+    """Seconds that each of many requests took, and all of them together, from `clients` at once over connections that stay open.
+
+    rate: requests a second of all clients together, timed from the instant at which each was due: a service that falls behind
+    is not spared. None: each client asks as soon as it is answered.
+    """
+    taken: list[float] = []
+    start = time.perf_counter() + 0.05
+
+    def work(number: int) -> None:
+        connection, own, count = http.client.HTTPConnection(place, timeout=60), list[float](), 0
+        while True:
+            due = start + (count * clients + number) / rate if rate else time.perf_counter()
+            if due > start + seconds:
+                break
+            time.sleep(max(0.0, due - time.perf_counter()))
+            path = paths[(count * clients + number) % len(paths)]
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"{path}: {answer.status}")
+            own.append(time.perf_counter() - due)
+            count += 1
+        connection.close()
+        taken.extend(own)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken, time.perf_counter() - start
+
+
+def main() -> None:
+    """The load in a process of its own, so that whoever measures does not hold up whoever asks."""
+    place, seconds, rate, *paths = sys.argv[1:]
+    print(json.dumps(load(place, paths, seconds=float(seconds), rate=float(rate) or None)))
+
+
+def loaded(service: Service, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
+    """`load` from another process."""
+    command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
+    taken, elapsed = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return taken, elapsed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Asks a SuperLink for something through Flower's own commands: enrol clients, run an app, say how a run ended."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsim.deployment.commands import Link
+from fedsim.deployment.processes import RUNNER, Processes
+from fedsim.wire.files import make_private
+
+NAME = "federation"
+APP = {
+    "project": {"name": "fedleak-federation", "version": "0.1.0"},
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "fedleak",
+                "components": {"serverapp": "fedsim.flower:server", "clientapp": "fedsim.flower:client"},
+                "config": {
+                    **dict.fromkeys(("experiment", "settings", "out", "public"), ""),
+                    "resume": False,
+                    "device": "auto",
+                    "threads": 1,
+                },
+            }
+        }
+    },
+}
+"""The app that is sent round: names, and no code. Each party runs what is installed with it, and nothing that a server sends."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+PATIENCE = 60.0
+"""Seconds for which a SuperLink may not answer: one that was killed goes on from its database."""
+
+
+class NotReached(RuntimeError):
+    """The SuperLink did not answer, or refused; the message says what Flower said."""
+
+
+class RunFailed(RuntimeError):
+    """A run that did not come to its end. detail: what was last said of it."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(f"the run ended as {status}" + (f": {detail}" if detail else ""))
+        self.status, self.detail = status, detail
+
+
+def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> int:
+    """Tell the SuperLink at `link` of the public keys `*.pub` in `keys`, of which it may know some; their number.
+
+    home: folder for Flower's configuration. prefix: a command that starts others, such as one that changes the network.
+    Raises ValueError where there are no keys, NotReached where the SuperLink refuses.
+    """
+    found = sorted(keys.glob("*.pub"))
+    if not found:
+        raise ValueError(f"{keys} holds no public keys (*.pub)")
+    _configure(home, link)
+    command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolling", NAME, *map(str, found)]
+    done = subprocess.run(command, env=_environment(home), capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise NotReached(f"{link.address} did not take the keys in {keys}: {_said(done.stdout + done.stderr)}")
+    return len(found)
+
+
+@dataclass
+class Submitted:
+    """A run on a SuperLink. To be used in the main thread."""
+
+    link: Link
+    home: Path
+    processes: Processes
+    log: Path
+    prefix: Sequence[str] = ()
+
+    @classmethod
+    def start(
+        cls,
+        link: Link,
+        config: Mapping[str, str | int | bool],
+        *,
+        home: Path,
+        processes: Processes,
+        prefix: Sequence[str] = (),
+    ) -> "Submitted":
+        """Start the app on the SuperLink with `config`, its run config.
+
+        home: folder for Flower's configuration. prefix: a command that starts others, such as one that changes the network.
+        """
+        _configure(home, link)
+        app = make_private(home / "app")
+        (app / "pyproject.toml").write_text(tomli_w.dumps(APP))
+        (home / "run.toml").write_text(tomli_w.dumps(dict(config)))
+        command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(home / "run.toml")]
+        processes.start(RUNNER, command, cwd=home, prefix=(*prefix, "env", f"FLWR_HOME={home}"))
+        return cls(link, home, processes, processes.log(RUNNER), prefix)
+
+    @property
+    def identity(self) -> str | None:
+        """The number of the run, once it has one."""
+        found = re.search(r"Successfully started run (\d+)", self._text())
+        return found[1] if found else None
+
+    def wait(self, watch: Callable[[], None]) -> None:
+        """Wait for the end of the run, calling `watch` several times a second.
+
+        Raises NotReached where there is none, and RunFailed where it did not complete: Flower's own exit status is 0 then.
+        """
+        while self.processes.status(RUNNER) is None:
+            watch()
+            time.sleep(0.3)
+        watch()
+        if self.identity is None:
+            raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_said(self._text())}")
+        status = self._status(watch)
+        if status != "finished:completed":
+            raise RunFailed(status, _cause(self._text()))
+
+    def stop(self) -> None:
+        """Have the SuperLink stop the run, if there is one; whether it hears that is not waited for long."""
+        if self.identity is not None:
+            self._flwr("stop", self.identity, NAME)
+
+    def _status(self, watch: Callable[[], None]) -> str:
+        """How the run ended. Its log ends earlier where the SuperLink was away for a moment."""
+        heard = time.monotonic()
+        while True:
+            try:
+                status, heard = self._asked(), time.monotonic()
+                if status.startswith("finished"):
+                    return status
+            except NotReached:
+                if time.monotonic() - heard > PATIENCE:
+                    raise
+            for _ in range(10):
+                watch()
+                time.sleep(0.3)
+
+    def _asked(self) -> str:
+        done = self._flwr("list", NAME, "--run-id", str(self.identity), "--format", "json")
+        try:
+            runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
+            return str(runs[0]["status"])
+        except (ValueError, KeyError, IndexError):
+            raise NotReached(f"{self.link.address} does not say how the run ended: {_said(done.stdout + done.stderr)}") from None
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = _environment(self.home)
+        command = [*self.prefix, "flwr", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=120)
+
+    def _text(self) -> str:
+        return COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
+
+
+def _configure(home: Path, link: Link) -> None:
+    secure = {"insecure": True} if link.authority is None else {"root-certificates": str(Path(link.authority).absolute())}
+    make_private(home)
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: {"address": link.address, **secure}}}))
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**Processes(home).environment, "FLWR_HOME": str(home), "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "INFO")}
+
+
+def _said(text: str) -> str:
+    """The last lines of a command that failed, without colours and frames."""
+    lines = [line.strip(" │╭╮╰╯─\t") for line in COLOURS.sub("", text).splitlines()]
+    return " ".join(line for line in lines if line)[-600:] or "it said nothing"
+
+
+def _cause(text: str) -> str:
+    """The error that ended the server's app, in its last traceback."""
+    found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", text, re.MULTILINE)
+    return f"{found[-1][1]}" if found else ""

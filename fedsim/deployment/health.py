@@ -1,0 +1,14 @@
+"""`python -m fedsim.deployment.health ADDRESS [CERTIFICATE]`: exit status 0 where a process answers at HOST:PORT[/PATH]."""
+
+import sys
+
+from fedsim.deployment.processes import is_healthy
+
+
+def main(address: str, authority: str | None = None) -> int:
+    """0 where the process at `address` is well. authority: certificate that its own is signed by; without one, no TLS."""
+    return 0 if is_healthy(address, authority) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

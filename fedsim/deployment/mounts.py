@@ -1,0 +1,82 @@
+"""What each party of a deployment sees of its folder: the containers' mounts, and the same for processes of one machine."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.deployment.preparing import RUN
+
+
+class Mount(NamedTuple):
+    """A file or folder of a deployment, named from there, and whether the party may write to it."""
+
+    path: str
+    writable: bool = False
+
+
+def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
+    """What a party sees: "superlink", "enrol", "server", "client-N" of `count`, "runner", "attacker", "scorer", and no more.
+
+    secure: whether there are TLS and keys. Raises ValueError for any other party.
+    """
+    public, trust = Mount("public"), (Mount("trust"),) if secure else ()
+    secret = (Mount("secret"),) if secure else ()
+    recording, reconstructions = f"attacks/{RUN}/recording", f"attacks/{RUN}/reconstructions"
+    if party.startswith("client-"):
+        home = f"clients/{int(party.removeprefix('client-'))}"
+        key = (Mount(f"{home}/key"),) if secure else ()
+        return (public, *trust, *key, Mount(f"{home}/data"), Mount(f"{home}/private", True), Mount(f"{home}/truth", True))
+    truths = [Mount(f"clients/{number}/{name}") for number in range(count) for name in ("data", "truth")]
+    known = {
+        "superlink": (Mount("superlink", True), *trust, *secret),
+        "enrol": (Mount("keys"), *trust),
+        "server": (public, *trust, *secret, Mount("server", True), Mount(recording, True)),
+        "runner": (public, *trust),
+        "attacker": (Mount("attacks", True), Mount(recording)),
+        "scorer": (Mount("scores", True), Mount(reconstructions), *truths),
+    }
+    if party not in known:
+        raise ValueError(f"unknown party {party!r}. Known: {', '.join(known)}, client-N")
+    return known[party]
+
+
+SCRIPT = """set -eu
+root=$1; shift
+stage=$(mktemp -d)
+mount -t tmpfs -o mode=755 none "$stage"
+while [ "$1" != -- ]; do
+  mode=$1 path=$2; shift 2
+  if [ -d "$root/$path" ]; then mkdir -p "$stage/$path"; else mkdir -p "$stage/$(dirname "$path")"; : > "$stage/$path"; fi
+  mount --bind "$root/$path" "$stage/$path"
+  if [ "$mode" = ro ]; then mount -o remount,bind,ro "$stage/$path"; fi
+done
+shift
+mount --rbind "$stage" "$root"
+cd "$root"
+exec "$@"
+"""
+"""Run in mount namespaces of its own: nothing but the mounts is left below the folder, and everything else is as it was."""
+
+
+def isolated(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
+    """A command that starts another, which then sees no more than `seen` below `root`, and starts there."""
+    options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
+    return (*_unshare(), "sh", "-c", SCRIPT, "sh", str(root), *options, "--")
+
+
+@lru_cache(maxsize=1)
+def why_not() -> str:
+    """Why processes cannot be kept out of folders on this system; empty where they can."""
+    if shutil.which("unshare") is None:
+        return "unshare is not installed; it comes with util-linux, on Linux only"
+    done = subprocess.run([*_unshare(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)
+    return "" if done.returncode == 0 else f"this system lets you make no mounts of your own: {done.stderr.strip()}"
+
+
+def _unshare() -> tuple[str, ...]:
+    own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    return ("unshare", *own, "--mount", "--propagation", "private")

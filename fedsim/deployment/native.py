@@ -1,0 +1,195 @@
+"""The parties of a deployment as processes of one machine, each in its own folder: what containers do, without containers."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fedsim.deployment import commands
+from fedsim.deployment.commands import Link
+from fedsim.deployment.mounts import Mount, isolated, mounts
+from fedsim.deployment.preparing import Layout
+from fedsim.deployment.processes import RUNNER, Ended, Processes, free_port, is_healthy
+from fedsim.wire.files import make_private
+
+PATIENCE = 120.0
+"""Seconds for a process to come up: all of them load at once, on a machine that may have one core."""
+
+JOINED = "SuperNode ID:"
+"""What a client says when the SuperLink has let it in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """A client's process. number: from 0; key: file of its private key, None without; config: its own configuration."""
+
+    number: int
+    key: Path | None
+    config: dict[str, str | int]
+    home: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Where processes run. prefix: by party ("superlink", "server", "client-0", ...), the command that starts a process there.
+
+    bind: address that the SuperLink listens on; address: under which the others reach it.
+    """
+
+    bind: str = "127.0.0.1"
+    address: str = "127.0.0.1"
+    prefix: Callable[[str], Sequence[str]] = lambda party: ()
+
+
+LOOPBACK = Hosts()
+
+
+class Native:
+    """SuperLink, server and clients, running. Leaving the block ends them.
+
+    layout: folders. parties: the clients. secure: with TLS and keys, which `layout` must have then.
+    isolated: each process sees no more of `layout` than its container would; what it may see must be there.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        parties: Sequence[Party],
+        *,
+        secure: bool = True,
+        isolated: bool = False,
+        hosts: Hosts = LOOPBACK,
+        port: int | None = None,
+    ) -> None:
+        self.layout, self.parties, self.secure, self.isolated, self.hosts = layout, parties, secure, isolated, hosts
+        self.port = port or free_port()
+        self.home = make_private(layout.root / "flower")
+        environment = {"FLWR_HOME": str(self.home / "server"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        self.processes = Processes(layout.root / "logs", environment)
+
+    @property
+    def link(self) -> Link:
+        """How clients reach the SuperLink."""
+        return self.layout.link(f"{self.hosts.address}:{self.port}", secure=self.secure)
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again from its database, and wait until it answers."""
+        make_private(self.layout.database.parent)
+        identity = self.layout.identity() if self.secure else None
+        database = str(self.layout.database)
+        command = commands.superlink(host=self.hosts.bind, port=self.port, database=database, identity=identity)
+        self._start("superlink", command, self.layout.database.parent)
+        self.processes.wait_for("superlink", self._answers, timeout=PATIENCE)
+
+    def start_server(self) -> None:
+        """Start what runs the server's app."""
+        secret = str(self.layout.certificates.secret) if self.secure else None
+        self._start("server", commands.server(self.link, secret=secret), make_private(self.layout.run.parent))
+
+    def start_client(self, party: Party) -> None:
+        """Start a client."""
+        key = str(party.key) if party.key and self.secure else None
+        command = commands.client(self.link, key=key, port=free_port(), config=party.config)
+        self._start(f"client-{party.number}", command, party.home)
+
+    def restart_client(self, party: Party) -> None:
+        """Start a client that was killed. Its key is taken until the SuperLink has missed it, for about a minute.
+
+        Raises Ended where it is refused for longer.
+        """
+        name = f"client-{party.number}"
+        before = self.processes.log(name).read_text(errors="replace").count(JOINED)
+        deadline = time.monotonic() + 2 * PATIENCE
+        while True:
+            self.start_client(party)
+            while self.processes.status(name) is None:
+                if self.processes.log(name).read_text(errors="replace").count(JOINED) > before:
+                    return
+                time.sleep(0.2)
+            if time.monotonic() > deadline:
+                raise Ended(f"{name} is not let in again\n{self.processes.last_words(name)}")
+            time.sleep(3)
+
+    def kill(self, name: str) -> None:
+        """End a process and all that it started as `kill -9` does."""
+        self.processes.end(name, signal.SIGKILL)
+
+    def enrol(self) -> None:
+        """Tell the SuperLink of the clients' keys."""
+        from fedsim.deployment.flower_commands import enrol
+
+        prefix = self.prefix("enrol")
+        enrol(self.link, self.layout.keys, home=self.home / "enrol", prefix=prefix)
+
+    def start(self) -> None:
+        """Start all parties. Raises Ended, with its last words, where one does not come up."""
+        self.start_superlink()
+        if self.secure:
+            self.enrol()
+        self.start_server()
+        for party in self.parties:
+            self.start_client(party)
+
+    def _answers(self) -> bool:
+        """Whether the SuperLink is well, as seen from where the server is."""
+        prefix, asked = self.hosts.prefix("server"), [self.link.address, *filter(None, [self.link.authority])]
+        if not prefix:
+            return is_healthy(*asked)
+        return subprocess.run([*prefix, sys.executable, "-m", "fedsim.deployment.health", *asked]).returncode == 0
+
+    def run(self, watch: Callable[[], None] = lambda: None, *, more: Sequence[str] = ()) -> int:
+        """Run what was prepared to its end, as a runner does; its exit status.
+
+        watch: called several times a second. more: further words of the runner's command.
+        Raises Ended where a party ends meanwhile that `watch` did not end.
+        """
+        layout = self.layout
+        where = {"out": str(layout.run), "public": str(layout.public)}
+        command = commands.runner(self.link, experiment=str(layout.experiment), **where)
+        self._start(RUNNER, [*command, *more], make_private(self.home / RUNNER))
+        while (status := self.processes.status(RUNNER)) is None:
+            watch()
+            self.processes.check()
+            time.sleep(0.2)
+        return status
+
+    def prefix(self, party: str) -> tuple[str, ...]:
+        """What starts a party's processes where they belong, with the home that Flower unpacks apps into."""
+        home = make_private(self.home / party)
+        own = ("env", f"FLWR_HOME={home}", f"HOME={home}")
+        if not self.isolated:
+            return (*self.hosts.prefix(party), *own)
+        seen = mounts(party, len(self.parties), secure=self.secure)
+        flower = Mount(str(home.relative_to(self.layout.root)), True)
+        return (*self.hosts.prefix(party), *isolated(self.layout.root, (*seen, flower)), *own)
+
+    def _start(self, name: str, command: list[str], home: Path) -> None:
+        self.processes.start(name, command, cwd=home, prefix=self.prefix(name))
+
+    def __enter__(self) -> "Native":
+        try:
+            self.start()
+        except BaseException:
+            self.processes.end_all()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.processes.end_all()
+
+
+def parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
+    """The clients of a prepared deployment, each with no more than its own folder."""
+    return [
+        Party(
+            number=number,
+            key=layout.key(number),
+            config=layout.config(number, count, seed=seed),
+            home=layout.client(number),
+        )
+        for number in range(count)
+    ]

@@ -1,0 +1,173 @@
+"""Processes that are started together and end together, with all that they start themselves."""
+
+import ctypes
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
+from types import TracebackType
+
+from fedsim.deployment.commands import ENVIRONMENT
+
+GRACE = 6.0
+"""Seconds between asking a process to end and ending it."""
+LAST_LINES = 15
+RUNNER = "runner"
+"""Name of the process that waits for the end of a run, and then ends."""
+
+
+class Ended(RuntimeError):
+    """A process that was to go on has ended, or never came to answer; the message has its last words."""
+
+
+class Processes:
+    """Starts processes by name, each in a group of its own, with its output in `logs/NAME.log`; leaving the block ends them all.
+
+    To be used in the main thread: where that is killed, the system ends them (Linux).
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.logs = logs
+        self.environment = {**os.environ, **ENVIRONMENT, "PATH": _path(), **(environment or {})}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], *, cwd: Path, prefix: Sequence[str] = ()) -> None:
+        """Start `command` under `name`. prefix: a command that starts it, such as one that changes user or network.
+
+        Raises FileNotFoundError, saying how to mend it, where there is no such program.
+        """
+        if shutil.which(command[0], path=self.environment["PATH"]) is None:
+            raise FileNotFoundError(f"{command[0]} is not installed here; it comes with: pip install 'flwr>=1.41,<1.42'")
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [*prefix, *command],
+                cwd=cwd,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def last_words(self, name: str) -> str:
+        """The last lines of what a process said."""
+        path = self.log(name)
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join(lines[-LAST_LINES:])
+
+    def status(self, name: str) -> int | None:
+        """The exit status of a process that has ended; None while it runs."""
+        return self._running[name].poll()
+
+    def wait(self, name: str, timeout: float) -> int:
+        """Wait for the end of a process; its exit status. Raises Ended where it has not ended in `timeout` seconds."""
+        try:
+            return self._running[name].wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise Ended(f"{name} has not ended in {timeout:g} seconds\n{self.last_words(name)}") from None
+
+    def check(self) -> None:
+        """Raises Ended where a process has that was to go on: any but the runner."""
+        for name, process in self._running.items():
+            if name != RUNNER and (status := process.poll()) is not None:
+                raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
+
+    def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
+        """Wait until the process `name` is healthy. Raises Ended where it is not in time, or ends."""
+        deadline = time.monotonic() + timeout
+        while not healthy():
+            if (status := self.status(name)) is not None:
+                raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
+            if time.monotonic() > deadline:
+                raise Ended(f"{name} does not answer after {timeout:g} seconds\n{self.last_words(name)}")
+            time.sleep(0.2)
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a process and all that it started. With SIGKILL at once."""
+        process = self._running.pop(name)
+        _signal(process, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+    def end_all(self) -> None:
+        """End all of them, the last one first; those that do not listen, after some seconds."""
+        for process in reversed(self._running.values()):
+            _signal(process, signal.SIGTERM)
+        for name in list(self._running):
+            self.end(name)
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end_all()
+
+
+def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
+    """Whether what listens at `address`, HOST:PORT, answers there at /health, or at the path that the address goes on with.
+
+    authority: certificate that its own must be signed by; None for no TLS.
+    """
+    address = address if "/" in address else f"{address}/health"
+    context = None if authority is None else ssl.create_default_context(cafile=authority)
+    scheme = "http" if authority is None else "https"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(f"{scheme}://{address}", timeout=timeout) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listened on just now."""
+    with socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether one could listen there now."""
+    with socket() as one:
+        one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _path() -> str:
+    """The programs that were installed with this Python come first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # ended; on macOS the second, of a group of zombies
+        os.killpg(process.pid, number)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,80 @@
+"""Scoring a federation whose clients share no data: each truth refers to a data set of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attacker.scoring.holdings import holdings
+from attacker.scoring.score import Scorer
+from fedsim import datasets
+from fedsim.datasets import Dataset, Examples, parts
+from fedsim.truth import TruthReader, TruthWriter, describe_dataset
+from fedsim.wire import DataSpec
+
+
+def client(folder: Path, values: list[int], labels: list[int], *, classes: int = 3) -> Path:
+    """A client's folder with one-pixel images of these values, which used its last example in round 1; its truth."""
+    images = np.array(values, np.uint8).reshape(-1, 1, 1, 1)
+    data = Dataset(
+        name="own",
+        spec=DataSpec(shape=(1, 1, 1), num_classes=classes),
+        class_names=tuple("abcdef"[:classes]),
+        train=Examples(values=images, labels=np.array(labels)),
+        test=Examples(values=images[:0], labels=np.array(labels[:0])),
+    )
+    parts.write_part(folder / "data", data, data.train)
+    describe_dataset(folder / "truth", lambda: described(folder / "data"))
+    TruthWriter(folder / "truth", folder.name).write(1, 1, [[len(values) - 1], [0]])
+    return folder / "truth"
+
+
+def described(path: Path) -> dict[str, Any]:
+    return datasets.described(parts.part(str(path)), f"part:{path}", {})
+
+
+def test_each_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
+    truth = [client(tmp_path / "one", [10, 20], [0, 1]), client(tmp_path / "two", [30, 40, 50], [2, 1, 0])]
+    scorer = Scorer(tmp_path, truth)
+    for name, pixels, labels in (("one", [20, 10], [1, 0]), ("two", [50, 30], [0, 2])):
+        _, x, y = scorer.originals(1, 1, name)
+        assert torch.equal(x.flatten(), torch.tensor(pixels) / 255)
+        assert y.tolist() == labels
+    slots, x, _ = scorer.originals(1, 1, "sum", ["one", "two"])  # both used their own example 0: four distinct examples
+    assert (255 * x.flatten()).round().tolist() == [20, 10, 50, 30]
+    assert len({index for _, _, index in slots}) == 4
+
+
+def test_a_clients_folder_may_have_been_carried_to_where_it_is_scored(tmp_path: Path) -> None:
+    client(tmp_path / "there", [10, 20], [0, 1])
+    (tmp_path / "there").rename(tmp_path / "here")
+    scorer = Scorer(tmp_path, [tmp_path / "here" / "truth"])
+    assert scorer.originals(1, 1, "there")[1].flatten().tolist() == pytest.approx([20 / 255, 10 / 255])
+
+
+def test_examples_other_than_those_that_truth_refers_to_are_refused(tmp_path: Path) -> None:
+    truth = client(tmp_path / "one", [10, 20], [0, 1])
+    data = parts.part(str(tmp_path / "one" / "data"))
+    changed = Examples(values=data.train.values + np.uint8(1), labels=data.train.labels)
+    parts.write_part(tmp_path / "one" / "data", data, changed)
+    datasets._load.cache_clear()
+    with pytest.raises(ValueError, match="its content differs"):
+        holdings([TruthReader(truth)])
+
+
+def test_clients_of_different_federations_are_not_scored_together(tmp_path: Path) -> None:
+    truth = [client(tmp_path / "one", [10], [0]), client(tmp_path / "two", [20], [1], classes=4)]
+    with pytest.raises(ValueError, match="have different specifications"):
+        Scorer(tmp_path, truth)
+
+
+def test_one_data_set_for_all_is_taken_as_it_is(tmp_path: Path) -> None:
+    """As in a simulation: indices stay those of the data set."""
+    digits = datasets.load("digits")
+    describe_dataset(tmp_path / "truth", lambda: datasets.described(digits, "digits", {}))
+    TruthWriter(tmp_path / "truth", "one").write(1, 1, [[7, 3]])
+    scorer = Scorer(tmp_path, [tmp_path / "truth"])
+    assert scorer.data is digits
+    assert [index for _, _, index in scorer.originals(1, 1, "one")[0]] == [7, 3]

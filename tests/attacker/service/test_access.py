@@ -1,0 +1,327 @@
+"""Who gets in: no route without the token, no other name, no other site, nothing too large; and the headers of every answer."""
+
+import asyncio
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attacker.service import access
+from attacker.service.access import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
+from attacker.service.guard import OPEN, Guard
+from attacker.service.settings import Settings
+
+Ask = Callable[..., Any]
+JSON = {"Content-Type": "application/json"}
+EXAMPLES = {"id": "digits", "source": "exact", "case": "00001-a", "n": "0"}
+
+
+def routes(asked: Any) -> list[tuple[str, str]]:
+    """Method and path of all that the OpenAPI document tells."""
+    paths = asked.app.openapi()["paths"]
+    return [(method.upper(), path.format(**EXAMPLES)) for path, methods in paths.items() for method in methods]
+
+
+def test_without_the_token_no_route_answers_but_health_and_the_session(ask: Ask) -> None:
+    asked = ask(token=True)
+    found = routes(asked)
+    assert len(found) > 20
+    for method, path in found:
+        answer = asked(path, method, headers=JSON if method != "GET" else {})
+        assert (answer.status_code == 401) == ((method, path) not in OPEN), (method, path)
+    for path in ("/metrics", "/api/v1/openapi.json", "/api/v1/none", "/api/v2/recordings", "/api/v1//recordings"):
+        assert asked(path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "Bearer", "Bearer wrong", "Basic {token}", "bearer x{token}", "{token}", "Bearer {token} {token}"]
+)
+def test_a_wrong_token_opens_nothing(ask: Ask, wrong: str) -> None:
+    asked = ask(token=True)
+    header = wrong.format(token=asked.parts.keys.token)
+    answer = asked("/api/v1/recordings", headers={"Authorization": header})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert asked.parts.keys.token not in answer.text
+
+
+def test_the_token_opens_and_so_does_the_cookie_that_it_is_traded_for(ask: Ask) -> None:
+    asked = ask(token=True)
+    token = asked.parts.keys.token
+    assert asked("/api/v1/recordings", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    assert asked("/api/v1/session", "POST", json={"token": "wrong"}).status_code == 401
+    opened = asked("/api/v1/session", "POST", json={"token": token})
+    assert opened.status_code == 204
+    cookie = opened.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert token not in cookie
+    value = cookie.split(";")[0]
+    assert asked("/api/v1/recordings", headers={"Cookie": f"a=b; {value}"}).status_code == 200
+    assert asked("/api/v1/recordings", headers={"Cookie": value[:-1]}).status_code == 401
+    closed = asked("/api/v1/session", "DELETE", headers={**JSON, "Cookie": value})
+    assert "Max-Age=0" in closed.headers["set-cookie"]
+
+
+def test_a_token_in_an_address_is_no_token(ask: Ask) -> None:
+    asked = ask(token=True)
+    assert asked(f"/api/v1/recordings?token={asked.parts.keys.token}").status_code == 401
+
+
+def test_the_page_is_shown_without_a_token_and_holds_nothing_private(ask: Ask) -> None:
+    asked = ask(token=True)
+    page = asked("/")
+    assert page.status_code == 200
+    assert "digits" not in page.text
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert "unsafe" not in page.headers["content-security-policy"]
+
+
+def test_under_tls_the_cookie_is_for_tls_and_this_host_alone(ask: Ask, tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    asked = ask(token=True, certfile=tmp_path / "cert.pem", keyfile=tmp_path / "key.pem")
+    cookie = asked("/api/v1/session", "POST", json={"token": asked.parts.keys.token}).headers["set-cookie"]
+    assert cookie.startswith("__Host-")
+    assert "Secure" in cookie.split("; ")
+
+
+def test_a_session_ends_and_cannot_be_made_without_the_token() -> None:
+    keys = Keys(secrets.token_urlsafe(32))
+    cookie = keys.session(now=1000.0)
+    assert keys.admits(cookie, now=2000.0)
+    assert not keys.admits(cookie, now=1000.0 + access.SESSION_SECONDS + 1)
+    assert not Keys(secrets.token_urlsafe(32)).admits(cookie, now=2000.0)
+    until, rest = cookie.split(".", 1)
+    assert not keys.admits(f"{int(until) + 1}.{rest}", now=2000.0)
+
+
+@given(st.text(max_size=80))
+def test_no_text_is_a_session_or_the_token(text: str) -> None:
+    keys = Keys("t" * 32)
+    assert not keys.opens(text)
+    assert not keys.admits(text)
+
+
+def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, object]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        seen.append((a, b))
+        return False
+
+    monkeypatch.setattr(access.secrets, "compare_digest", compare)
+    keys = Keys("t" * 32)
+    assert not keys.opens("t" * 32)
+    assert not keys.admits(keys.session())
+    assert len(seen) == 2
+    assert all(isinstance(one, bytes) for pair in seen for one in pair)
+
+
+def test_the_token_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "token"
+    token = read_token(path)
+    assert len(token) >= 43
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert read_token(path) == token
+    assert read_token(tmp_path / "other") != token
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda path: path.chmod(0o644), lambda path: path.write_text("short\n"), lambda path: path.write_text("")]
+)
+def test_a_token_that_others_know_or_could_guess_is_refused(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
+    path = tmp_path / "token"
+    read_token(path)
+    harm(path)
+    with pytest.raises(ValueError, match="delete it"):
+        read_token(path)
+
+
+def test_off_loopback_a_token_is_always_asked_for(tmp_path: Path) -> None:
+    for host, needed in (("127.0.0.1", False), ("localhost", False), ("::1", False), ("127.8.8.8", False)):
+        assert Settings(root=tmp_path, host=host).needs_token is needed
+    for host in ("0.0.0.0", "::", "192.168.1.5", "attacker.example", "127.0.0.1.example"):
+        assert Settings(root=tmp_path, host=host).needs_token
+    assert Settings(root=tmp_path, token=True).needs_token
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "a b"]
+)
+def test_another_name_of_this_machine_is_refused(ask: Ask, host: str) -> None:
+    asked = ask()
+    for method, path in [*routes(asked), ("GET", "/"), ("GET", "/metrics")]:
+        answer = asked(path, method, headers={"Host": host, **JSON})
+        assert answer.status_code == 400, (method, path)
+
+
+def test_the_names_of_this_machine_are_taken() -> None:
+    assert all(map(is_loopback_name, ["localhost", "localhost:80", "LOCALHOST.", "127.0.0.1:8600", "[::1]:8600", "[::1]"]))
+    assert not any(map(is_loopback_name, ["10.0.0.1", "[::2]", "localhost:x", "[::1", "::1]", "localhost:", ".", "local host"]))
+
+
+@given(st.text(max_size=50))
+def test_no_text_makes_a_host_header_fail(text: str) -> None:
+    name = hostname(text)
+    assert name is None or (name in text and len(name) > 0)
+    is_loopback_name(text)
+    is_own(text, text)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:8601"},
+        {"Origin": "http://localhost:8600.evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_another_sites_page_changes_nothing(ask: Ask, headers: dict[str, str]) -> None:
+    asked = ask()
+    spec = {"recording": "digits", "attack": "cpl"}
+    assert asked("/api/v1/jobs", "POST", json=spec, headers=headers).status_code == 403
+    assert asked("/api/v1/jobs", "POST", json=spec, headers={"Origin": "http://localhost:8600"}).status_code == 201
+    assert len(asked.json("jobs")["items"]) == 1
+
+
+def test_no_other_site_is_ever_allowed(ask: Ask) -> None:
+    asked = ask()
+    for method in ("GET", "OPTIONS"):
+        headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        answer = asked("/api/v1/recordings", method, headers=headers)
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "application/jsonx"]
+)
+def test_only_json_changes_anything(ask: Ask, kind: str) -> None:
+    asked = ask()
+    content = b'{"recording": "digits", "attack": "cpl"}'
+    for path in ("/api/v1/jobs", "/api/v1/jobs/x/cancel", "/api/v1/session"):
+        assert asked(path, "POST", content=content, headers={"Content-Type": kind}).status_code == 415
+    assert asked.json("jobs")["items"] == []
+
+
+def test_a_body_too_large_is_refused_whatever_it_says_of_its_length(ask: Ask) -> None:
+    asked = ask(max_body=1000)
+    large = b'{"recording": "' + b"x" * 2000 + b'"}'
+    assert asked("/api/v1/jobs", "POST", content=large, headers=JSON).status_code == 413
+
+    async def pieces() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    answer = asked("/api/v1/jobs", "POST", content=pieces(), headers=JSON)
+    assert answer.request.headers.get("transfer-encoding") == "chunked"
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "OPTIONS", "PROPFIND", "PUT", "PATCH"])
+def test_other_methods_are_refused(ask: Ask, method: str) -> None:
+    assert ask()("/api/v1/recordings", method, headers=JSON).status_code == 405
+
+
+def test_an_address_beyond_measure_is_refused(ask: Ask) -> None:
+    assert ask()("/api/v1/jobs?after=" + "x" * 5000).status_code == 400
+
+
+TRAVERSALS = [
+    "/page/../settings.py",
+    "/page/%2e%2e/settings.py",
+    "/page/..%2fsettings.py",
+    "/page//etc/passwd",
+    "/page/%2fetc%2fpasswd",
+    "/../etc/passwd",
+    "/api/v1/recordings/../../etc/passwd",
+    "/api/v1/recordings/..%2f..%2fetc",
+    "/api/v1/recordings/%2e%2e",
+    "/api/v1/recordings/~digits",
+    "/api/v1/recordings/digits~..",
+    "/api/v1/recordings/digits~recording",
+    "/api/v1/recordings/digits%00",
+    "/api/v1/recordings/digits/cases/..%2f..%2ftruth/x",
+    "/api/v1/recordings/digits/cases/..%5c../x/images/0.png",
+    "/api/v1/jobs/..%2f..%2ftoken/preview",
+    "/api/v1/jobs/%2e%2e%2ftoken/preview/0.png",
+]
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_no_path_leads_out(ask: Ask, path: str) -> None:
+    answer = ask(truth="own")(path)
+    assert answer.status_code in (400, 404)
+    assert "root:" not in answer.text
+
+
+def test_headers_are_on_every_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ask(max_body=100)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(asked.parts.metrics, "read", broken)
+    answers = {
+        200: asked("/api/v1/recordings"),
+        304: asked("/page/main.js", headers={"If-None-Match": asked("/page/main.js").headers["etag"]}),
+        400: asked("/", headers={"Host": "evil.example"}),
+        404: asked("/nothing"),
+        405: asked("/api/v1/recordings", "TRACE"),
+        413: asked("/api/v1/jobs", "POST", content=b"x" * 200, headers=JSON),
+        415: asked("/api/v1/jobs", "POST", content=b"x"),
+        422: asked("/api/v1/jobs?limit=x"),
+        500: asked("/metrics"),
+    }
+    for status, answer in answers.items():
+        assert answer.status_code == status
+        assert {name.lower() for name in HEADERS} <= set(answer.headers), status
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+        assert "a bug" not in answer.text
+    assert answers[200].headers["cache-control"] == "private, no-cache"
+    assert answers[404].headers["cache-control"] == "no-store"
+
+
+def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    async def never(*message: Any) -> Any:
+        await asyncio.sleep(60)
+
+    guard = Guard(app, patience=0.05)
+    knows = SimpleNamespace(state=SimpleNamespace(parts=SimpleNamespace(settings=Settings(root=tmp_path), keys=None)))
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+        "headers": headers,
+        "app": knows,
+    }
+    started = time.monotonic()
+    asyncio.run(guard(scope, never, never))
+    asyncio.run(guard({**scope, "method": "GET"}, never, never))
+    assert time.monotonic() - started < 5
+
+
+def test_the_state_folder_is_the_owners_only(ask: Ask, root: Path) -> None:
+    ask(token=True)
+    for path in (root / ".attacker", root / ".attacker" / "token"):
+        assert os.stat(path).st_mode & 0o077 == 0

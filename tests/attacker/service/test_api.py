@@ -1,0 +1,275 @@
+"""What the API answers on a real run: what recording, reconstructions and scores say, and nothing that was not given."""
+
+import io
+import json
+import shutil
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attacker.reconstruction import Reconstruction
+from attacker.report.gather import gather
+from attacker.report.pairs import read_pair
+from attacker.report.render import render
+from attacker.scoring import summarise
+from attacker.service.jobs import JobSpec
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+Ask = Callable[..., Any]
+RUN = "recordings/digits"
+
+
+@pytest.fixture
+def sources(root: Path) -> tuple[str, str]:
+    """The attack's folder, and its null's."""
+    names = sorted(path.name for path in (root / "digits" / "reconstructions").iterdir())
+    attack, null = sorted(names, key=lambda name: "null" in name)
+    return attack, null
+
+
+def pixels(content: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(content)), dtype=int)
+
+
+def test_a_recording_is_told_by_its_manifest_and_its_index(ask: Ask) -> None:
+    (told,) = ask().json("recordings")["items"]
+    assert told["id"] == "digits"
+    assert told["model"] == "lenet_dlg"
+    assert told["data"] == {"shape": [1, 8, 8], "num_classes": 10, "is_image": True}
+    assert (told["rounds"], told["last_round"], told["clients"], told["observations"]) == (2, 2, 3, 6)
+    assert told["trouble"] == []
+
+
+def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Path) -> None:
+    rows = Recording(root / "digits" / "recording").rows()
+    asked, found, after = ask(), [], None
+    while True:
+        page = asked.json(f"{RUN}/observations", params={"limit": 4, **({"after": after} if after else {})})
+        found += page["items"]
+        if (after := page["next"]) is None:
+            break
+    assert [(one["round"], one["client"], one["bytes"]) for one in found] == [(r.round, r.client, r.bytes) for r in rows]
+
+
+def test_observations_are_filtered(ask: Ask, root: Path) -> None:
+    client = Recording(root / "digits" / "recording").clients()[1]
+    asked = ask()
+    found = asked.json(f"{RUN}/observations", params={"client": client, "round": 2})["items"]
+    assert [(one["round"], one["client"]) for one in found] == [(2, client)]
+    assert asked.json(f"{RUN}/observations", params={"status": "failed"})["items"] == []
+
+
+def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    told = {one["source"]: one for one in ask(truth="own").json(f"{RUN}/attacks")["items"]}
+    (summary,) = summarise(read_json_lines(root / "digits" / "scores.jsonl"))
+    attack, null = (told[name] for name in sources)
+    assert (attack["cases"], attack["done"], attack["scored"], attack["null"], null["null"]) == (6, 6, 6, False, True)
+    assert summary.psnr is not None
+    assert attack["success"] == pytest.approx(summary.success.value)
+    assert attack["psnr"] == pytest.approx(summary.psnr.value)
+    assert attack["success"] > null["success"]
+
+
+def test_the_grid_has_a_cell_for_each_observation_and_is_coloured_by_what_was_recovered(
+    ask: Ask, root: Path, sources: tuple[str, str]
+) -> None:
+    grid = ask(truth="own").json(f"{RUN}/grid")
+    rows = {(row["case"]): row for row in read_json_lines(root / "digits" / "scores.jsonl") if row["source"] == sources[0]}
+    assert (len(grid["clients"]), grid["rounds"], len(grid["cells"])) == (3, [1, 2], 6)
+    for cell in grid["cells"]:
+        row = rows[f"{cell['round']:05d}-{cell['client']}"]
+        assert cell["cases"] == [row["case"]]
+        assert (cell["leak"], cell["state"], cell["attack"]) == (float(row["success"]), "done", sources[0])
+        assert cell["psnr"] == pytest.approx(row["psnr"])
+
+
+def test_without_truth_the_grid_is_coloured_by_the_attacks_own_confidence(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    for cell in ask().json(f"{RUN}/grid")["cells"]:
+        found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{cell['cases'][0]}.safetensors")
+        assert cell["leak"] == pytest.approx(float(found.confidence.mean()))
+        assert cell["success"] is cell["psnr"] is None
+
+
+def test_the_grid_of_one_attack_is_of_that_attack_alone(ask: Ask, sources: tuple[str, str]) -> None:
+    cells = ask(truth="own").json(f"{RUN}/grid", params={"attack": sources[1]})["cells"]
+    assert {cell["attack"] for cell in cells} == {sources[1]}
+    assert all(cell["leak"] < 1 for cell in cells)
+
+
+def test_a_case_shows_its_examples_beside_their_originals(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    asked = ask(truth="own")
+    case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]
+    told = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
+    (example,) = told["examples"]
+    row = next(
+        r for r in read_json_lines(root / "digits" / "scores.jsonl") if (r["source"], r["case"]) == (sources[0], case["case"])
+    )
+    assert (example["success"], example["label_true"]) == (row["success"], row["label_true_name"])
+    image, original = (pixels(asked(example[key]).content) for key in ("image", "original"))
+    both = np.asarray(Image.open(root / "digits" / row["pair"]), dtype=int)
+    assert (np.concatenate([original, image], axis=1) == both).all()
+
+
+def test_without_truth_nothing_of_scores_originals_or_labels_is_told(ask: Ask, sources: tuple[str, str]) -> None:
+    asked = ask()
+    case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]
+    told = asked.json(f"{RUN}/cases/{sources[0]}/{case['case']}")
+    for example in told["examples"]:
+        secret = ("original", "label_true", "success", "psnr", "ssim", "lpips", "failure")
+        assert [example[key] for key in secret] == [None] * len(secret)
+    assert (case["success"], case["psnr"]) == (None, None)
+    assert all(one["success"] is one["psnr"] is None for one in asked.json(f"{RUN}/leakage")["items"])
+    assert all(one["scored"] == 0 for one in asked.json(f"{RUN}/attacks")["items"])
+    address = f"/api/v1/{RUN}/cases/{sources[0]}/{case['case']}"
+    assert [asked(f"{address}/{kind}/0.png").status_code for kind in ("originals", "pairs")] == [404, 404]
+
+
+def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(ask: Ask, root: Path) -> None:
+    row = read_json_lines(root / "digits" / "scores.jsonl")[0]
+    path = root / "digits" / row["pair"]
+    Image.fromarray(np.indices((8, 16)).sum(axis=0).astype(np.uint8)).save(path)  # an original that nothing recovered
+    original = read_pair(root / "digits", row["pair"], ()).original
+    assert original is not None
+    secrets = (f">{row['psnr']:.1f} dB<", b64encode(original.png).decode())
+    whole = render([gather(root / "digits")])
+    assert all(secret in whole for secret in secrets)
+    report = ask()(f"/api/v1/{RUN}/report")
+    assert report.status_code == 200
+    assert not any(secret in report.text for secret in secrets)
+    assert report.text.count("data:image/png") >= 6
+    assert "sandbox" in report.headers["content-security-policy"]
+
+
+def test_a_reconstruction_is_shown_as_it_is_in_its_file(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    asked = ask()
+    case = asked.json(f"{RUN}/cases", params={"attack": sources[0], "limit": 1})["items"][0]["case"]
+    found = Reconstruction.read(root / "digits" / "reconstructions" / sources[0] / f"{case}.safetensors")
+    told = asked.json(f"{RUN}/cases/{sources[0]}/{case}")
+    shown = pixels(asked(told["examples"][0]["image"]).content)
+    assert (shown == (found.x[0, 0].clamp(0, 1) * 255).round().numpy()).all()
+    assert told["loss"][-1] == [len(found.loss), pytest.approx(float(found.loss[-1]))]
+    assert asked(f"/api/v1/{RUN}/cases/{sources[0]}/{case}/images/7.png").status_code == 404
+
+
+def test_leakage_over_rounds_has_the_null_beside_it(ask: Ask, sources: tuple[str, str]) -> None:
+    told = ask(truth="own").json(f"{RUN}/leakage")["items"]
+    assert [(one["attack"], one["null"], one["round"]) for one in told] == [
+        (name, name == sources[1], number) for name in sorted(sources) for number in (1, 2)
+    ]
+    assert {one["examples"] for one in told} == {3}
+
+
+def test_training_is_the_servers_own_rows(ask: Ask, root: Path) -> None:
+    assert ask().json(f"{RUN}/training")["items"] == read_json_lines(root / "digits" / "metrics.jsonl")
+
+
+def test_an_answer_is_known_by_its_tag_until_its_files_change(ask: Ask, root: Path) -> None:
+    asked = ask()
+    first = asked(f"/api/v1/{RUN}/grid")
+    tag = {"If-None-Match": first.headers["etag"]}
+    assert asked(f"/api/v1/{RUN}/grid", headers=tag).status_code == 304
+    shutil.rmtree(root / "digits" / "reconstructions")
+    asked.look()
+    later = asked(f"/api/v1/{RUN}/grid", headers=tag)
+    assert later.status_code == 200
+    assert {cell["state"] for cell in later.json()["cells"]} == {"none"}
+
+
+def submit(asked: Any, **spec: Any) -> Any:
+    return asked("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "cpl", **spec})
+
+
+def test_a_job_is_submitted_listed_cancelled_and_done_again(ask: Ask) -> None:
+    asked = ask()
+    first = submit(asked, arguments={"steps": 3}, rounds="1")
+    assert first.status_code == 201
+    address = first.headers["location"]
+    assert asked(address).json() == first.json()
+    second = submit(asked).json()
+    listed = asked.json("jobs", params={"limit": 1})
+    assert [one["id"] for one in listed["items"]] == [second["id"]]
+    assert [one["id"] for one in asked.json("jobs", params={"after": listed["next"]})["items"]] == [first.json()["id"]]
+    assert asked(f"{address}/cancel", "POST", json={}).json()["state"] == "cancelled"
+    again = asked(f"{address}/cancel", "POST", json={})
+    assert again.status_code == 409
+    assert "cancelled" in again.json()["error"]["message"]
+    assert asked(f"{address}/retry", "POST", json={}).json()["state"] == "queued"
+    assert len(asked.json("jobs", params={"state": "queued"})["items"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "known"),
+    [
+        ({"recording": "nothing"}, "spec.recording", "digits"),
+        ({"attack": "cpx"}, "spec.attack", "cpl"),
+        ({"attack": "os:system"}, "spec.attack", "cpl"),
+        ({"arguments": {"steps": -1}}, "spec.arguments.steps", "steps"),
+        ({"arguments": {"stepz": 1}}, "spec.arguments.stepz", "steps"),
+        ({"rounds": "9-12"}, "spec.rounds", None),
+        ({"rounds": "all of them"}, "spec.rounds", None),
+        ({"clients": ["nobody"]}, "spec.clients", None),
+        ({"seed": "x"}, "spec.seed", None),
+        ({"priority": 99}, "spec.priority", None),
+        ({"model": "os:system"}, "spec.model", "attack"),
+    ],
+)
+def test_a_job_that_cannot_be_done_is_refused_by_its_field(ask: Ask, wrong: dict, field: str, known: str | None) -> None:
+    asked = ask()
+    answer = submit(asked, **wrong)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["field"] == field
+    assert known is None or known in error["known"]
+    assert asked.json("jobs")["items"] == []
+
+
+def test_a_full_queue_says_so(ask: Ask) -> None:
+    asked = ask(max_queued=1)
+    assert [submit(asked).status_code for _ in range(2)] == [201, 429]
+
+
+@pytest.mark.parametrize("path", ["jobs/0123456789abcdef", "jobs/x/preview", "recordings/x", f"{RUN}/cases/x/y", "nothing"])
+def test_what_there_is_not_is_told_as_any_other_error(ask: Ask, path: str) -> None:
+    answer = ask()(f"/api/v1/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"]
+
+
+def test_a_word_that_no_query_has_is_refused(ask: Ask) -> None:
+    error = ask()(f"/api/v1/{RUN}/observations?cient=x").json()["error"]
+    assert error["field"] == "cient"
+    assert "client" in error["known"]
+
+
+def test_prometheus_is_told_of_requests_by_route_and_of_jobs_by_state(ask: Ask) -> None:
+    asked = ask()
+    asked.parts.queue.submit(JobSpec(recording="digits", attack="cpl"))
+    asked(f"/api/v1/{RUN}/grid")
+    asked("/api/v1/recordings/secret-name")
+    told = asked("/metrics").text
+    assert 'fedleak_requests_total{method="GET",route="/api/v1/recordings/{id}/grid",status="200"} 1.0' in told
+    assert 'fedleak_jobs{state="queued"} 1.0' in told
+    assert "fedleak_observations 6.0" in told
+    assert "secret-name" not in told
+
+
+def test_the_attacks_that_there_are_are_told_with_their_defaults(ask: Ask) -> None:
+    told = {one["name"]: one for one in ask().json("attacks")["items"]}
+    assert told["cpl"]["arguments"]["steps"] > 0
+    assert "num_examples" in told["agic"]["needs"]
+
+
+def test_every_number_is_one_that_json_has(ask: Ask, root: Path) -> None:
+    path = root / "digits" / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"round": 3, "loss": NaN}\n{"round": 4, "loss": 1.0}\n')
+    asked = ask()
+    asked.look()
+    assert [row["round"] for row in asked.json(f"{RUN}/training")["items"]] == [0, 1, 2, 4]
+    assert asked.json(RUN)["trouble"] == ["metrics.jsonl: 1 line cannot be read"]
+    assert json.loads(asked(f"/api/v1/{RUN}/training").text)

@@ -1,0 +1,305 @@
+"""What is found below a root, kept up to date, and never left: by links, names, or whatever its files hold."""
+
+import json
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacker.service.catalogue import Catalogue, Changes, Unknown
+from attacker.service.catalogue import finding as finding_module
+from attacker.service.catalogue.answers import thinned
+from attacker.service.catalogue.attacked import CaseFacts, Source
+from attacker.service.catalogue.grid import grid
+from attacker.service.catalogue.lines import Score
+from attacker.service.catalogue.means import success
+from attacker.service.catalogue.observed import Seen
+from attacker.service.catalogue.shelf import Shelf
+from attacker.service.settings import Settings
+
+Open = Callable[..., Catalogue]
+
+
+@pytest.fixture
+def catalogue(root: Path) -> Open:
+    """Of the root, after its first look."""
+
+    def make(**settings: Any) -> Catalogue:
+        made = Catalogue(Settings(root=root, **settings))
+        made.look()
+        return made
+
+    return make
+
+
+def add_round(run: Path, number: int) -> None:
+    """As a recorder does at the end of a round: copies of the rows of round 1."""
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        index.execute(
+            "INSERT INTO observations SELECT ?, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at + 10 "
+            "FROM observations WHERE round = 1",
+            (number,),
+        )
+
+
+def test_runs_are_found_three_folders_down_and_no_deeper(root: Path, catalogue: Open) -> None:
+    for path in ("a/b/c", "a/b/deep/er", ".hidden"):
+        shutil.copytree(root / "digits" / "recording", root / path / "recording")
+    assert [run.id for run in catalogue().runs()] == ["a~b~c", "digits"]
+
+
+def test_a_name_that_no_address_holds_is_told_and_not_served(root: Path, catalogue: Open) -> None:
+    shutil.copytree(root / "digits" / "recording", root / "<b>run" / "recording")
+    found = catalogue()
+    assert [run.id for run in found.runs()] == ["digits"]
+    assert "'<b>run'" in found.trouble[0]
+
+
+def test_no_link_is_followed(root: Path, tmp_path: Path, catalogue: Open) -> None:
+    elsewhere = Path(shutil.move(root / "digits", tmp_path / "elsewhere"))
+    (root / "linked").symlink_to(elsewhere)
+    (root / "half").mkdir()
+    (root / "half" / "recording").symlink_to(elsewhere / "recording")
+    assert catalogue().runs() == []
+    run = Path(shutil.copytree(elsewhere, root / "run"))
+    secret = tmp_path / "secret"
+    secret.write_text('{"round": 1, "loss": 42}\n')
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        (run / name).unlink()
+        (run / name).symlink_to(secret)
+    shutil.rmtree(run / "reconstructions")
+    (run / "reconstructions").symlink_to(elsewhere / "reconstructions")
+    found = catalogue(truth="own")
+    (seen,) = found.runs()
+    assert (found.training(seen), found.scores(seen), found.sources(seen)) == ([], {}, [])
+    assert any("symbolic link" in trouble for trouble in found.trouble_of(seen))
+
+
+def test_linked_files_of_an_attack_are_not_read(root: Path, tmp_path: Path, catalogue: Open) -> None:
+    source = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    for path in (*source.glob("*.safetensors"), source / "attack.json"):
+        shutil.move(path, tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    found = catalogue()
+    assert source.name not in [one.name for one in found.sources(found.run("digits"))]
+
+
+def test_a_round_that_arrives_is_told_once(root: Path, catalogue: Open) -> None:
+    found = catalogue()
+    assert found.look() == Changes() or found.look().arrived == []
+    add_round(root / "digits", 3)
+    changes = found.look()
+    assert [run.id for run in changes.changed] == ["digits"]
+    assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
+    assert found.look().arrived == []
+    assert found.run("digits").told["last_round"] == 3
+    assert len(found.rows(found.run("digits"))[3]) == 3
+
+
+def test_at_the_first_look_every_round_has_arrived(root: Path) -> None:
+    changes = Catalogue(Settings(root=root)).look()
+    assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 1), ("digits", 2)]
+
+
+def test_only_rounds_that_changed_are_read_again(root: Path, catalogue: Open) -> None:
+    found = catalogue()
+    before = found.rows(found.run("digits"))
+    add_round(root / "digits", 3)
+    found.look()
+    after = found.rows(found.run("digits"))
+    assert list(after) == [1, 2, 3]
+    assert all(after[number] is before[number] for number in (1, 2))
+
+
+def test_a_round_that_was_run_again_is_read_again(root: Path, catalogue: Open) -> None:
+    found = catalogue()
+    found.rows(found.run("digits"))
+    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
+        index.execute("UPDATE observations SET attempt = 2, num_examples = 9 WHERE round = 2")
+    found.look()
+    assert {row.num_examples for row in found.rows(found.run("digits"))[2]} == {9}
+
+
+def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
+    found = catalogue()
+    shutil.rmtree(root / "digits")
+    assert found.look().removed == ["digits"]
+    with pytest.raises(Unknown):
+        found.run("digits")
+
+
+def test_nothing_new_is_nothing_changed(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding_module, "FRESH", -100.0)
+    found = catalogue()
+    version = found.run("digits").version
+    assert found.look() == Changes()
+    assert found.run("digits").version == version
+
+
+def test_a_second_change_that_leaves_the_same_mark_is_seen(root: Path, catalogue: Open) -> None:
+    """Clocks of file systems are coarse: the second of two writes may change neither time nor size."""
+    found, path = catalogue(), root / "digits" / "metrics.jsonl"
+    for loss in (0.25, 0.75):
+        at = path.stat()
+        with path.open("r+") as file:
+            file.write(json.dumps({"round": 7, "loss": loss}) + "\n")
+            file.truncate()
+        if loss == 0.75:
+            os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+        found.look()
+        assert found.training(found.run("digits"))[0]["loss"] == loss
+
+
+def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path: Path, catalogue: Open) -> None:
+    folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    first, second, *rest = sorted(path.stem for path in folder.glob("*.safetensors"))
+    shutil.move(folder / f"{first}.safetensors", tmp_path / "first")
+    (folder / f"{second}.safetensors").unlink()
+    found = catalogue()
+
+    def state(key: str) -> str:
+        found.look()
+        return found.source(found.run("digits"), folder.name).state(key)
+
+    assert [state(key) for key in (first, second, rest[0])] == ["waiting", "waiting", "done"]
+    (folder / f"{second}.failed.json").write_text(json.dumps({"case": second, "reason": "no gradient"}))
+    shutil.move(tmp_path / "first", folder / f"{first}.safetensors")
+    assert [state(key) for key in (first, second)] == ["done", "failed"]
+    assert found.source(found.run("digits"), folder.name).failures[second] == "no gradient"
+
+
+def test_an_attack_on_another_recording_is_none_of_this_one(root: Path, catalogue: Open) -> None:
+    path = next((root / "digits" / "reconstructions").glob("exact-[!n]*")) / "attack.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "run": {**told["run"], "created": "1999"}}))
+    found = catalogue()
+    assert len(found.sources(found.run("digits"))) == 1
+    assert any("another recording" in trouble for trouble in found.trouble_of(found.run("digits")))
+
+
+def test_a_damaged_manifest_leaves_a_recording_with_its_trouble(root: Path, catalogue: Open) -> None:
+    (root / "digits" / "recording" / "manifest.json").write_text("{")
+    run = catalogue().run("digits")
+    assert run.told["model"] is None
+    assert "manifest.json" in run.told["trouble"][0]
+    assert str(root) not in run.told["trouble"][0]
+
+
+def test_damaged_rows_are_told_and_the_others_stay(root: Path, catalogue: Open) -> None:
+    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
+        index.execute("UPDATE observations SET node = ? WHERE round = 2", ("\x00",))
+    found = catalogue()
+    run = found.run("digits")
+    assert len(run.told["trouble"]) == 3
+    assert {number: len(rows) for number, rows in found.rows(run).items() if rows} == {1: 3}
+    add_round(root / "digits", 3)
+    found.look()
+    assert len(found.run("digits").told["trouble"]) == 3
+
+
+def row(number: int, client: str) -> Seen:
+    return Seen(number, client, "complete", 1, 8, 0.0, "")
+
+
+def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
+    cases = {key: CaseFacts(key, client, rounds, 1, "complete", "") for key, client, rounds in keys}
+    facts = {"attack": "cpl", "spec": "cpl()", "seed": 0, "null": False, "oracles": (), "knows_defense": True}
+    return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
+
+
+def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,)) -> Score:
+    more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
+    return Score(
+        case=case,
+        rounds=rounds,
+        client="a",
+        batch=1,
+        position=0,
+        example=example,
+        success=success,
+        failure=None,
+        pair=None,
+        **more,
+    )
+
+
+def test_a_cell_is_coloured_by_the_attack_that_recovered_most() -> None:
+    weak, strong = attack("weak", ("1-a", "a", (1,))), attack("strong", ("1-a", "a", (1,)))
+    scores = {"weak": {"1-a": [score("1-a", 0, success=False)]}, "strong": {"1-a": [score("1-a", 0, success=True)]}}
+    (cell,) = grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
+    assert (cell["attack"], cell["leak"]) == ("strong", 1.0)
+
+
+def test_a_case_of_several_rounds_colours_each_of_them_by_the_examples_in_it() -> None:
+    whole = attack("agic", ("1-2-a", "a", (1, 2)))
+    rows = [score("1-2-a", 0, success=True, rounds=(1,)), score("1-2-a", 1, success=False, rounds=(1, 2))]
+    cells = grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
+    assert [cell["leak"] for cell in cells] == [0.5, 0.0, None]
+    assert [cell["cases"] for cell in cells] == [["1-2-a"], ["1-2-a"], []]
+    assert [cell["state"] for cell in cells] == ["waiting", "waiting", "none"]
+
+
+def test_an_example_that_was_attacked_often_counts_once() -> None:
+    rows = [score("a", 0, success=True), score("b", 0, success=True), score("c", 1, success=False)]
+    assert success(rows) == 0.5
+    assert success([]) is None
+
+
+def test_a_curve_keeps_its_ends_and_loses_what_is_no_number() -> None:
+    import numpy as np
+
+    losses = np.arange(10_000, dtype=float)
+    points = thinned(losses, 200)
+    assert (len(points), points[0], points[-1]) == (200, (1, 0.0), (10_000, 9_999.0))
+    assert thinned(np.array([np.nan, 1.0, np.inf])) == ((2, 1.0),)
+    assert thinned(np.array([])) == ()
+
+
+def test_a_shelf_keeps_to_its_bound_and_what_was_asked_for_last() -> None:
+    shelf: Shelf[bytes] = Shelf(100, len)
+    for number in range(20):
+        shelf.get(number, 0, lambda before: b"x" * 30)
+        shelf.get(0, 0, lambda before: b"y" * 30)
+    assert shelf.weight <= 100
+    assert shelf.peek(0, 0) == b"x" * 30
+    assert shelf.peek(1, 0) is None
+    assert shelf.peek(0, 1) is None
+
+
+def test_a_shelf_forgets_what_could_not_be_made() -> None:
+    shelf: Shelf[int] = Shelf(10)
+
+    def fail(before: int | None) -> int:
+        raise ValueError("no")
+
+    for number in range(100):
+        with pytest.raises(ValueError, match="no"):
+            shelf.get(number, 0, fail)
+    assert len(shelf) == 0
+
+
+def test_what_many_ask_for_at_once_is_made_once() -> None:
+    shelf: Shelf[int] = Shelf(10)
+    made, begun, go = [], threading.Event(), threading.Event()
+
+    def make(before: int | None) -> int:
+        made.append(1)
+        begun.set()
+        go.wait(5)
+        return 7
+
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(shelf.get("a", 0, make))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    begun.wait(5)
+    go.set()
+    for thread in threads:
+        thread.join(5)
+    assert (found, len(made)) == ([7] * 8, 1)

@@ -1,0 +1,189 @@
+"""Whatever becomes of a run's files, the service answers: never with an error of its own, and with the trouble told."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from attacker.service.api.replies import Replies
+from attacker.service.app import parts_of
+from attacker.service.catalogue import Catalogue
+from attacker.service.settings import Settings
+
+FUZZ = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.generate],  # a run is copied for each example: to shrink one takes minutes
+    max_examples=25,
+)
+Fresh = Callable[[], Path]
+FILES = (
+    "recording/manifest.json",
+    "recording/index.sqlite",
+    "metrics.jsonl",
+    "scores.jsonl",
+    "reconstructions/{source}/attack.json",
+    "reconstructions/{source}/{case}.safetensors",
+    "pairs/{source}/{case}-1-0.png",
+)
+JSON_FILES = FILES[0:1] + FILES[2:5]
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["../../../etc/passwd", "pairs/../../../../etc/passwd", "/etc/passwd", "sum", "", 2**70, -1, 1e308]),
+    st.lists(st.integers(), max_size=3),
+    st.just({}),
+)
+
+
+@pytest.fixture
+def fresh(federated: Path, tmp_path: Path) -> Fresh:
+    """A root with an unharmed copy of the run, in place of the one before."""
+
+    def make() -> Path:
+        shutil.rmtree(tmp_path / "root", ignore_errors=True)
+        shutil.copytree(federated, tmp_path / "root" / "digits")
+        return tmp_path / "root"
+
+    return make
+
+
+def named(root: Path, file: str) -> Path:
+    source = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    case = sorted(path.stem for path in source.glob("*.safetensors"))[0]
+    return root / "digits" / file.format(source=source.name, case=case)
+
+
+Check = Callable[[Path], None]
+
+
+@pytest.fixture
+def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
+    """Whether all routes of the run answer, and not with a mistake of the service; what they tell can be read."""
+    parts = parts_of(Settings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own"))
+
+    def look_again(root: Path) -> None:
+        application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=Replies())
+        application.state.parts.catalogue.look()
+        asked(application, root)
+
+    yield look_again
+    parts.queue.close()
+
+
+def asked(app: FastAPI, root: Path) -> None:
+    source = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    cases = [f"cases/{source.name}/{path.stem}" for path in sorted(source.glob("*.safetensors"))[:2]]
+    images = [f"{case}/{kind}/0.png" for case in cases for kind in ("images", "pairs", "originals")]
+    ask = [
+        "",
+        "/observations",
+        "/training",
+        "/attacks",
+        "/grid",
+        "/leakage",
+        "/cases",
+        *(f"/{name}" for name in (*cases, *images)),
+    ]
+
+    async def answers() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            found = [await client.get("/api/v1/recordings")]
+            return found + [await client.get(f"/api/v1/recordings/digits{path}") for path in ask]
+
+    for answer in asyncio.run(answers()):
+        assert answer.status_code in (200, 404), (answer.url, answer.text[:300])
+        assert "root:" not in answer.text
+        assert str(root) not in answer.text
+        if answer.headers["content-type"] == "application/json":
+            answer.json()
+
+
+@st.composite
+def harm(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """Overwrites, cuts out, inserts or truncates, up to three times."""
+    steps = draw(
+        st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
+    )
+
+    def applied(content: bytes) -> bytes:
+        for kind, where, drawn in steps:
+            at = int(where * max(0, len(content) - 1))
+            after = {0: at + len(drawn), 1: at + len(drawn), 2: at, 3: len(content)}[kind]
+            content = content[:at] + (drawn if kind in (0, 2) else b"") + content[after:]
+        return content
+
+    return applied
+
+
+@FUZZ
+@given(file=st.sampled_from(FILES), harmed=harm())
+def test_bytes_that_change_are_no_mistake_of_the_service(
+    fresh: Fresh, check: Check, file: str, harmed: Callable[[bytes], bytes]
+) -> None:
+    root = fresh()
+    path = named(root, file)
+    path.write_bytes(harmed(path.read_bytes()))
+    check(root)
+
+
+def replaced(value: Any, choose: Callable[[int], int], odd: Any) -> Any:
+    """A copy of JSON with one value in it, at whatever depth, replaced."""
+    if isinstance(value, dict) and value:
+        keys = list(value)
+        key = keys[choose(len(keys))]
+        return {**value, key: replaced(value[key], choose, odd)}
+    if isinstance(value, list) and value:
+        at = choose(len(value))
+        return [*value[:at], replaced(value[at], choose, odd), *value[at + 1 :]]
+    return odd
+
+
+@FUZZ
+@given(file=st.sampled_from(JSON_FILES), places=st.lists(st.integers(0, 10**6), min_size=8, max_size=8), odd=ODD)
+def test_values_that_change_are_no_mistake_of_the_service(
+    fresh: Fresh, check: Check, file: str, places: list[int], odd: Any
+) -> None:
+    root = fresh()
+    path = named(root, file)
+    left = iter(places * 3)
+    lines = path.read_text().splitlines() if file.endswith("l") else [path.read_text()]
+    lines[0] = json.dumps(replaced(json.loads(lines[0]), lambda count: next(left) % count, odd))
+    path.write_text("\n".join(lines) + "\n")
+    check(root)
+
+
+@FUZZ
+@given(places=st.lists(st.integers(0, 10**6), min_size=8, max_size=8), odd=ODD, facts=st.booleans())
+def test_facts_of_a_reconstruction_that_change_are_no_mistake_of_the_service(
+    fresh: Fresh, check: Check, places: list[int], odd: Any, facts: bool
+) -> None:
+    root = fresh()
+    path = named(root, FILES[5])
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    left = iter(places * 3)
+    if facts:
+        told = replaced(json.loads(header["__metadata__"]["facts"]), lambda count: next(left) % count, odd)
+        header["__metadata__"]["facts"] = json.dumps(told)
+    else:
+        header = replaced(header, lambda count: next(left) % count, odd)
+    described = json.dumps(header).encode()
+    path.write_bytes(len(described).to_bytes(8, "little") + described + content[8 + length :])
+    check(root)

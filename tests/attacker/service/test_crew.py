@@ -1,0 +1,370 @@
+"""The crew: whatever a worker does, its job comes to an end of its own, and so does the worker. The workers are scripts here."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from attacker.service import hands, running
+from attacker.service.crew import Crew
+from attacker.service.jobs import ENDED, Job, JobSpec
+from attacker.service.queue import Limits, Queue
+from attacker.service.settings import Settings
+
+SPEC = JobSpec(recording="photos", attack="cpl")
+WORKER = """
+import json, os, signal, sys, time
+out = os.fdopen(os.dup(1), "w")
+def say(**said):
+    out.write(json.dumps(said) + "\\n")
+    out.flush()
+def answer(state="done", error=None, **result):
+    say(answer={"state": state, "result": result, "error": error})
+say(ready=True)
+for line in sys.stdin:
+    errand = json.loads(line)
+    with open(JOURNAL, "a") as journal:
+        print(os.getpid(), errand["job"], errand["spec"]["seed"], file=journal, flush=True)
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "root" / "photos").mkdir(parents=True)
+    (tmp_path / "root" / "other").mkdir()
+    return Settings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(tmp_path / "queue.sqlite")
+    yield queue
+    queue.close()
+
+
+Work = Callable[..., Crew]
+
+
+@pytest.fixture
+def work(settings: Settings, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    """Starts a crew whose workers do with each errand what `lines` of Python say."""
+    crews = []
+
+    def start(lines: str, **changed: object) -> Crew:
+        body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
+        monkeypatch.setattr(hands, "PROGRAM", WORKER.replace("JOURNAL", repr(str(tmp_path / "journal"))) + body)
+        crew = Crew(Settings(**{**vars_of(settings), **changed}), queue)
+        crew.start()
+        crews.append(crew)
+        return crew
+
+    yield start
+    for crew in crews:
+        crew.stop()
+
+
+def vars_of(settings: Settings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+
+
+def ended(queue: Queue, job: Job, seconds: float = 30.0) -> Job:
+    return waited(queue, job, lambda now: now.state in ENDED, seconds)
+
+
+def waited(queue: Queue, job: Job, reached: Callable[[Job], bool], seconds: float = 30.0) -> Job:
+    until = time.monotonic() + seconds
+    while not reached(now := queue.get(job.id)):
+        assert time.monotonic() < until, now
+        time.sleep(0.02)
+    return now
+
+
+def journal(tmp_path: Path) -> list[list[str]]:
+    path = tmp_path / "journal"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_what_a_worker_answers_is_published_and_it_goes_on_with_the_next_job(queue: Queue, work: Work, tmp_path: Path) -> None:
+    jobs = [queue.submit(SPEC) for _ in range(3)]
+    work('say(progress={"share": 0.5, "words": "half"})\nanswer(scored=True)')
+    done = [ended(queue, job) for job in jobs]
+    assert [(job.state, job.attempts) for job in done] == [("done", 1)] * 3
+    assert done[0].result is not None
+    assert done[0].result.scored
+    assert queue.publications() == {job.id: 1 for job in jobs}
+    assert len({pid for pid, *_ in journal(tmp_path)}) == 1
+
+
+def test_a_worker_of_one_recording_does_no_job_of_another(queue: Queue, work: Work, tmp_path: Path) -> None:
+    jobs = [queue.submit(SPEC.model_copy(update={"recording": name})) for name in ("photos", "other", "other", "photos")]
+    work("answer()")
+    for job in jobs:
+        ended(queue, job)
+    pids = [int(pid) for pid, *_ in journal(tmp_path)]
+    assert pids[1] == pids[2]
+    assert len(set(pids)) == 3
+    assert not any(map(alive, pids[:3])), "no more workers are kept than there may be"
+
+
+def test_no_more_jobs_run_at_once_than_there_are_workers(queue: Queue, work: Work) -> None:
+    jobs = [queue.submit(SPEC) for _ in range(6)]
+    work("time.sleep(0.3)\nanswer()", workers=2)
+    most = 0
+    while queue.counts()["done"] < len(jobs):
+        most = max(most, queue.counts()["running"])
+        time.sleep(0.02)
+    assert most == 2
+
+
+def test_a_job_that_kills_its_workers_is_set_aside_and_others_are_done(queue: Queue, work: Work, tmp_path: Path) -> None:
+    bad, good = queue.submit(SPEC.model_copy(update={"seed": 13})), queue.submit(SPEC)
+    work(
+        """
+if errand["spec"]["seed"] == 13:
+    print("Traceback: segmentation", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+answer()
+"""
+    )
+    aside = ended(queue, bad)
+    assert (aside.state, aside.attempts, aside.crashes) == ("set_aside", 3, 3)
+    assert aside.error is not None
+    assert "SIGSEGV" in aside.error
+    assert "Traceback: segmentation" in aside.error
+    assert ended(queue, good).state == "done"
+    assert [job for _, job, _ in journal(tmp_path)].count(bad.id) == 3
+
+
+def test_the_last_words_are_those_of_this_job(queue: Queue, work: Work) -> None:
+    queue.limits = Limits(crashes=1)  # later ones would be those of a worker that has done no other job
+    quiet, bad = queue.submit(SPEC), queue.submit(SPEC.model_copy(update={"seed": 13}))
+    work(
+        """
+print("seed", errand["spec"]["seed"], file=sys.stderr, flush=True)
+if errand["spec"]["seed"]:
+    os._exit(3)
+answer()
+"""
+    )
+    assert ended(queue, quiet).state == "done"
+    error = ended(queue, bad).error
+    assert error is not None
+    assert "seed 13" in error
+    assert "seed 0" not in error
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'out.write("no json\\n"); out.flush(); time.sleep(60)',
+        'say(answer={"state": "queued", "result": {}})\ntime.sleep(60)',
+        'say(answer={"state": "done", "result": {}, "job": "another"})\ntime.sleep(60)',
+        'out.write("x" * 5_000_000); out.flush(); time.sleep(60)',
+    ],
+)
+def test_a_worker_that_says_what_nobody_understands_is_ended(queue: Queue, work: Work, lines: str) -> None:
+    job = queue.submit(SPEC)
+    work(lines)
+    now = ended(queue, job)
+    assert now.state == "set_aside"
+    assert "nobody understands" in (now.error or "")
+
+
+def test_a_job_that_fails_says_why_and_is_not_tried_again(queue: Queue, work: Work, tmp_path: Path) -> None:
+    job, gone = queue.submit(SPEC), queue.submit(SPEC.model_copy(update={"recording": "gone"}))
+    work('answer("failed", error="no such round\\n\\nTraceback ...")')
+    now = ended(queue, job)
+    assert (now.state, now.attempts, now.error) == ("failed", 1, "no such round\n\nTraceback ...")
+    assert "no recording 'gone'" in (ended(queue, gone).error or "")
+    assert len(journal(tmp_path)) == 1
+
+
+PATIENT = """
+def ended(*_):
+    answer("interrupted", score_note="best so far")
+    while True: time.sleep(1)
+signal.signal(signal.SIGINT, ended)
+say(progress={"share": 0.1, "words": ""})
+while True: time.sleep(1)
+"""
+
+
+def test_a_running_job_that_is_cancelled_ends_with_what_it_has(queue: Queue, work: Work, tmp_path: Path) -> None:
+    job = queue.submit(SPEC)
+    work(PATIENT)
+    waited(queue, job, lambda now: now.progress.share > 0)
+    queue.cancel(job.id)
+    now = ended(queue, job)
+    assert (now.state, now.crashes) == ("cancelled", 0)
+    assert now.result is not None
+    assert now.result.score_note == "best so far"
+    assert queue.publications() == {}
+    time.sleep(0.1)
+    assert not alive(int(journal(tmp_path)[0][0])), "the signal may still be on its way: no other job may meet it"
+
+
+def test_a_job_that_takes_too_long_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
+    job = queue.submit(SPEC)
+    work(PATIENT, job_seconds=0.5)
+    now = ended(queue, job)
+    assert now.state == "failed"
+    assert "longer than" in (now.error or "")
+    assert now.result is not None
+    assert now.result.score_note == "best so far"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "failed"])
+def test_a_worker_that_does_not_end_when_asked_is_killed(
+    queue: Queue, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(running, "PATIENCE", 0.3)
+    job = queue.submit(SPEC)
+    lines = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsay(progress={'share': 0.1, 'words': ''})\ntime.sleep(60)"
+    work(lines, **({"job_seconds": 0.3} if reason == "failed" else {}))
+    waited(queue, job, lambda now: now.progress.share > 0)
+    if reason == "cancelled":
+        queue.cancel(job.id)
+    now = ended(queue, job)
+    assert (now.state, now.attempts, now.crashes) == (reason, 1, 0)
+    assert not alive(int(journal(tmp_path)[0][0]))
+
+
+@pytest.mark.parametrize("whose", ["its own", "its child's"])
+def test_a_job_that_takes_too_much_memory_is_ended_and_not_tried_again(queue: Queue, work: Work, whose: str) -> None:
+    hog = "x = bytearray(400_000_000); time.sleep(60)"
+    lines = (
+        hog if whose == "its own" else f"import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; {hog}']).wait()"
+    )
+    job = queue.submit(SPEC)
+    work(lines, job_megabytes=200)
+    now = ended(queue, job)
+    assert (now.state, now.attempts) == ("failed", 1)
+    assert "MB of memory, and a job may take 200" in (now.error or "")
+
+
+def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, work: Work, tmp_path: Path) -> None:
+    job = queue.submit(SPEC)
+    crew = work(PATIENT)
+    waited(queue, job, lambda now: now.progress.share > 0)
+    crew.stop()
+    now = queue.get(job.id)
+    assert (now.state, now.crashes) == ("queued", 0)
+    assert not alive(int(journal(tmp_path)[0][0]))
+    work("answer()")
+    assert (ended(queue, job).state, queue.publications()) == ("done", {job.id: 2})
+
+
+def test_only_one_service_works_in_a_folder_of_state(work: Work) -> None:
+    work("answer()")
+    with pytest.raises(ValueError, match="another process is at work"):
+        work("answer()")
+
+
+def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> None:
+    from attacker.service.ledger import Ledger
+
+    ledger = Ledger(queue)
+    first = ledger.take("busy", "photos", [1], SPEC.model_copy(update={"seed": 1}))
+    second = ledger.take("lazy", "photos", [1], SPEC)
+    assert first is not None
+    assert second is not None
+    work("until = time.process_time() + errand['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
+    ended(queue, first), ended(queue, second)
+    assert 0.9 < ledger.cpu_seconds("busy", "photos") < 2.0
+    assert ledger.cpu_seconds("lazy", "photos") < 0.2, "the same worker, but not the same job"
+
+
+def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
+    queue: Queue, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlite3 import OperationalError
+
+    publish, tries = queue.publish, []
+
+    def full(*arguments: object, **options: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OperationalError("database or disk is full")
+        publish(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(queue, "publish", full)
+    job = queue.submit(SPEC)
+    work("answer()")
+    now = ended(queue, job)
+    assert (now.state, now.attempts, len(tries)) == ("done", 1, 2)
+
+
+SERVICES = """
+import os, sys, time
+from pathlib import Path
+from attacker.service import hands
+from attacker.service.crew import Crew
+from attacker.service.queue import Queue
+from attacker.service.settings import Settings
+hands.PROGRAM = sys.argv[2]
+at = Path(sys.argv[1])
+for line in sys.stdin:
+    service = os.fork()
+    if not service:
+        Crew(Settings(root=at / "root", state=at / "state", workers=2), Queue(at / "queue.sqlite")).start()
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    os.waitpid(service, 0)
+"""
+
+
+@pytest.fixture
+def services(settings: Settings, tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Starts one service after the other, each in a process of its own; gives its number."""
+    program = WORKER.replace("JOURNAL", repr(str(tmp_path / "journal"))) + "    time.sleep(0.05)\n    answer()\n"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", SERVICES, str(tmp_path), program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+
+    def start() -> int:
+        print("next", file=launcher.stdin, flush=True)
+        return int(launcher.stdout.readline())
+
+    yield start
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.communicate()
+
+
+def test_whoever_is_killed_each_job_is_published_exactly_once(services: Callable[[], int], queue: Queue, tmp_path: Path) -> None:
+    """Of services and workers, at instants that have nothing to do with what they are at."""
+    jobs = {queue.submit(SPEC).id for _ in range(40)}
+    for life in (0.31, 0.57, 0.83, 60.0):
+        service, until = services(), time.monotonic() + life
+        while queue.counts()["done"] < len(jobs) and time.monotonic() < until:
+            time.sleep(0.17)
+            last = int(journal(tmp_path)[-1][0]) if journal(tmp_path) else 0
+            if last and alive(last) and life < 60:
+                os.kill(last, signal.SIGKILL)
+        os.kill(service, signal.SIGKILL)
+        time.sleep(0.3)
+        assert not any(alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service"
+    ended = {job.id: job for job in queue.list(limit=100)}
+    assert {job.state for job in ended.values()} == {"done"}
+    assert queue.publications() == {id: job.attempts for id, job in ended.items()}
+    assert set(ended) == jobs == {job for _, job, _ in journal(tmp_path)}
+    assert max(job.attempts for job in ended.values()) > 1, "somebody was killed at work"
+    assert all(job.crashes < job.attempts for job in ended.values())

@@ -1,0 +1,311 @@
+"""What a worker does with an errand: the same as the commands would, and an answer whatever happens."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker import facts
+from attacker.attacks import AttackSpec, memories
+from attacker.attacks.base import Sight
+from attacker.reconstruction import Reconstruction, Slot
+from attacker.replay import Replay
+from attacker.scoring import Scorer
+from attacker.service.crew import Crew
+from attacker.service.doing import answered
+from attacker.service.errands import Errand
+from attacker.service.jobs import ENDED, JobSpec
+from attacker.service.previews import Painter, path_of
+from attacker.service.previews import read as read_preview
+from attacker.service.queue import Queue
+from attacker.service.settings import Settings
+from attacker.worker import Interrupt
+from fedsim.wire import Recording
+from fedsim.wire.files import alone, read_json_lines
+
+JOB = "0123456789abcdef"
+SEARCH = {"steps": 4, "tv": 0.0}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As workers have; sums of several threads are rounded otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(root: Path) -> Path:
+    return root / "digits"
+
+
+@pytest.fixture
+def errand(run: Path, tmp_path: Path) -> Errand:
+    (tmp_path / "previews").mkdir()
+    return Errand(
+        job=JOB,
+        spec=JobSpec(recording="digits", attack="inverting_gradients", arguments=SEARCH, rounds="1").model_dump(mode="json"),
+        run=str(run),
+        truth=(str(run / "truth"),),
+        lock=str(tmp_path / "lock"),
+        preview=str(path_of(tmp_path, JOB)),
+        threads=1,
+        device="cpu",
+    )
+
+
+def silent(share: float, words: str) -> None:
+    """Nobody listens."""
+
+
+def changed(errand: Errand, **fields: object) -> Errand:
+    return replace(errand, spec={**errand.spec, **fields})
+
+
+def answers(folder: Path) -> dict[str, Reconstruction]:
+    return {path.name: Reconstruction.read(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def check_equal(folder: Path, other: Path) -> None:
+    mine, theirs = answers(folder), answers(other)
+    assert list(mine) == list(theirs)
+    assert mine
+    for name, answer in mine.items():
+        for part in ("x", "y", "loss", "confidence"):
+            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
+
+
+def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> Replay:
+    spec = AttackSpec(name="inverting_gradients", arguments=SEARCH, null=null)
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=out, **settings)
+
+
+def test_a_job_writes_what_the_commands_would_write(errand: Errand, run: Path, tmp_path: Path) -> None:
+    shares: list[float] = []
+    answer = answered(errand, Interrupt(), lambda share, words: shares.append(share))
+    assert (answer.state, answer.error) == ("done", None)
+    first, null = answer.result.attacks
+    assert [(part.null, part.done, part.skipped, part.failed) for part in (first, null)] == [(False, 3, 0, {}), (True, 3, 0, {})]
+    assert first.routes == {"optimisation": 3}
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
+    for part in (first, null):
+        by_command = replay(run, tmp_path / "out", null=part.null, rounds=frozenset({1})).run()
+        assert by_command.folder.name == part.source
+        check_equal(run / "reconstructions" / part.source, by_command.folder)
+    assert answer.result.scored
+    told = [row for row in read_json_lines(run / "scores.jsonl") if row["source"] == first.source]
+    assert len(told) == 3
+    assert {row["case"] for row in told} == {path.stem for path in (run / "reconstructions" / first.source).glob("*.safetensors")}
+
+
+def test_what_an_earlier_attempt_did_is_skipped(errand: Errand, run: Path) -> None:
+    before = answered(changed(errand, null=False), Interrupt(), silent)
+    (part,) = before.result.attacks
+    files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
+    answer = answered(changed(errand, null=False, rounds="all"), Interrupt(), silent)
+    (part,) = answer.result.attacks
+    assert (part.done, part.skipped) == (3, 3)
+    assert all(path.stat().st_mtime_ns == then for path, then in files.items())
+
+
+def test_without_truth_nothing_is_scored(errand: Errand, run: Path) -> None:
+    before = (run / "scores.jsonl").read_bytes()
+    answer = answered(replace(errand, truth=()), Interrupt(), silent)
+    assert (answer.state, answer.result.scored) == ("done", False)
+    assert "no truth" in (answer.result.score_note or "")
+    assert (run / "scores.jsonl").read_bytes() == before
+
+
+def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(errand: Errand, run: Path) -> None:
+    for path in (run / "truth").glob("*.jsonl"):
+        path.unlink()
+    answer = answered(errand, Interrupt(), silent)
+    assert (answer.state, answer.result.scored) == ("done", False)
+    assert "no truth" in (answer.result.score_note or "")
+
+
+def test_a_job_scores_its_own_cases_only(run: Path) -> None:
+    source = next(path for path in sorted((run / "reconstructions").iterdir()) if "null" not in path.name)
+    rows = [{**row, "mark": 1} for row in read_json_lines(run / "scores.jsonl")]
+    (run / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    only = {row["case"] for row in rows if row["case"].startswith("00001-")}
+    Scorer(run, [run / "truth"]).score(source, only=only)
+    after = read_json_lines(run / "scores.jsonl")
+    assert len(after) == len(rows)
+    assert {row["case"] for row in after if row["source"] == source.name and "mark" not in row} == only
+    assert all("mark" in row for row in after if row["source"] != source.name)
+
+
+def test_an_interrupt_keeps_the_best_so_far(errand: Errand, run: Path) -> None:
+    interrupt = Interrupt()
+
+    def watch(share: float, words: str) -> None:
+        if share > 0:
+            interrupt()
+
+    answer = answered(changed(errand, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
+    assert (answer.state, answer.result.scored) == ("interrupted", False)
+    (part,) = answer.result.attacks
+    assert part.done == 0
+    found = answers(run / "reconstructions" / part.source)
+    assert len(found) == 3
+    assert all(one.interrupted and 0 < one.iterations < 1000 for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rounds": "7"}, "holds no round 7"),
+        ({"clients": ["nobody"]}, "no client 'nobody'"),
+        ({"attack": "gone"}, "unknown name"),
+    ],
+)
+def test_a_job_that_cannot_be_done_says_why_in_the_first_line(errand: Errand, wrong: dict[str, object], words: str) -> None:
+    answer = answered(changed(errand, arguments={}, **wrong), Interrupt(), silent)
+    assert answer.state == "failed"
+    assert answer.error is not None
+    assert words in answer.error.splitlines()[0]
+    assert "Traceback" in answer.error
+
+
+def test_where_no_case_can_be_attacked_the_job_has_failed(errand: Errand, run: Path) -> None:
+    for path in (run / "recording" / "rounds" / "00001").glob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    answer = answered(errand, Interrupt(), silent)
+    assert answer.state == "failed"
+    assert (answer.error or "").startswith("RuntimeError: no case could be attacked: ")
+    assert len(answer.result.attacks[0].failed) == 3, "its reasons are told"
+
+
+def test_two_attempts_at_one_job_do_not_run_together(errand: Errand) -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        answered(changed(errand, attack="exact", arguments={}), Interrupt(), silent)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    with alone(Path(errand.lock)):
+        thread.start()
+        assert not done.wait(0.5)
+    assert done.wait(60)
+    thread.join()
+
+
+def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, tmp_path: Path) -> None:
+    first, second = (replay(run, tmp_path / "out", rounds=frozenset({round})) for round in (1, 2))
+    first.folder.mkdir(parents=True)
+    path = first.folder / "attack.json"
+
+    def write(one: Replay) -> None:
+        facts.write_facts(path, one.recording, one.spec, one.plan, oracles=(), seed=0)
+
+    with alone(path.with_name(".lock")):
+        threads = [threading.Thread(target=write, args=(one,)) for one in (first, second)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        assert not path.exists(), "each waits for its turn"
+    for thread in threads:
+        thread.join()
+    assert {case["round"] for case in json.loads(path.read_text())["cases"]} == {1, 2}
+
+
+def test_who_looks_at_a_search_sees_what_it_would_have_come_to_by_then(run: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(memories, "SIGHTS", 0.0)
+    seen: dict[int, list[Sight]] = {}
+
+    def search(steps: int, **settings: object) -> Path:
+        spec = AttackSpec(name="cpl", arguments={"steps": steps, "restarts": 1})
+        rounds = frozenset({1})
+        return Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path, rounds=rounds, **settings).run().folder
+
+    def look(sights, iteration, most) -> None:
+        assert most == 5
+        seen[iteration] = list(sights)
+
+    search(5, look=look)
+    last = max(seen)
+    assert sorted(seen) == list(range(1, last + 1))
+    assert last > 1
+    found = list(answers(search(last)).values())
+    assert len(found) == len(seen[last]) == 3
+    for sight, answer in zip(seen[last], found, strict=True):
+        assert torch.equal(sight.x, answer.x)
+        assert torch.equal(sight.y, answer.y)
+        assert sight.slots == answer.slots
+        assert sight.loss == pytest.approx(float(answer.loss[-1]))
+
+
+def test_a_preview_holds_the_images_of_a_search_where_they_belong(tmp_path: Path) -> None:
+    (tmp_path / "previews").mkdir()
+    painter = Painter(path_of(tmp_path, JOB))
+    x = torch.stack([torch.full((3, 4, 5), 0.2), torch.full((3, 4, 5), 7.0)])
+    x[0, 2, 3, 4] = float("nan")
+    slots = (Slot(2, "a", 1, 0, 1), Slot(2, "a", 1, 1, 0), Slot(2, "a", 2, 0, 1))
+    assert read_preview(tmp_path, JOB) is None
+    painter([Sight(x, torch.tensor([4, 9]), slots, 0.5)], 3, 10)
+    seen = read_preview(tmp_path, JOB)
+    assert seen is not None
+    assert seen.images.shape == (2, 4, 5, 3)
+    assert [tuple(place) for place in seen.places] == [(2, "a", 1, 0, 9), (2, "a", 1, 1, 4)]
+    assert (seen.images[0] == 255).all()
+    assert seen.images[1, 0, 0].tolist() == [51, 51, 51]
+    assert seen.images[1, 3, 4].tolist() == [51, 51, 0]
+    assert (seen.iteration, seen.most, seen.loss, seen.version) == (3, 10, 0.5, 1)
+    painter([Sight(x[:1], torch.tensor([1]), (Slot(3, "b", 1, 0, 0),), float("inf"))], 4, 10)
+    later = read_preview(tmp_path, JOB)
+    assert later is not None
+    assert [place.client for place in later.places] == ["a", "a", "b"]
+    assert (later.loss, later.version) == (None, 2)
+    assert path_of(tmp_path, JOB).stat().st_mode & 0o077 == 0
+    for wrong in ("../x", "", JOB.upper() + "G"):
+        with pytest.raises(ValueError, match="no job's id"):
+            read_preview(tmp_path, wrong)
+
+
+def test_rows_of_a_table_are_no_images(tmp_path: Path) -> None:
+    (tmp_path / "previews").mkdir()
+    Painter(path_of(tmp_path, JOB))([Sight(torch.rand(2, 7), torch.zeros(2), (Slot(1, "a", 1, 0, 0),), 0.1)], 1, 2)
+    assert read_preview(tmp_path, JOB) is None
+
+
+def test_a_worker_that_is_killed_costs_nothing_but_time(root: Path, run: Path, tmp_path: Path) -> None:
+    """From the queue to the files, with workers as they are."""
+    arguments = {"steps": 300, "tv": 0.0}
+    settings = Settings(root=root, state=tmp_path / "state", workers=1, truth="own")
+    queue = Queue(tmp_path / "queue.sqlite")
+    job = queue.submit(JobSpec(recording="digits", attack="inverting_gradients", arguments=arguments, null=False))
+    crew = Crew(settings, queue)
+    crew.start()
+    try:
+        seen, until = False, time.monotonic() + 120
+        while queue.get(job.id).state not in ENDED and time.monotonic() < until:
+            preview = path_of(settings.state_folder, job.id)
+            if not seen and queue.get(job.id).progress.share > 0 and (preview.exists() or queue.get(job.id).progress.share > 0.5):
+                seen = True
+                (hand,) = crew._running
+                os.kill(hand.pid, signal.SIGKILL)
+            time.sleep(0.02)
+    finally:
+        crew.stop()
+    now = queue.get(job.id)
+    assert (now.state, now.attempts, now.crashes) == ("done", 2, 1)
+    assert queue.publications() == {job.id: 2}
+    assert now.result is not None
+    assert now.result.scored
+    assert not path_of(settings.state_folder, job.id).exists(), "a preview goes with its job"
+    spec = AttackSpec(name="inverting_gradients", arguments=arguments)
+    undisturbed = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", threads=1).run()
+    check_equal(run / "reconstructions" / now.result.attacks[0].source, undisturbed.folder)
+    queue.close()

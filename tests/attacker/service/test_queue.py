@@ -1,0 +1,395 @@
+"""The queue: who may do what to a job, and what is left of it after processes died."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from attacker.service.jobs import ENDED, STATES, Attacked, Job, JobSpec, Progress, Result
+from attacker.service.ledger import Ledger
+from attacker.service.queue import Claim, Fenced, Full, Limits, NotNow, Queue, Unknown
+
+SPEC = JobSpec(recording="photos", attack="cpl")
+RESULT = Result(attacks=(Attacked(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(tmp_path / "queue.sqlite", Limits(max_queued=20))
+    yield queue
+    queue.close()
+
+
+def begun(queue: Queue, owner: str = "me") -> Claim:
+    claim = queue.claim(owner)
+    assert claim is not None
+    return claim
+
+
+def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queue) -> None:
+    spec = JobSpec(
+        recording="group~photos", attack="exact", arguments={"route": "linear"}, rounds="1-3,7", clients=["a"], null=False
+    )
+    job = queue.submit(spec, origin="rule first")
+    assert (job.state, job.attempts, job.origin, job.spec) == ("queued", 0, "rule first", spec)
+    claim = begun(queue)
+    assert (claim.id, claim.attempt, claim.spec) == (job.id, 1, spec)
+    queue.progress(claim, Progress(share=0.25, words="1 of 4"))
+    running = queue.get(job.id)
+    assert (running.state, running.progress.share, running.progress.words) == ("running", 0.25, "1 of 4")
+    queue.publish(claim, RESULT)
+    done = queue.get(job.id)
+    assert (done.state, done.result, done.progress.share, done.crashes) == ("done", RESULT, 1.0, 0)
+    assert done.started is not None
+    assert done.ended is not None
+    assert done.created <= done.started <= done.ended
+    assert queue.publications() == {job.id: 1}
+
+
+def test_the_highest_priority_goes_first_and_of_equal_ones_the_oldest(queue: Queue) -> None:
+    ids = [queue.submit(SPEC.model_copy(update={"priority": priority})).id for priority in (0, 1, -1, 1, 0)]
+    order = [begun(queue).id for _ in ids]
+    assert order == [ids[1], ids[3], ids[0], ids[4], ids[2]]
+    assert queue.claim("me") is None
+
+
+def test_only_so_many_jobs_wait(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
+    first, _ = queue.submit(SPEC), queue.submit(SPEC)
+    with pytest.raises(Full, match="2 jobs wait"):
+        queue.submit(SPEC)
+    begun(queue)
+    queue.submit(SPEC)
+    queue.cancel(first.id)
+    queue.released(Claim(id=first.id, attempt=1, owner="me", spec=SPEC))
+    with pytest.raises(Full):
+        queue.retry(first.id)
+    queue.close()
+
+
+def test_of_an_older_attempt_nothing_is_taken_any_more(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    old = begun(queue, "killed")
+    assert queue.recover("new") == 1
+    new = begun(queue, "new")
+    assert (new.id, new.attempt) == (job.id, 2)
+    for say in (
+        lambda: queue.progress(old, Progress(share=0.9)),
+        lambda: queue.publish(old, RESULT),
+        lambda: queue.failed(old, "late"),
+        lambda: queue.cancelled(old),
+        lambda: queue.crashed(old, "late"),
+        lambda: queue.released(old),
+    ):
+        with pytest.raises(Fenced, match="attempt 1"):
+            say()
+    now = queue.get(job.id)
+    assert (now.state, now.progress.share, now.crashes, now.error) == ("running", 0.0, 0, None)
+    queue.publish(new, RESULT)
+    assert queue.publications() == {job.id: 2}
+
+
+def test_the_same_attempt_of_another_owner_is_another_one(queue: Queue) -> None:
+    queue.submit(SPEC)
+    claim = begun(queue, "me")
+    stranger = Claim(id=claim.id, attempt=claim.attempt, owner="stranger", spec=SPEC)
+    with pytest.raises(Fenced):
+        queue.publish(stranger, RESULT)
+
+
+def test_what_has_ended_is_neither_published_again_nor_changed(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    claim = begun(queue)
+    queue.publish(claim, RESULT)
+    before = queue.get(job.id)
+    for say in (lambda: queue.publish(claim, RESULT), lambda: queue.failed(claim, "no"), lambda: queue.released(claim)):
+        with pytest.raises(Fenced):
+            say()
+    for do in (queue.cancel, queue.retry):
+        with pytest.raises(NotNow, match="is done"):
+            do(job.id)
+    assert queue.get(job.id) == before
+
+
+def test_done_and_published_are_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the second half of the transaction fails, the first one has not happened."""
+    job = queue.submit(SPEC)
+    claim = begun(queue)
+    with queue.store.writing() as db:
+        db.execute("INSERT INTO publications VALUES (?, 7, 'before')", (job.id,))
+    with pytest.raises(Exception, match="UNIQUE"):
+        queue.publish(claim, RESULT)
+    assert queue.get(job.id).state == "running"
+
+
+def test_the_third_crash_sets_a_job_aside_with_the_last_words(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    assert queue.crashed(begun(queue), "one") == "queued"
+    assert queue.crashed(begun(queue), "two") == "queued"
+    assert queue.crashed(begun(queue), "killed by SIGSEGV") == "set_aside"
+    aside = queue.get(job.id)
+    assert (aside.attempts, aside.crashes) == (3, 3)
+    assert aside.error is not None
+    assert "3 times" in aside.error
+    assert "SIGSEGV" in aside.error
+    assert queue.claim("me") is None
+    again = queue.retry(job.id)
+    assert (again.state, again.crashes, again.error, again.ended) == ("queued", 0, None, None)
+    assert begun(queue).attempt == 4
+
+
+def test_a_killed_service_is_no_crash_of_its_jobs(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    for time_ in range(5):
+        begun(queue, f"service {time_}")
+        assert queue.recover(f"service {time_ + 1}") == 1
+    now = queue.get(job.id)
+    assert (now.state, now.attempts, now.crashes) == ("queued", 5, 0)
+
+
+def test_recovery_leaves_alone_what_the_living_owner_has(queue: Queue) -> None:
+    queue.submit(SPEC)
+    claim = begun(queue, "me")
+    assert queue.recover("me") == 0
+    queue.publish(claim, RESULT)
+
+
+def test_cancelling_ends_what_waits_and_asks_what_runs(queue: Queue) -> None:
+    waiting, running = queue.submit(SPEC.model_copy(update={"priority": -1})), queue.submit(SPEC)
+    claim = begun(queue)
+    assert queue.cancel(waiting.id).state == "cancelled"
+    assert queue.claim("me") is None
+    assert queue.asked_to_end([claim]) == set()
+    assert queue.cancel(running.id).state == "running"
+    assert queue.asked_to_end([claim]) == {running.id}
+    queue.cancelled(claim, RESULT)
+    ended = queue.get(running.id)
+    assert (ended.state, ended.result) == ("cancelled", RESULT)
+    assert queue.publications() == {}
+
+
+@pytest.mark.parametrize("death", ["of the service", "of the worker", "ordered"])
+def test_a_job_that_was_cancelled_does_not_run_again_after_a_death(queue: Queue, death: str) -> None:
+    job = queue.submit(SPEC)
+    claim = begun(queue)
+    queue.cancel(job.id)
+    match death:
+        case "of the service":
+            queue.recover("new")
+        case "of the worker":
+            assert queue.crashed(claim, "died") == "cancelled"
+        case _:
+            queue.released(claim)
+    assert queue.get(job.id).state == "cancelled"
+    assert queue.claim("new") is None
+    queue.retry(job.id)
+    assert queue.asked_to_end([begun(queue, "new")]) == set()
+
+
+def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
+    ids = [queue.submit(SPEC.model_copy(update={"recording": name})).id for name in ("a", "b", "a", "b", "a")]
+    assert [job.id for job in queue.list()] == ids[::-1]
+    assert [job.id for job in queue.list(limit=2)] == ids[:2:-1]
+    assert [job.id for job in queue.list(limit=2, after=ids[3])] == [ids[2], ids[1]]
+    assert [job.id for job in queue.list(recording="b")] == [ids[3], ids[1]]
+    begun(queue)
+    assert [job.id for job in queue.list(state="running")] == [ids[0]]
+    assert queue.counts() == {**dict.fromkeys(STATES, 0), "queued": 4, "running": 1}
+    for ask in (lambda: queue.get("none"), lambda: queue.list(after="none"), lambda: queue.cancel("none")):
+        with pytest.raises(Unknown, match="no job 'none'"):
+            ask()
+
+
+def test_changes_tell_each_job_in_its_last_state_and_nothing_twice(queue: Queue) -> None:
+    first, second = queue.submit(SPEC), queue.submit(SPEC)
+    version, jobs = queue.changes(0)
+    assert [job.id for job in jobs] == [first.id, second.id]
+    assert version == queue.version()
+    assert queue.changes(version) == (version, [])
+    claim = begun(queue)
+    queue.progress(claim, Progress(share=0.5))
+    later, jobs = queue.changes(version)
+    assert [(job.id, job.state, job.progress.share) for job in jobs] == [(first.id, "running", 0.5)]
+    assert later > version
+    for act in (lambda: queue.cancel(second.id), lambda: queue.crashed(claim, "x"), lambda: queue.cancel(first.id)):
+        act()
+        earlier, (later, jobs) = later, queue.changes(later)
+        assert later > earlier
+        assert len(jobs) == 1
+
+
+def test_a_long_error_keeps_its_first_line_and_its_end(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    queue.failed(begun(queue), "the reason\n" + "x" * 100_000 + "\nthe end")
+    error = queue.get(job.id).error
+    assert error is not None
+    assert error.startswith("the reason\n")
+    assert error.endswith("the end")
+    assert len(error) <= 20_000
+
+
+def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "q.sqlite")
+    job = queue.submit(SPEC)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+    queue.close()
+    again = Queue(tmp_path / "q.sqlite")
+    assert again.get(job.id) == job
+    with again.store.writing() as db:
+        db.execute("PRAGMA user_version = 99")
+    again.close()
+    with pytest.raises(ValueError, match="version 99"):
+        Queue(tmp_path / "q.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"recording": "../etc"}, "recording"),
+        ({"recording": "a~.."}, "recording"),
+        ({"recording": ".attacker"}, "recording"),
+        ({"recording": "a~b~c~d"}, "recording"),
+        ({"recording": "photos\n"}, "recording"),
+        ({"attack": "os:system"}, "unknown name"),
+        ({"attack": "cplx"}, "Did you mean 'cpl'"),
+        ({"arguments": {"stepz": 3}}, "stepz"),
+        ({"arguments": {"restarts": 0}}, "above 0"),
+        ({"arguments": {"restarts": True}}, "above 0"),
+        ({"arguments": {"restarts": [1]}}, "arguments"),
+        ({"rounds": "0"}, "count from 1"),
+        ({"rounds": "1-99999999999"}, "rounds"),
+        ({"rounds": "5-3"}, "are none"),
+        ({"clients": ["../x"]}, "no client's name"),
+        ({"clients": "ab"}, "clients"),
+        ({"seed": -1}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"priority": 11}, "priority"),
+        ({"priorty": 1}, "priorty"),
+    ],
+)
+def test_what_makes_no_sense_is_no_job(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        JobSpec.model_validate({"recording": "photos", "attack": "cpl", **wrong})
+
+
+def test_a_result_holds_nothing_that_no_worker_says() -> None:
+    good = RESULT.model_dump(mode="json")
+    assert Result.model_validate(good) == RESULT
+    for wrong in ({"source": "../../etc"}, {"source": "a/b"}, {"done": -1}, {"more": 1}):
+        with pytest.raises(ValidationError):
+            Result.model_validate({"attacks": [{**good["attacks"][0], **wrong}]})
+
+
+def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
+    ledger = Ledger(queue)
+    job = ledger.take("live", "photos", [3], SPEC)
+    assert job is not None
+    assert job.origin == "rule live"
+    assert ledger.take("live", "photos", [4], None) is None
+    queue.close()
+    queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
+    ledger = Ledger(queue)
+    assert ledger.take("live", "photos", [3, 4], SPEC) is None
+    assert ledger.taken("live", "photos") == {3, 4}
+    assert ledger.take("other", "photos", [3], SPEC) is not None
+    with pytest.raises(Full):
+        ledger.take("live", "photos", [5], SPEC)
+    assert ledger.taken("live", "photos") == {3, 4}, "a job that was refused has taken no round"
+    assert queue.counts()["queued"] == 2
+    queue.close()
+
+
+def test_the_ledger_counts_what_a_rule_has_cost(queue: Queue) -> None:
+    ledger = Ledger(queue)
+    for round in (1, 2, 3):
+        ledger.take("live", "photos", [round], SPEC)
+    queue.submit(SPEC)
+    before = queue.get(queue.list()[-1].id).created
+    queue.crashed(begun(queue), "x", cpu=2.0)
+    queue.publish(begun(queue), RESULT, cpu=3.0)
+    queue.failed(begun(queue), "x", cpu=4.0)
+    assert ledger.cpu_seconds("live", "photos") == pytest.approx(9.0)
+    assert ledger.cpu_seconds("live", "digits") == 0
+    assert ledger.unfinished("live", "photos") == 1
+    assert ledger.submitted_since("live", before) == 3
+    assert ledger.submitted_since("live", "9999") == 0
+
+
+CLAIMS = """
+import sys
+from pathlib import Path
+from attacker.service.jobs import Result
+from attacker.service.queue import Queue
+queue = Queue(Path(sys.argv[1]))
+while (claim := queue.claim(sys.argv[2])) is not None:
+    queue.publish(claim, Result())
+    print(claim.id, flush=True)
+"""
+
+
+def working(path: Path, owner: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CLAIMS, str(path), owner], stdout=subprocess.PIPE, text=True)
+
+
+def test_several_processes_share_the_jobs_and_none_is_done_twice(tmp_path: Path) -> None:
+    path = tmp_path / "q.sqlite"
+    queue = Queue(path)
+    ids = {queue.submit(SPEC).id for _ in range(120)}
+    processes = [working(path, f"owner {i}") for i in range(3)]
+    claimed = [id for process in processes for id in process.communicate(timeout=60)[0].split()]
+    assert Counter(claimed) == Counter(ids)
+    assert set(queue.publications()) == ids
+    queue.close()
+
+
+def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_path: Path) -> None:
+    path = tmp_path / "q.sqlite"
+    queue = Queue(path)
+    ids = {queue.submit(SPEC).id for _ in range(40)}
+    kills = 0
+    while queue.counts()["queued"]:
+        process = working(path, f"owner {kills}")
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
+        time.sleep(0.003 * (kills % 7))
+        process.kill()
+        process.communicate()
+        kills += 1
+        queue.recover("nobody")
+    assert kills > 1
+    assert queue.counts() == {**dict.fromkeys(STATES, 0), "done": 40}
+    assert set(queue.publications()) == ids
+    assert all(job.crashes == 0 for job in queue.list(limit=1000))
+    queue.close()
+
+
+def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
+    claimed: list[str] = []
+
+    def work() -> None:
+        for _ in range(5):
+            queue.submit(SPEC)
+        while (claim := queue.claim("me")) is not None:
+            queue.publish(claim, RESULT)
+            claimed.append(claim.id)
+            queue.list(), queue.changes(0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == len(set(claimed)) == 20
+    assert set(queue.publications()) == set(claimed)
+
+
+def test_states_that_are_an_end_are_those_that_no_worker_leaves() -> None:
+    assert set(STATES) - set(ENDED) == {"queued", "running"}
+    assert set(Job.model_fields) >= {"id", "spec", "state", "attempts", "crashes", "origin", "error", "result", "progress"}

@@ -1,0 +1,203 @@
+"""Rules: which jobs come of rounds that arrive, within what budget, and that none comes twice."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attacker.service import rules as module
+from attacker.service.jobs import Result
+from attacker.service.queue import Full, Limits, Queue
+from attacker.service.rules import Rules, read
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "rules.toml"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(tmp_path / "queue.sqlite", Limits(max_queued=50))
+    yield queue
+    queue.close()
+
+
+def rules(queue: Queue, tmp_path: Path, *lines: str) -> Rules:
+    path = tmp_path / "rules.toml"
+    path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n' + "\n".join(lines))
+    return Rules(path, queue, tmp_path)
+
+
+def submitted(queue: Queue) -> list[tuple[str, str]]:
+    """Recording and rounds of all jobs that wait, from the oldest."""
+    return [(job.spec.recording, job.spec.rounds) for job in reversed(queue.list(state="queued"))]
+
+
+def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, 'arguments = { route = "linear" }', "seed = 3", "null = false", "priority = 2")
+    given.arrived("photos", [1])
+    given.arrived("photos", [1, 2])
+    given.arrived("other", [1])
+    assert submitted(queue) == [("photos", "1"), ("photos", "2"), ("other", "1")]
+    job = queue.list()[-1]
+    assert job.origin == "rule live"
+    assert (job.spec.attack, job.spec.arguments, job.spec.seed) == ("exact", {"route": "linear"}, 3)
+    assert (job.spec.null, job.spec.priority, job.spec.clients) == (False, 2, ())
+    again = Rules(tmp_path / "rules.toml", queue, tmp_path)
+    again.arrived("photos", [1, 2, 3])
+    assert submitted(queue)[3:] == [("photos", "3")]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ("all", "1 2 3 4 5 6"),
+        ("first", "1"),
+        ("every=1", "1 2 3 4 5 6"),
+        ("every=2", "1 3 5"),
+        ("every=4", "1 5"),
+        ("2-3,6", "2 3 6"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_rule_is_about_the_rounds_that_it_names(
+    queue: Queue, tmp_path: Path, rounds: str, expected: str, at_once: bool
+) -> None:
+    given = rules(queue, tmp_path, f'rounds = "{rounds}"')
+    for some in [range(1, 7)] if at_once else [[round] for round in range(1, 7)]:
+        given.arrived("photos", some)
+    assert [rounds for _, rounds in submitted(queue)] == expected.split()
+
+
+def test_of_rounds_that_arrive_together_the_last_one_is_the_last(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, 'rounds = "last"')
+    for some in ([1, 2, 3], [4], [5, 6]):
+        given.arrived("photos", some)
+    assert [rounds for _, rounds in submitted(queue)] == ["3", "4", "6"]
+
+
+def test_recordings_are_those_that_match_a_pattern(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, 'recordings = ["photos", "group~*"]')
+    for name in ("photos", "photos2", "group~a", "group", "other~group~a"):
+        given.arrived(name, [1])
+    assert [name for name, _ in submitted(queue)] == ["photos", "group~a"]
+
+
+def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
+    from fedsim.wire import Recording
+
+    names = Recording(root / "digits" / "recording").clients()
+    (tmp_path / "rules.toml").write_text(
+        f'[[rule]]\nname = "one"\nattack = "exact"\nclients = ["{names[1][:6]}*"]\n'
+        '[[rule]]\nname = "none"\nattack = "exact"\nclients = ["zzz*"]\n'
+    )
+    given = Rules(tmp_path / "rules.toml", queue, root)
+    given.arrived("digits", [1, 2])
+    assert [(job.origin, job.spec.clients) for job in queue.list()] == [("rule one", (names[1],))] * 2
+
+
+def test_an_attack_of_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text('[[rule]]\nname = "clients"\nattack = "agic"\nrounds = "every=3"\n')
+    Rules(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
+    assert [rounds for _, rounds in submitted(queue)] == ["1-1", "1-4"]
+
+
+def test_when_too_many_rounds_wait_the_newest_go_first_and_the_log_tells_of_the_others(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = rules(queue, tmp_path, "budget = { behind = 2 }")
+    with caplog.at_level(logging.WARNING):
+        given.arrived("photos", range(1, 6))
+    assert [rounds for _, rounds in submitted(queue)] == ["4", "5"]
+    assert "leaves out 3 rounds from 1 to 3" in caplog.text
+    running = queue.claim("me")
+    assert running is not None
+    assert running.spec.rounds == "4"
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        given.arrived("photos", [6])
+    assert [rounds for _, rounds in submitted(queue)] == ["6"]
+    assert "leaves out round 5" in caplog.text
+    (left,) = queue.list(state="cancelled")
+    assert "round 5 is left out" in (left.error or "")
+    assert queue.asked_to_end([running]) == set(), "what runs is not disturbed"
+    given.arrived("photos", range(1, 7))
+    assert [rounds for _, rounds in submitted(queue)] == ["6"], "what was left out stays so"
+    given.arrived("other", [1, 2])
+    assert len(submitted(queue)) == 3, "each recording has its own"
+
+
+def test_a_rule_submits_no_more_jobs_an_hour_than_it_may(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = rules(queue, tmp_path, "budget = { jobs_per_hour = 2 }")
+    given.arrived("photos", [1, 2, 3])
+    assert [rounds for _, rounds in submitted(queue)] == ["1", "2"]
+    assert "leaves out round 3: 2 jobs were submitted within an hour" in caplog.text
+    with queue.store.writing() as db:
+        db.execute("UPDATE jobs SET created = '2020-01-01T00:00:00.000+00:00' WHERE number = 1")
+    given.arrived("photos", [4])
+    assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "4"]
+
+
+def test_a_rule_uses_no_more_of_the_processor_than_it_may(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
+    given.arrived("photos", [1])
+    claim = queue.claim("me")
+    assert claim is not None
+    queue.publish(claim, Result(), cpu=9.0)
+    given.arrived("photos", [2])
+    claim = queue.claim("me")
+    assert claim is not None
+    queue.publish(claim, Result(), cpu=2.0)
+    given.arrived("photos", [3])
+    given.arrived("other", [1])
+    assert submitted(queue) == [("other", "1")]
+
+
+def test_what_found_no_room_in_the_queue_is_tried_again_with_the_next_round(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
+    given = rules(queue, tmp_path)
+    with pytest.raises(Full):
+        given.arrived("photos", [1, 2, 3])
+    assert queue.claim("me") is not None
+    assert queue.claim("me") is not None
+    given.arrived("photos", [4])
+    assert [rounds for _, rounds in submitted(queue)] == ["3", "4"]
+    queue.close()
+
+
+GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no rule"),
+        ("rule = 3", "holds no rule"),
+        ("[[rules]]\nname='a'", "unknown key 'rules'"),
+        ("[[rule]\n", "rules.toml: "),
+        ("[[rule]]\nname = 'a'\n", r"rule 1 \('a'\): attack: Field required"),
+        (GOOD + GOOD, "two rules have the name 'a'"),
+        (GOOD + 'round = "all"', r"rule 1 \('a'\): round: "),
+        (GOOD + 'rounds = "every=0"', "write every=5"),
+        (GOOD + 'rounds = "sometimes"', "rounds"),
+        (GOOD + "arguments = { stepz = 1 }", "stepz"),
+        (GOOD + "budget = { behind = 0 }", "budget.behind"),
+        (GOOD + "budget = { jobs = 1 }", "budget.jobs"),
+        (GOOD + "priority = 100", "priority"),
+        (GOOD.replace('"cpl"', '"os:system"'), "unknown name"),
+        (GOOD.replace('"a"', '"../a"'), "name"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as told:
+        read(path)
+    assert str(path) in str(told.value)
+
+
+def test_the_example_is_a_file_of_rules() -> None:
+    assert [rule.name for rule in read(EXAMPLE)] == ["at-once", "search"]
+    assert set(module.Budget.model_fields) == {"jobs_per_hour", "cpu_seconds", "behind"}

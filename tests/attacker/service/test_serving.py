@@ -1,0 +1,138 @@
+"""The service as a process: it says where it is, tells what happens as it happens, and ends when told, whoever listens."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from attacker.service.serving import listening
+from attacker.service.settings import Settings
+from fedsim.wire.files import alone, make_private
+
+LONG = 120.0
+"""Seconds for what takes two on a machine of one's own."""
+
+
+class Served(NamedTuple):
+    process: subprocess.Popen[str]
+    url: str
+
+
+@pytest.fixture
+def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Starts `attacker serve` on the root, and ends what is left of it."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> Served:
+        command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--workers", "0", *options]
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        processes.append(process)
+        assert process.stdout is not None
+        return Served(process, process.stdout.readline().strip())
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def events(stream: httpx.Response) -> Iterator[tuple[str, Any]]:
+    kind = ""
+    for line in stream.iter_lines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            yield kind, json.loads(value)
+
+
+def add_round(run: Path, number: int) -> None:
+    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
+        row = "INSERT INTO observations SELECT ?, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at"
+        index.execute(f"{row} FROM observations WHERE round = 1", (number,))
+
+
+def raw(url: str, content: bytes, seconds: float = 10.0) -> bytes:
+    """What the service answers to bytes, until it closes the connection."""
+    host, port = re.match(r"http://([^:]+):(\d+)", url).groups()  # type: ignore[union-attr]
+    with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+        connection.sendall(content)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(serve: Callable[..., Served], root: Path) -> None:
+    process, url = serve()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+    with httpx.Client(base_url=url, timeout=LONG) as client, client.stream("GET", "/api/v1/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        told = events(stream)
+        assert next(told) == ("hello", {"resumed": False})
+        add_round(root / "digits", 3)
+        kind, recording = next(told)
+        assert (kind, recording["id"], recording["last_round"]) == ("recording", "digits", 3)
+        job = client.post("/api/v1/jobs", json={"recording": "digits", "attack": "cpl"}).json()
+        assert ("job", job["id"]) in ((kind, one.get("id")) for kind, one in told if kind == "job")
+        with client.stream("GET", f"/api/v1/jobs/{job['id']}/events") as of_job:
+            changes = events(of_job)
+            assert next(changes)[1]["state"] == "queued"
+            client.post(f"/api/v1/jobs/{job['id']}/cancel", json={})
+            assert [one["state"] for _, one in changes] == ["cancelled"]
+        shutil.rmtree(root / "digits")
+        assert ("removed", {"id": "digits"}) in ((kind, one) for kind, one in told if kind == "removed")
+        large = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"
+        for nonsense in (b"nonsense\r\n\r\n", large):
+            answer = raw(url, nonsense)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert b"content-security-policy: default-src 'none'" in answer.lower()
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG) == 0
+        assert time.monotonic() - began < 5 + 0.2 * LONG  # five seconds where nobody else is at work
+        assert list(told) == []
+
+
+def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
+    with alone(make_private(root / ".attacker") / "service.lock"):
+        process, url = serve()
+        assert (process.wait(LONG), url) == (2, "")
+
+
+def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="--port 0"):
+        listening(Settings(root=tmp_path, port=taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"root": Path("/nowhere")}, "mkdir"),
+        ({"certfile": Path("pyproject.toml")}, "--keyfile"),
+        ({"rules": Path("/nowhere")}, "--rules"),
+        ({"truth": (Path("/nowhere"),)}, "--truth"),
+        ({"workers": -1}, "--workers"),
+        ({"job_seconds": 0.0}, "--job-seconds"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_done(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settings(**{"root": tmp_path, **wrong})

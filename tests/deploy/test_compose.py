@@ -1,0 +1,208 @@
+"""The containers: parsed and held against what the native run executes, and against the threat model."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedsim.deployment import commands
+from fedsim.deployment.mounts import Mount, mounts
+from fedsim.deployment.preparing import Layout
+
+ROOT = Path(__file__).parents[2]
+LAYOUT = Layout(Path("/federation"))
+CLIENTS = 3
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+FOLDER = re.compile(r"^\$\{FEDERATION:-\./federation\}/(\S+?):/federation/(\S+?)(:ro)?$")
+SECURE = [*(name for name in SERVICES if not name.startswith("insecure-"))]
+
+
+def expected(name: str) -> list[str]:
+    """The command of a service, by the table that the native run goes by."""
+    secure, party = not name.startswith("insecure-"), name.removeprefix("insecure-")
+    link = LAYOUT.link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
+    if party == "superlink":
+        identity = LAYOUT.identity() if secure else None
+        return commands.superlink(host="0.0.0.0", port=8000, database=str(LAYOUT.database), identity=identity)
+    if party == "enrol":
+        return commands.enrol(link, keys=str(LAYOUT.keys))
+    if party == "server":
+        return commands.server(link, secret=str(LAYOUT.certificates.secret) if secure else None)
+    if party.startswith("client-"):
+        number = int(party.removeprefix("client-"))
+        key = str(LAYOUT.key(number)) if secure else None
+        return commands.client(link, key=key, port=9094, config=LAYOUT.config(number, CLIENTS))
+    if party == "runner":
+        return commands.runner(link, experiment=str(LAYOUT.experiment), out=str(LAYOUT.run), public=str(LAYOUT.public))
+    if party == "scorer":
+        return commands.scorer(run=str(LAYOUT.scored), truth=LAYOUT.truths(CLIENTS))
+    return commands.attacker(root=str(LAYOUT.attacked.parent), host="0.0.0.0", port=8600)
+
+
+def mounted(name: str) -> set[Mount]:
+    """What a service mounts. Each path lies where it lies outside, so commands and truth name it alike for all."""
+    found = set()
+    for volume in SERVICES[name]["volumes"]:
+        match = FOLDER.match(volume)
+        assert match is not None, volume
+        assert match[1] == match[2], volume
+        found.add(Mount(match[1], match[3] is None))
+    return found
+
+
+def below(name: str) -> set[str]:
+    """The topmost folders that a service sees."""
+    return {mount.path.split("/")[0] for mount in mounted(name)}
+
+
+def test_all_parties_are_there() -> None:
+    parties = {"superlink", "server", "runner", *(f"client-{number}" for number in range(CLIENTS))}
+    assert set(SERVICES) == parties | {f"insecure-{party}" for party in parties} | {"enrol", "attacker", "attacker-gpu", "scorer"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_command_is_the_one_that_the_native_run_executes(name: str) -> None:
+    assert SERVICES[name]["command"] == expected(name)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_party_sees_what_its_process_sees_natively(name: str) -> None:
+    party = name.removeprefix("insecure-").removesuffix("-gpu")
+    assert mounted(name) == set(mounts(party, CLIENTS, secure=not name.startswith("insecure-")))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_party_is_root_or_may_do_more_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] == "${FEDLEAK_USER:-1000:1000}"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {"privileged", "cap_add", "pid", "ipc", "devices", "env_file", "environment"} & service.keys() == set()
+    assert service["image"] == "fedleak"
+
+
+def test_the_attacker_has_the_recording_to_read_no_data_no_truth_and_no_way_to_a_client() -> None:
+    for name in ("attacker", "attacker-gpu"):
+        assert below(name) == {"attacks"}
+        assert Mount("attacks/federation/recording", writable=False) in mounted(name)
+        others = {network for other in SERVICES if not other.startswith("attacker") for network in networks(other)}
+        assert networks(name) == {"page"}
+        assert "page" not in others
+        assert SERVICES[name]["ports"] == ["127.0.0.1:8600:8600"]
+
+
+def networks(name: str) -> set[str]:
+    return set(SERVICES[name].get("networks", []))
+
+
+def test_truth_is_a_clients_own_and_the_scorers_who_has_no_network() -> None:
+    holders = {name for name in SERVICES for mount in mounted(name) if mount.path.endswith(("/truth", "/data"))}
+    assert holders == {"scorer", *(name for name in SERVICES if "client-" in name)}
+    assert SERVICES["scorer"]["network_mode"] == "none"
+    assert not any(mount.writable for mount in mounted("scorer") if not mount.path.startswith("scores"))
+    assert {name for name in SERVICES if "scores" in below(name)} == {"scorer"}
+
+
+@pytest.mark.parametrize("number", range(CLIENTS))
+def test_a_client_has_its_own_folders_and_nobody_elses(number: int) -> None:
+    for name in (f"client-{number}", f"insecure-client-{number}"):
+        private = {mount.path for mount in mounted(name)} - {"public", "trust"}
+        assert all(path.startswith(f"clients/{number}/") for path in private)
+        assert Mount(f"clients/{number}/data", writable=False) in mounted(name)
+
+
+def test_the_server_has_neither_data_nor_the_superlinks_key_and_the_authoritys_key_goes_nowhere() -> None:
+    assert {"clients", "superlink", "scores"} & below("server") == set()
+    assert {name for name in SERVICES if "superlink" in below(name)} == {"superlink", "insecure-superlink"}
+    assert {name for name in SERVICES if "secret" in below(name)} == {"superlink", "server"}
+    assert not any("authority" in below(name) for name in SERVICES)
+
+
+def test_clients_reach_the_superlink_only_and_only_its_port_can_be_reached_from_elsewhere() -> None:
+    assert networks("superlink") == {"clients", "server", "outside"}
+    for number in range(CLIENTS):
+        assert networks(f"client-{number}") == {"clients"}
+    for name in ("server", "runner", "enrol"):
+        assert networks(name) == {"server"}
+    assert all(COMPOSE["networks"][name].get("internal") for name in COMPOSE["networks"] if name not in ("outside", "page"))
+    published = {name: SERVICES[name]["ports"] for name in SERVICES if "ports" in SERVICES[name]}
+    assert set(published) == {"superlink", "attacker", "attacker-gpu"}
+    assert published["superlink"] == ["${SUPERLINK:-127.0.0.1:8000}:8000"]
+
+
+def test_tls_and_keys_are_on_and_doing_without_is_asked_for() -> None:
+    for name in SECURE:
+        assert "--insecure" not in SERVICES[name]["command"], name
+        assert SERVICES[name].get("profiles", []) == {"scorer": ["score"], "attacker-gpu": ["gpu"]}.get(name, [])
+    for name in set(SERVICES) - set(SECURE):
+        assert SERVICES[name]["profiles"] == ["insecure"]
+        assert all(network.startswith("insecure-") for network in networks(name))
+    (reserved,) = SERVICES["attacker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert reserved["capabilities"] == ["gpu"]
+
+
+def test_a_party_that_dies_comes_back() -> None:
+    lasting = {name for name, service in SERVICES.items() if service.get("restart") == "on-failure"}
+    assert lasting == {name for name in SERVICES if re.fullmatch(r"(insecure-)?(superlink|server|client-\d)", name)}
+
+
+def test_each_starts_when_what_it_needs_is_healthy() -> None:
+    for number in range(CLIENTS):
+        needed = SERVICES[f"client-{number}"]["depends_on"]
+        assert needed["superlink"]["condition"] == "service_healthy"
+        assert needed["enrol"]["condition"] == "service_completed_successfully"
+        assert SERVICES["runner"]["depends_on"][f"client-{number}"]["condition"] == "service_healthy"
+    for name in ("superlink", "client-0", "attacker"):
+        _, *check = SERVICES[name]["healthcheck"]["test"]
+        assert check[:3] == ["python", "-m", "fedsim.deployment.health"]
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
+
+
+def instructions() -> list[tuple[str, str]]:
+    lines = re.sub(r"\\\n", " ", (ROOT / "deploy/Dockerfile").read_text()).splitlines()
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines if line and not line.startswith(("#", " "))]
+
+
+def test_the_image_is_slim_pinned_and_not_roots() -> None:
+    found = instructions()
+    assert ("ARG", "PYTHON=3.11-slim-bookworm") in found
+    assert [words for name, words in found if name == "FROM"] == ["python:${PYTHON}"]
+    assert [words for name, words in found if name == "USER"] == ["10001:10001"]
+    assert [name for name, _ in found].index("USER") > max(i for i, (name, _) in enumerate(found) if name == "RUN")
+    assert all("--constraint deploy/constraints.txt" in words for name, words in found if "pip install" in words)
+    assert any(name == "HEALTHCHECK" for name, _ in found)
+    assert "ARG TORCH=cpu" in (ROOT / "deploy/Dockerfile").read_text()
+    for _, words in (one for one in found if one[0] == "COPY"):
+        *sources, _ = shlex.split(words)
+        assert all((ROOT / source).exists() for source in sources)
+    environment = " ".join(words for name, words in found if name == "ENV")
+    assert all(f"{key}={value}" in environment for key, value in commands.ENVIRONMENT.items())
+
+
+def test_the_constraints_pin_all_that_the_package_asks_for() -> None:
+    import tomllib
+
+    lines = [line for line in (ROOT / "deploy/constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!+_-]*", line) for line in lines)
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= pinned
+
+
+def test_dockers_own_client_reads_the_file() -> None:
+    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("the docker client has no compose plugin here")
+    command = ["docker", "compose", "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["services"]) == set(SERVICES)

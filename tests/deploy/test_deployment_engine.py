@@ -1,0 +1,87 @@
+"""`fedsim run --engine deployment`: all of it in one command, secure aggregation as well."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.deployment.processes import free_port
+from fedsim.wire import Recording
+
+PROGRAM = [sys.executable, "-c", "from fedsim.cli import main; main()", "run"]
+
+
+def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "e.toml", "--device", "cpu", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.deploy
+def test_secure_aggregation_gives_the_same_sum_on_a_deployment_as_in_one_process(tmp_path: Path, write_experiment: Any) -> None:
+    write_experiment.write(tmp_path, rounds=1, clients=3)
+    sums = {}
+    for engine in ("deployment", "local"):
+        words = ("--out", engine, "--engine", engine, "--client-seed", "7", "--set", "secure_aggregation=true", "--json")
+        done = call(*words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        recording = Recording(tmp_path / engine / "recording")
+        (sums[engine],) = recording.observations()
+        assert [row.status for row in recording.rows() if row.client != "sum"] == ["masked"] * 3
+    assert sums["deployment"].cohort == sums["local"].cohort
+    assert all(torch.equal(t, sums["local"].update[name]) for name, t in sums["deployment"].update.items())
+
+
+@pytest.mark.deploy
+def test_interrupted_it_ends_all_that_it_started(tmp_path: Path, write_experiment: Any) -> None:
+    write_experiment.write(tmp_path, rounds=1, clients=2)
+    mark = f"mark-{os.getpid()}"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "FEDLEAK_MARK": mark}
+    command = [*PROGRAM, "e.toml", "--engine", "deployment", "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while len(marked(mark)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted" in words
+    assert marked(mark) == []
+    assert list(tmp_path.glob("fedleak-*")) == []
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with the mark in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--engine", "deployment", "--superlink", "127.0.0.1:{port}", "--insecure"], 1, "no SuperLink answers at 127.0.0.1:"),
+        (["--engine", "deployment", "--superlink", "127.0.0.1:{port}"], 2, "with --root-certificates FILE, or with --insecure"),
+        (["--engine", "deployment", "--superlink", "nowhere", "--insecure"], 2, "write it as HOST:PORT"),
+        (["--engine", "deployment", "--insecure"], 2, "go with --superlink ADDRESS"),
+        (["--engine", "local", "--superlink", "127.0.0.1:{port}", "--insecure"], 2, "go with --engine deployment"),
+        (["--engine", "deployment", "--superlink", "a:1", "--root-certificates", "no.crt"], 2, "no.crt: there is no such file"),
+    ],
+)
+def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(
+    words: list[str], status: int, said: str, tmp_path: Path, write_experiment: Any
+) -> None:
+    write_experiment.write(tmp_path, rounds=1, clients=2)
+    done = call(*(word.format(port=free_port()) for word in words), folder=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,164 @@
+"""A deployment with TLS and keys on loopback, through the loss of a client and of the SuperLink, attacked and scored."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim import engine
+from fedsim.app import Run
+from fedsim.deployment import commands
+from fedsim.deployment.certificates import make_client
+from fedsim.deployment.mounts import isolated, mounts, why_not
+from fedsim.deployment.native import Native, parties
+from fedsim.deployment.preparing import Layout, prepare
+from fedsim.deployment.processes import RUNNER, free_port
+from fedsim.experiment import read
+from fedsim.upkeep import verify
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+pytestmark = pytest.mark.deploy
+CLIENTS, SEED = 3, 7
+WALLS = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+
+@dataclass
+class Story:
+    """What happened. seen: what is below the deployment's folder, as a party's process sees it."""
+
+    layout: Layout
+    seen: dict[str, list[str]] = field(default_factory=dict)
+    status: int | None = None
+    lost: list[str] = field(default_factory=list)
+    impostor: tuple[int, str] = (0, "")
+    refused: tuple[int, str] = (0, "")
+
+
+def below(native: Native, party: str) -> list[str]:
+    """Files and folders, two levels deep, as the party's process sees them."""
+    root = native.layout.root
+    there = Path(f"/proc/{native.processes._running[party].pid}/root") / root.relative_to("/")
+    return sorted(str(path.relative_to(there)) for path in [*there.glob("*"), *there.glob("*/*")])
+
+
+def start_impostor(native: Native, story: Story) -> None:
+    """A client with a key that nobody enrolled."""
+    folder = native.layout.root / "impostor"
+    make_client(folder / "key", folder / "key.pub")
+    config = native.layout.config(0, CLIENTS)
+    command = commands.client(native.link, key=str(folder / "key"), port=free_port(), config=config)
+    native.processes.start("impostor", [*command, "--max-retries", "1"], cwd=folder)
+    status = native.processes.wait("impostor", 300)
+    story.impostor = status, native.processes.log("impostor").read_text()
+    native.processes.end("impostor")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> Story:
+    folder = tmp_path_factory.mktemp("deployed")
+    experiment = read(write_experiment.write(folder, rounds=2, clients=CLIENTS))
+    layout = prepare(experiment, folder / "federation")
+    told = Story(layout)
+    native = Native(layout, parties(layout, CLIENTS, seed=SEED), isolated=why_not() == "")
+
+    lost: list[str] = []
+
+    def lose() -> None:
+        """A client when the first round has begun, the SuperLink when the second has."""
+        begun = len(read_json_lines(layout.run / "metrics.jsonl"))
+        if begun == 1 and not lost:
+            lost.append("client-2")
+            native.kill("client-2")
+            native.restart_client(native.parties[2])
+        if begun == 2 and "superlink" not in lost:
+            lost.append("superlink")
+            native.kill("superlink")
+            native.start_superlink()
+
+    with native:
+        start_impostor(native, told)
+        told.seen = {party: below(native, party) for party in ("superlink", "server", "client-0")}
+        told.status = native.run(lose)
+        told.lost = lost
+        native.processes.end(RUNNER)
+        again = native.run(more=["--set", "rounds=3"])
+        told.refused = again, native.processes.log(RUNNER).read_text()
+    return told
+
+
+def test_the_run_completes_through_the_loss_of_the_superlink_and_of_a_client(story: Story) -> None:
+    assert (story.status, story.lost) == (0, ["client-2", "superlink"])
+    rows = Recording(story.layout.run / "recording").rows()
+    assert [row.round for row in rows] == [1, 1, 1, 2, 2, 2]
+    lost = [(row.round, row.status) for row in rows if row.status != "complete"]
+    assert lost in ([], [(1, "late")], [(1, "failed")])  # a message that the client had fetched when it was killed is lost
+    for number in (1, 2):
+        assert len({row.client for row in rows if row.round == number}) == 3
+    assert len({row.node for row in rows}) == 3  # who comes back is known by its key
+    assert {row.status for row in rows if row.round == 2} == {"complete"}
+
+
+def test_the_recording_is_whole_and_bit_for_bit_that_of_a_simulation(story: Story, tmp_path: Path) -> None:
+    found = verify(story.layout.run)
+    assert found.damaged == ()
+    assert found.intact == found.observations >= 5
+    experiment = read(story.layout.experiment)
+    simulated = Run(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
+    engine.run(simulated, engine="local")
+    expected = {(o.round, o.client): o for o in Recording(tmp_path / "run" / "recording").observations()}
+    seen = list(Recording(story.layout.run / "recording").observations())
+    for o in (o for o in seen if o.round == 1 or len(seen) == 6):  # another mean starts another second round
+        assert all(torch.equal(t, expected[o.round, o.client].update[name]) for name, t in o.update.items())
+
+
+def test_a_client_with_a_key_that_nobody_enrolled_is_refused(story: Story) -> None:
+    status, words = story.impostor
+    assert status == 1
+    assert "305" in words
+
+
+def test_a_run_that_fails_on_the_server_fails_here_with_its_reason(story: Story) -> None:
+    status, words = story.refused
+    assert status == 1
+    assert "holds something else; choose another --out" in " ".join(words.split())
+
+
+@WALLS
+def test_each_party_sees_its_own_folders_and_no_other(story: Story) -> None:
+    both = {"attacks", "attacks/federation", "clients", "flower", "public", "secret", "server", "superlink", "trust"}
+    assert {name for name in story.seen["client-0"] if "/" not in name} == {"clients", "flower", "public", "trust"}
+    assert [name for name in story.seen["client-0"] if name.startswith("clients/")] == ["clients/0"]
+    for party in ("superlink", "server"):
+        assert not any(name.startswith(("clients", "scores", "authority", "keys")) for name in story.seen[party]), party
+        assert any(name.startswith(("superlink", "server")) for name in story.seen[party])
+    assert {name.split("/")[0] for names in story.seen.values() for name in names} <= both
+
+
+def call(layout: Layout, party: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command as a party would run it, with what it may see."""
+    prefix = isolated(layout.root, mounts(party, CLIENTS)) if not why_not() else ()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run([*prefix, *command], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300)
+
+
+def test_the_attacker_finds_the_examples_without_truth_and_the_scorer_says_so(story: Story) -> None:
+    layout = story.layout
+    attacked = call(layout, "attacker", ["attacker", "replay", str(layout.attacked), "--attack", "exact", "--workers", "1"])
+    assert attacked.returncode == 0, attacked.stderr
+    scored = call(layout, "scorer", [*commands.scorer(run=str(layout.scored), truth=layout.truths(CLIENTS)), "--json"])
+    assert scored.returncode == 0, scored.stderr
+    (summary,) = json.loads(scored.stdout)
+    assert summary["examples"] == sum(row.status == "complete" for row in Recording(layout.run / "recording").rows())
+    assert summary["success"]["value"] == 1
+    assert not (layout.attacked / "scores.jsonl").exists()  # nor what it contains: the attacker never gets it
+    if not why_not():
+        untold = call(layout, "attacker", commands.scorer(run=str(layout.attacked), truth=layout.truths(CLIENTS)))
+        assert untold.returncode == 2
+        assert "holds no truth" in " ".join(untold.stderr.split())

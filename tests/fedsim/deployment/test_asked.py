@@ -1,0 +1,167 @@
+"""What is asked of Flower, and what its answers mean: its commands are played by a script."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from fedsim import flower
+from fedsim.deployment import commands, mounts
+from fedsim.deployment.commands import Link
+from fedsim.deployment.flower_commands import APP, NotReached, RunFailed, Submitted, enrol
+from fedsim.deployment.preparing import prepare
+from fedsim.deployment.processes import Processes, free_port
+from fedsim.deployment.starting import command_of
+from fedsim.places import Places
+
+LINK = Link(address="127.0.0.1:1", authority=None)
+LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File x\\nValueError: no room\\nmore words"
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
+    """Submit to a `flwr` that runs as this shell script says on `run`, and on `list`."""
+
+    def submit(run: str, listed: str) -> Submitted:
+        script = tmp_path / "bin" / "flwr"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/sh\nif [ $1 = run ]; then\n{run}\nelse\n{listed}\nfi\n")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        processes = Processes(tmp_path / "logs")
+        processes.environment["PATH"] = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+        return Submitted.start(LINK, {"out": "/out"}, home=tmp_path / "home", processes=processes)
+
+    return submit
+
+
+@pytest.fixture(autouse=True)
+def _played_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.deployment.processes._path", lambda: f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("fedsim.deployment.flower_commands.PATIENCE", 0.0)
+
+
+def status(words: str) -> str:
+    return f'echo \'{{"runs": [{{"status": "{words}"}}]}}\''
+
+
+def test_a_run_that_failed_is_told_from_one_that_completed_though_flwr_run_ends_with_0_for_both(
+    play: Callable[[str, str], Submitted],
+) -> None:
+    watched: list[int] = []
+    play("echo 'Successfully started run 17'", status("finished:completed")).wait(lambda: watched.append(1))
+    assert watched
+    submitted = play(f'printf "{LOG}\\n"', status("finished:failed"))
+    with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no room$"):
+        submitted.wait(lambda: None)
+    assert submitted.identity == "17"
+
+
+def test_a_run_that_was_not_started_or_is_not_known_any_more_is_no_success(play: Callable[[str, str], Submitted]) -> None:
+    with pytest.raises(NotReached, match=r"did not start the run: .*Connection to the SuperLink is unavailable"):
+        play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
+    with pytest.raises(NotReached, match="does not say how the run ended: gone"):
+        play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
+
+
+def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_path: Path) -> None:
+    import tomllib
+
+    own = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    sent: Any = APP["tool"]["flwr"]["app"]  # type: ignore[index]
+    assert sent["components"] == own["components"]
+    assert sent["config"].keys() == own["config"].keys()
+    assert "fab-include" not in sent
+
+
+def test_a_clients_configuration_reads_back_as_flower_reads_it() -> None:
+    config = commands.config_of_client(2, 3, "/a folder/with = signs", experiment="/e.toml", seed=7)
+    assert parse_config_args([commands.written(config)]) == config
+    assert config["data"] == "part:/a folder/with = signs/data"
+    for path in ('/a"b', "/a'b", "/a\\b", "/a\nb"):
+        with pytest.raises(ValueError, match="Flower reads no quotation marks"):
+            commands.written({"data": path})
+
+
+def test_no_keys_are_no_clients(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no public keys \(\*\.pub\)"):
+        enrol(LINK, tmp_path, home=tmp_path / "home")
+
+
+def context(run: dict[str, Any], node: dict[str, Any]) -> Any:
+    return SimpleNamespace(run_config=run, node_config=node)
+
+
+def test_a_client_takes_part_in_what_it_agreed_to_and_in_nothing_else(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    agreed = tiny(defense="clip(1)")
+    (tmp_path / "e.toml").write_text(agreed.to_toml())
+    own = {"partition-id": 0, "data": "digits", "private": str(tmp_path / "p"), "truth": str(tmp_path / "t")}
+    node = {**own, "experiment": str(tmp_path / "e.toml"), "client-seed": 3}
+    told = {"experiment": "", "out": "/out", "resume": False, "threads": 2}
+    run = flower.run_of_client(context({**told, "settings": agreed.to_toml()}, node))
+    assert run.experiment == agreed
+    assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
+    assert run.places == Places(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
+    with pytest.raises(ValueError, match="asks for another experiment than this client agreed to"):
+        flower.run_of_client(context({**told, "settings": tiny(defense="").to_toml()}, node))
+    assert flower.run_of_client(context({**told, "settings": tiny().to_toml()}, own)).experiment == tiny()
+
+
+def test_the_server_is_told_where_the_public_facts_are_and_nothing_of_a_client(tiny: Callable[..., Any]) -> None:
+    told = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
+    run = flower.run_of_server(context(told, {"data": "digits"}))
+    assert (run.places, run.resume, run.client_seed) == (Places(public=Path("/public")), True, None)
+
+
+def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    layout = prepare(tiny(), tmp_path / "federation")
+    address = f"127.0.0.1:{free_port()}"
+    command = command_of("client-1", layout, address)
+    assert command[:3] == ["flower-supernode", "--superlink", address]
+    assert str(layout.key(1)) in command
+    assert command_of("superlink", layout, address)[-1] == str(layout.certificates.secret)
+    assert "--insecure" in command_of("server", layout, address, secure=False)
+    layout.key(1).unlink()
+    for party, words in (
+        ("client-1", r"key is not here: make it with fedsim prepare, or carry it"),
+        ("client-3", "there are 3 clients, from client-0 to client-2"),
+        ("attacker", r"unknown party 'attacker'\. Known: superlink, server, or client-0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            command_of(party, layout, address)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    from socket import socket
+
+    layout = prepare(tiny(), tmp_path / "federation")
+    with socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"something listens on 127\.0\.0\.1:\d+ already"):
+            command_of("superlink", layout, address)
+
+
+@pytest.mark.skipif(mounts.why_not() != "", reason=mounts.why_not())
+def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(tmp_path: Path) -> None:
+    import subprocess
+
+    for name in ("mine", "shared", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    seen = (mounts.Mount("mine", True), mounts.Mount("shared/file"))
+    script = "ls; cat shared/file; echo new > mine/file; echo no > shared/file || echo refused; ls ../*/theirs 2>&1 | head -1"
+    prefix = mounts.isolated(tmp_path, seen)
+    done = subprocess.run([*prefix, "sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:4] == ["mine", "shared", "sharedrefused", done.stdout.split("\n")[3]]
+    assert "No such file" in done.stdout
+    assert {name: (tmp_path / name / "file").read_text() for name in ("mine", "shared", "theirs")} == {
+        "mine": "new\n",
+        "shared": "shared",
+        "theirs": "theirs",
+    }

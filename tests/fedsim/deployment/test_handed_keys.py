@@ -1,0 +1,110 @@
+"""Certificates and keys: that TLS believes them, that Flower reads them, and that they go where they belong."""
+
+import ssl
+import stat
+import subprocess
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedsim.deployment.certificates import make_client, make_server
+from fedsim.deployment.processes import is_healthy
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def served(root: Path) -> HTTPServer:
+    made = make_server(root)
+    server = HTTPServer(("127.0.0.1", 0), Healthy)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate, made.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def test_tls_believes_a_certificate_of_this_authority_and_of_no_other(tmp_path: Path) -> None:
+    server = served(tmp_path / "a")
+    try:
+        port = server.server_address[1]
+        mine, others = (str(make_server(tmp_path / name).authority) for name in "ab")
+        for host in ("127.0.0.1", "localhost"):
+            assert is_healthy(f"{host}:{port}", mine)
+            assert not is_healthy(f"{host}:{port}", others)
+        assert not is_healthy(f"127.0.0.1:{port}/elsewhere", mine)
+        assert not is_healthy(f"127.0.0.1:{port}", None)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_certificate_names_the_hosts_and_holds_for_the_days_that_were_asked_for(tmp_path: Path) -> None:
+    made = make_server(tmp_path, ["link.example.org", "10.77.0.1"], days=30)
+    certificate = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["link.example.org", "superlink", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.77.0.1", "127.0.0.1", "::1"]
+    assert 29 < (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86400 <= 30
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority.read_bytes()))
+
+
+def test_what_is_there_is_kept_and_a_new_certificate_is_of_the_same_authority(tmp_path: Path) -> None:
+    made = make_server(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert make_server(tmp_path, ["other.example.org"]) == made
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    made.certificate.unlink()
+    make_server(tmp_path, ["other.example.org"])
+    authority = x509.load_pem_x509_certificate(before[made.authority])
+    x509.load_pem_x509_certificate(made.certificate.read_bytes()).verify_directly_issued_by(authority)
+    made.certificate.unlink()
+    made.authority_key.unlink()
+    with pytest.raises(ValueError, match=r"ca\.key is needed to sign"):
+        make_server(tmp_path)
+    with pytest.raises(ValueError, match="between 1 and 825, got 900"):
+        make_server(tmp_path / "long", days=900)
+
+
+def test_secrets_are_closed_to_others_and_the_authoritys_key_lies_apart(tmp_path: Path) -> None:
+    made = make_server(tmp_path)
+    make_client(tmp_path / "clients/0/key", tmp_path / "keys/0.pub")
+    for path in (made.authority_key, made.key, made.secret, tmp_path / "clients/0/key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert len({path.parent for path in (made.authority, made.authority_key, made.certificate, made.secret)}) == 4
+    assert make_server(tmp_path / "other").secret.read_bytes() != made.secret.read_bytes()
+
+
+def test_a_clients_key_is_one_that_flower_takes(tmp_path: Path) -> None:
+    key, public = tmp_path / "key", tmp_path / "keys" / "0.pub"
+    make_client(key, public)
+    before = key.read_bytes(), public.read_bytes()
+    make_client(key, public)
+    assert (key.read_bytes(), public.read_bytes()) == before
+    private, told = load_ssh_private_key(before[0], None), load_ssh_public_key(before[1])
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(told, ec.EllipticCurvePublicKey)
+    assert isinstance(told.curve, ec.SECP384R1)
+    assert private.public_key() == told
+
+
+def test_openssh_reads_a_clients_key(tmp_path: Path) -> None:
+    make_client(tmp_path / "key", tmp_path / "key.pub")
+    try:
+        done = subprocess.run(["ssh-keygen", "-y", "-f", tmp_path / "key"], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("ssh-keygen is not installed")
+    assert done.stdout.split() == (tmp_path / "key.pub").read_text().split()

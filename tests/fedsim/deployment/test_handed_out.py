@@ -1,0 +1,167 @@
+"""Parties that share no data: what is handed out, and that nothing changes by it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim import app, datasets, engine, splitting
+from fedsim.app import Run
+from fedsim.datasets import Examples, parts
+from fedsim.places import Places
+from fedsim.wire import Recording
+
+
+def own_parts(experiment: Any, folder: Path) -> tuple[Run, list[Run]]:
+    """The run as the server knows it, and as each client does, of data that were handed out in `folder`."""
+    splitting.split(experiment, folder)
+    server = Run(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
+    homes = [splitting.client_folder(folder, number) for number in range(experiment.clients.count)]
+    clients = [
+        Run(
+            experiment=experiment,
+            out=Path("/nowhere"),
+            device="cpu",
+            client_seed=5,
+            places=Places(data=f"part:{home / 'data'}", private=home / "private", truth=home / "truth"),
+        )
+        for home in homes
+    ]
+    return server, clients
+
+
+def run_apart(server: Run, clients: list[Run]) -> None:
+    both = app.server_app(lambda _: server), app.client_app(lambda c: clients[int(c.node_config["partition-id"])])
+    engine.run_local(*both, len(clients))
+
+
+def test_clients_with_only_their_own_data_send_bit_for_bit_what_they_send_in_a_simulation(
+    tiny: Callable[..., Any], federate: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole = federate("whole")
+    run_apart(*own_parts(tiny(), tmp_path / "apart"))
+    ours, theirs = ({(o.round, o.client): o.update for o in Recording(f / "recording").observations()} for f in
+                    (tmp_path / "apart" / "run", whole.out))  # fmt: skip
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 6
+    assert all(torch.equal(t, theirs[key][name]) for key in ours for name, t in ours[key].items())
+    rows = [json.loads(line) for line in (tmp_path / "apart/run/metrics.jsonl").read_text().splitlines()]
+    same = [json.loads(line) for line in (whole.out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in same]
+
+
+def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing_of_a_client(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    server, clients = own_parts(tiny(), tmp_path)
+    run_apart(server, clients)
+    assert {path.name for path in server.out.iterdir()} == {"experiment.toml", "metrics.jsonl", "recording", "state"}
+    used = []
+    for number in range(3):
+        home = splitting.client_folder(tmp_path, number)
+        told = json.loads((home / "truth" / "dataset.json").read_text())
+        own = datasets.load(told["name"], **told["arguments"])
+        assert told["content_hash"] == own.content_hash()
+        assert told["size"] == len(own.train) in (479, 480)
+        (rows,) = (path.read_text().splitlines() for path in (home / "truth").glob("*.jsonl"))
+        used.append([json.loads(row)["indices"] for row in rows])
+        assert max(max(indices) for indices in used[-1]) < len(own.train)
+    assert len({str(one) for one in used}) == 3
+
+
+def test_the_parts_are_those_of_a_simulation_and_the_server_is_told_no_more_than_it_may_know(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    experiment = tiny(partition={"name": "dirichlet", "alpha": 0.3})
+    handed = splitting.split(experiment, tmp_path)
+    data = datasets.load("digits")
+    examples = [datasets.load("part", path=str(path)).train for path in handed.clients]
+    assert sorted(x.tobytes() for one in examples for x in one.values) == sorted(x.tobytes() for x in data.train.values)
+    public = datasets.load("public", path=str(handed.public))
+    assert (public.spec, len(public.train)) == (data.spec, 0)
+    assert np.array_equal(public.test.values, data.test.values)
+    assert parts.sizes(handed.public) == sorted(handed.sizes)
+    assert list(handed.sizes) != sorted(handed.sizes)  # ascending: which is whose is not told
+    assert {path.name for path in handed.public.iterdir()} == {"data.json", "examples.npz", "experiment.toml"}
+    assert splitting.read_split(tmp_path) == experiment
+
+
+def test_without_held_out_examples_a_federation_runs_and_its_accuracy_is_unknown(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    experiment = tiny()
+    server, clients = own_parts(experiment, tmp_path)
+    data = datasets.load("digits")
+    nothing = data.test.subset(np.zeros(len(data.test), dtype=bool))
+    parts.write_public(tmp_path / "public", datasets.Dataset(**{**vars(data), "test": nothing}), [479, 479, 480])
+    run_apart(server, clients)
+    row = json.loads((server.out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["round"], row["loss"], row["accuracy"]) == (2, None, None)
+
+
+def archive(path: Path, images: Any, labels: Any) -> str:
+    np.savez(path, images=images, labels=labels)
+    return f"npz:{path}"
+
+
+def test_data_that_only_one_machine_has_become_its_part_all_of_them(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    splitting.split(tiny(), tmp_path)
+    images, labels = np.random.default_rng(0).random((7, 8, 8, 1), dtype=np.float32), np.arange(7) % 3
+    count = splitting.own_part(archive(tmp_path / "own.npz", images, labels), tmp_path / "public", tmp_path / "mine")
+    own = datasets.load("part", path=str(tmp_path / "mine"))
+    assert count == len(own.train) == 7
+    assert own.spec == datasets.load("digits").spec  # ten classes, of which these examples have three
+    assert sorted(x.tobytes() for x in own.train.values) == sorted(x.tobytes() for x in images.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (np.zeros((5, 9, 9, 1), np.uint8), [0, 1, 0, 1, 0], r"shape \(1, 9, 9\) do not go with"),
+        (np.zeros((5, 8, 8, 1), np.uint8), [0, 11, 0, 1, 0], "label 11 is none of the 10 classes"),
+    ],
+)
+def test_data_that_do_not_go_with_the_servers_facts_are_refused(
+    images: Any, labels: list[int], words: str, tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    splitting.split(tiny(), tmp_path)
+    with pytest.raises(ValueError, match=words):
+        splitting.own_part(archive(tmp_path / "own.npz", images, np.array(labels)), tmp_path / "public", tmp_path / "mine")
+
+
+def test_damaged_parts_are_named(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    home = splitting.split(tiny(), tmp_path).clients[0]
+    (home / "examples.npz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"examples\.npz"):
+        parts.part(str(home))
+    np.savez(home / "examples.npz", values=np.full((2, 1, 8, 8), 2, np.float32), labels=np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got \[2.0, 2.0\]"):
+        parts.part(str(home))
+    (home / "data.json").unlink()
+    with pytest.raises(FileNotFoundError, match="fedsim split"):
+        parts.part(str(home))
+
+
+def test_what_was_handed_out_is_not_handed_out_again(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    splitting.split(tiny(), tmp_path)
+    with pytest.raises(ValueError, match="is there already"):
+        splitting.split(tiny(), tmp_path)
+
+
+def test_the_number_of_clients_is_that_of_the_parts(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    splitting.split(tiny(), tmp_path)
+    run = Run(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
+    with pytest.raises(ValueError, match=r"tells of 3 clients, and clients\.count = 2"):
+        run.check()
+
+
+def test_pixels_and_numbers_go_together() -> None:
+    pixels = Examples(values=np.array([[255]], np.uint8), labels=np.array([1]))
+    numbers = Examples(values=np.array([[0.25]], np.float32), labels=np.array([0]))
+    joined = parts.together(pixels, numbers)
+    assert joined[:][0].flatten().tolist() == [1.0, 0.25]
+    assert parts.together(pixels, pixels).values.dtype == np.uint8

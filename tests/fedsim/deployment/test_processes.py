@@ -1,0 +1,92 @@
+"""Processes that are started together end together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.deployment.processes import RUNNER, Ended, Processes
+
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a group that are no zombies."""
+    found = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True).stdout.split("\n")
+    rows = [line.split() for line in found if line.strip()]
+    return [int(pid) for pid, pgid, state in rows if int(pgid) == leader and not state.startswith("Z")]
+
+
+def wait_until(true: object, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_all_that_a_process_started_ends_with_the_block(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("parent", [sys.executable, "-c", PARENT], cwd=tmp_path)
+        leader = processes._running["parent"].pid
+        wait_until(lambda: len(group(leader)) == 2)
+        processes.check()
+    assert group(leader) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_they_end_where_whoever_started_them_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes\n"
+        "p = Processes(Path(sys.argv[1])); p.start('sleeper', ['sleep', '60'], cwd=Path('.'))\n"
+        "print(p._running['sleeper'].pid, flush=True); time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    leader = int(starter.stdout.readline())
+    assert group(leader) == [leader]
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    wait_until(lambda: group(leader) == [])
+
+
+def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.deployment.processes.GRACE", 0.2)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    processes = Processes(tmp_path)
+    processes.start("deaf", [sys.executable, "-c", deaf], cwd=tmp_path)
+    wait_until(lambda: "deaf" in processes.last_words("deaf"))
+    process = processes._running["deaf"]
+    processes.end_all()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start(RUNNER, ["true"], cwd=tmp_path)
+        assert processes.wait(RUNNER, 30) == 0
+        processes.check()
+        processes.start("client-0", ["sh", "-c", "echo no key; exit 3"], cwd=tmp_path)
+        processes.wait("client-0", 30)
+        with pytest.raises(Ended, match=r"client-0 has ended with status 3\nno key"):
+            processes.check()
+        with pytest.raises(Ended, match="client-0 has ended with status 3"):
+            processes.wait_for("client-0", lambda: False, timeout=30)
+
+
+def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="flower-superlunk is not installed here; it comes with: pip install"):
+        Processes(tmp_path).start("superlink", ["flower-superlunk"], cwd=tmp_path)
+
+
+def test_nothing_is_asked_outside_and_the_programs_are_those_of_this_python(tmp_path: Path) -> None:
+    environment = Processes(tmp_path).environment
+    assert {key: environment[key] for key in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")} == {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)

@@ -1,0 +1,241 @@
+"""The web page on made-up answers: hostile names, large grids, failures, and what everybody must be able to read."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake import JOBS_REFUSED, Fake, grid, job, listed, recording
+from made_up import filled
+from page_watched import Opening
+from playwright.sync_api import Page, expect
+
+pytestmark = pytest.mark.page
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">\"'><script>document.title='owned'</script>{{7*7}}"
+SCHEMES: list[Any] = ["light", "dark"]
+CONTRASTS = Path(__file__).with_name("contrasts.js").read_text()
+NAMELESS = Path(__file__).with_name("names.js").read_text()
+
+
+VIEWS = {
+    "runs": "#/",
+    "run": "#/run/big?cell=1@anna",
+    "case": "#/run/big/case/cpl-1/1",
+    "jobs": "#/jobs",
+    "job": "#/job/1",
+    "failed": "#/job/2",
+    "nowhere": "#/nowhere",
+}
+
+
+def test_names_out_of_hostile_files_stay_text(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=[HOSTILE, "anna"], rounds=2)
+    summary = recording("big", name=HOSTILE, model=HOSTILE, defense=HOSTILE, trouble=[HOSTILE])
+    fake.answers["recordings"] = {**listed([summary]), "trouble": [HOSTILE]}
+    fake.answers["jobs"] = listed([job("1", state="failed", error=HOSTILE, origin=HOSTILE)])
+    fake.answers["recordings/big/cases/cpl-1/1"]["examples"][0] |= {
+        "label": HOSTILE,
+        "failure": HOSTILE,
+        "image": f"javascript:{HOSTILE}",
+    }
+    page = opened(fake.address)
+    expect(page.get_by_role("article").get_by_role("link")).to_have_text(HOSTILE)
+    page.get_by_text("1 folder not shown").click()
+    expect(page.get_by_role("group").get_by_role("listitem")).to_have_text(HOSTILE)
+    for place in ("#/run/big", "#/run/big/case/cpl-1/1", "#/jobs"):
+        page.goto(fake.address + place)
+        expect(page.locator("main")).to_contain_text("<img src=x")
+    page.goto(f"{fake.address}#/run/big")
+    page.get_by_role("grid").focus()
+    page.keyboard.press("Control+Home")
+    expect(page.get_by_role("gridcell")).to_contain_text(HOSTILE)
+    assert page.title() != "owned"
+    assert page.locator("script:not([src]), img[src=x], [onerror], [style*=expression]").count() == 0
+
+
+def test_an_address_of_another_host_is_not_asked_for(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    fake.answers["recordings/big/cases/cpl-1/1"]["examples"][0]["image"] = "http://192.0.2.1/spy.png"
+    page = opened(fake.address, "#/run/big/case/cpl-1/1")
+    expect(page.locator(".blank")).to_have_text("no reconstruction")
+
+
+def test_a_hundred_clients_in_five_hundred_rounds_stay_fast(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=[f"{n:012x}" for n in range(100)], rounds=500)
+    page = opened(fake.address, "#/run/big")
+    frame = page.get_by_role("grid")
+    expect(frame).to_have_attribute("aria-colcount", "500")
+    frame.focus()
+    page.keyboard.press("Control+End")
+    expect(page.get_by_role("gridcell")).to_contain_text("round 500")
+    milliseconds = page.evaluate(
+        """async () => {
+          const frame = document.querySelector('[role=grid]');
+          const times = [];
+          for (let i = 0; i < 20; i += 1) {
+            const canvas = document.querySelector('.grid canvas');
+            frame.scrollLeft = i * 150;
+            const before = performance.now();
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            times.push(performance.now() - before);
+          }
+          return times.sort((a, b) => a - b)[10];
+        }"""
+    )
+    assert milliseconds < 250  # two frames, on a machine without a GPU that other tests share
+    assert page.evaluate("document.querySelectorAll('main *').length") < 1500
+
+
+def test_a_round_that_arrives_is_drawn_where_one_looks(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna", "ben"], rounds=2)
+    page = opened(fake.address, "#/run/big")
+    expect(page.get_by_role("grid")).to_have_attribute("aria-colcount", "2")
+    expect(page.locator("#link")).to_have_text("live")
+    fake.answers["recordings/big/grid"] = grid(["anna", "ben"], 3)
+    fake.tell("recording", recording("big", rounds=2, last_round=2))
+    fake.tell("recording", recording("big", rounds=3, last_round=3))
+    expect(page.get_by_role("grid")).to_have_attribute("aria-colcount", "3")
+    expect(page.locator("#news")).to_have_text("big: round 3 arrived")
+    fake.tell("removed", {"id": "big"})
+    page.get_by_role("link", name="Runs", exact=True).first.click()
+    expect(page.get_by_text("No run yet.")).to_be_visible()
+
+
+def test_a_failure_says_so_and_can_be_tried_again(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    fake.refusals["recordings/big/grid"] = (
+        503,
+        {"error": {"message": "The index is being written; ask again.", "field": None, "known": None}},
+    )
+    page = opened(fake.address, "#/run/big", expected=("503",))
+    said = page.locator(".map .state")
+    expect(said).to_contain_text("The index is being written; ask again.")
+    page.wait_for_timeout(2000)  # the page tries again by itself when it connects
+    del fake.refusals["recordings/big/grid"]
+    said.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("grid")).to_be_visible()
+    expect(said).to_be_hidden()
+
+
+def test_a_refused_job_is_told_at_the_field_that_hides_it(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    page = opened(fake.address, "#/run/big", expected=("422",))
+    page.get_by_role("button", name="Attack it").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Run", exact=True)).to_have_value("big")
+    fake.refusals["POST jobs"] = JOBS_REFUSED
+    dialog.get_by_label("Clients").fill("anna, ben")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog.get_by_label("steps")).to_be_focused()
+    expect(dialog.get_by_label("steps")).to_have_accessible_description(re.compile("steps must be at least 1, not -5"))
+    ((path, body),) = fake.posted
+    assert path == "jobs"
+    assert body == {**job("1")["spec"], "clients": ["anna", "ben"]}
+
+
+def test_only_changed_arguments_are_sent_with_their_types(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    fake.answers["POST jobs"] = job("1")
+    page = opened(fake.address, "#/run/big")
+    page.get_by_role("button", name="Attack it").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("Arguments of the attack").click()
+    dialog.get_by_label("steps").fill("25")
+    dialog.get_by_role("button", name="Start").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("CPL on")
+    assert fake.posted[0][1]["arguments"] == {"steps": 25}
+
+
+def test_nothing_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna", "a-very-long-name-of-a-client-without-any-space-in-it"], rounds=40)
+    page = opened(fake.address, width=360)
+    width = "document.documentElement.scrollWidth"
+    too_wide = {place: found for place in seen_one_by_one(page, fake) if (found := page.evaluate(width)) > 360}
+    assert too_wide == {}
+    page.get_by_role("button", name="New attack").first.click()
+    expect(page.get_by_role("dialog").get_by_label("Rounds")).to_be_visible()
+    assert page.evaluate(
+        "(d => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 360)(document.querySelector('dialog'))"
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_all_text_can_be_read_against_what_is_behind_it(scheme: Any, fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna", "ben"], rounds=4)
+    page = opened(fake.address, color_scheme=scheme)
+    assert {place: page.evaluate(CONTRASTS) for place in seen_one_by_one(page, fake)} == {place: [] for place in VIEWS}
+
+
+def test_every_control_and_picture_has_a_name(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna", "ben"], rounds=4)
+    page = opened(fake.address)
+    for place in seen_one_by_one(page, fake):
+        assert page.evaluate(NAMELESS) == [], place
+        assert page.get_by_role("heading", level=1).count() == (place != "nowhere"), place
+        assert page.title().endswith("What leaks"), place
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(fake: Fake, opened: Opening) -> None:
+    page = opened(fake.address, color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(23, 22, 20)"
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(paper) == "rgb(251, 250, 247)"
+    page.get_by_role("button", name="Switch to the dark theme").click()
+    assert page.evaluate(paper) == "rgb(23, 22, 20)"
+    page.reload()
+    assert page.evaluate(paper) == "rgb(23, 22, 20)"
+    page.get_by_role("button", name="Switch to the light theme").click()
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_nothing_moves_for_those_who_ask_for_that(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    page = opened(fake.address, "#/jobs", reduced_motion="reduce")
+    expect(page.locator(".mark").first).to_have_text("running")
+    assert page.evaluate("document.getAnimations().length") == 0
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate("document.getAnimations().length") == 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_more_leakage_is_always_further_from_the_paper(scheme: Any, fake: Fake, opened: Opening) -> None:
+    page = opened(fake.address)
+    shades = page.evaluate(
+        """async (theme) => {
+          const { colour } = await import('/page/scale.js');
+          return Array.from({ length: 41 }, (_, i) => colour(i / 40, theme).match(/\\d+/g).map(Number));
+        }""",
+        scheme,
+    )
+    light = [luminance(shade) for shade in shades]
+    falling = scheme == "light"
+    assert light == sorted(light, reverse=falling)
+    assert contrast(light[0], light[-1]) > 7
+    halves = [contrast(light[0], light[20]), contrast(light[20], light[-1])]
+    assert min(halves) > 2  # neither half of the scale looks like one colour
+    for weights in ([0.625, 0.375, 0.0], [0.0, 0.3, 0.7]):  # who sees no red, no blue: the order stays
+        seen = [sum(w * c for w, c in zip(weights, shade, strict=True)) for shade in shades]
+        assert seen == sorted(seen, reverse=falling)
+
+
+def luminance(shade: list[int]) -> float:
+    """Relative luminance (WCAG 2.2) of 8-bit sRGB."""
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in shade]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def seen_one_by_one(page: Page, fake: Fake) -> Iterator[str]:
+    """The names of all views, each when it is drawn."""
+    for name, place in VIEWS.items():
+        page.goto(fake.address + place)
+        expect(page.locator("main :is(h1, .state)").first).to_be_visible()
+        expect(page.get_by_text("Loading.").locator("visible=true")).to_have_count(0)
+        page.wait_for_timeout(150)
+        yield name
