@@ -76,9 +76,9 @@ def run(
             raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local, deployment")
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
             raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
+        link = link_of(superlink, root_certificates, insecure=insecure)
         from fedsim.experiment import read
 
-        link = link_of(superlink, root_certificates, insecure=insecure)
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
         chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
         resolved = read(experiment, chosen)

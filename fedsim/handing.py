@@ -143,7 +143,7 @@ def start(
 def check_address(superlink: str) -> None:
     """Raises ValueError where `superlink` is no HOST:PORT."""
     host, _, port = superlink.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"--superlink {superlink}: write it as HOST:PORT, such as 127.0.0.1:8000")
 
 

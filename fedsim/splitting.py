@@ -68,7 +68,8 @@ def own_part(data: str, public: Path, folder: Path) -> int:
     data: names it, such as "npz:mine.npz" or "csv:mine.csv". public: what the server told of the data.
     Raises ValueError where the examples do not go with that.
     """
-    own = parts.fitted(datasets.named(data), parts.public(str(public)))
+    facts = parts.public(str(public))
+    own = parts.fitted(parts.renumbered(datasets.named(data), facts), facts)
     examples = parts.together(own.train, own.test)
     parts.write_part(folder, own, examples)
     return len(examples)

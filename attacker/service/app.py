@@ -1,5 +1,7 @@
 """The service put together: catalogue, queue and feed behind one HTTP application."""
 
+import sqlite3
+
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
@@ -27,7 +29,7 @@ DESCRIPTION = (
 def create_app(settings: Settings) -> FastAPI:
     """The application. `app.state.parts` has what it is made of; nobody watches or works until `working.Works` does.
 
-    Raises ValueError where the file of the token cannot be used.
+    Raises ValueError where the folder of state cannot be written, or the file of the token cannot be used.
     """
     app = routes()
     app.state.parts = parts_of(settings)
@@ -35,10 +37,14 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def parts_of(settings: Settings) -> Parts:
-    """What routes work with. Raises ValueError where the file of the token cannot be used."""
-    make_private(settings.state_folder)
-    keys = Keys(read_token(settings.token_path)) if settings.needs_token else None
-    queue = Queue(settings.state_folder / "queue.sqlite", Limits(max_queued=settings.max_queued))
+    """What routes work with. Raises ValueError as `create_app`."""
+    try:
+        make_private(settings.state_folder)
+        keys = Keys(read_token(settings.token_path)) if settings.needs_token else None
+        queue = Queue(settings.state_folder / "queue.sqlite", Limits(max_queued=settings.max_queued))
+    except (OSError, sqlite3.Error) as error:
+        where = f"cannot keep the queue and the token in {settings.state_folder}"
+        raise ValueError(f"{where}: {error}; give a folder that can be written with --state") from None
     catalogue = Catalogue(settings)
     return Parts(
         settings=settings,

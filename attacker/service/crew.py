@@ -3,9 +3,10 @@
 import logging
 import os
 import secrets
+import sqlite3
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,6 +40,7 @@ class Crew:
         self._said: SimpleQueue[tuple[Hand, Said | None]] = SimpleQueue()
         self._running: dict[Hand, Running] = {}
         self._idle: list[Hand] = []
+        self._claimed: Claim | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._held = ExitStack()
@@ -116,6 +118,9 @@ class Crew:
                 running.settle()
             except Exception:  # the next service takes it up
                 log.exception("job %s", running.claim.id)
+        if self._claimed is not None:
+            with suppress(Fenced, sqlite3.Error):  # as above
+                self.queue.released(self._claimed)
 
     def _listen(self) -> None:
         """Hear all that workers have said by now."""
@@ -175,20 +180,23 @@ class Crew:
 
     def _hire(self) -> None:
         """Give jobs that wait to workers, as long as there are any of both."""
-        while len(self._running) < self.size and (claim := self.queue.claim(self.owner)):
-            try:
-                errand = self._errand(claim)
-            except ValueError as error:
-                self.queue.failed(claim, str(error))
-                continue
-            try:
-                hand = self._hand(claim.spec.recording)
-            except OSError:  # no more processes, or no more memory
-                self.queue.released(claim)
-                raise
-            limits = {"seconds": self.settings.job_seconds, "megabytes": self.settings.job_megabytes}
-            self._running[hand] = Running(self.queue, claim, hand, **limits)
-            hand.give(errand)
+        while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
+            self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
+            with suppress(Fenced):
+                self._begin(claim)
+            self._claimed = None
+
+    def _begin(self, claim: Claim) -> None:
+        """Give a job to a worker. Raises OSError, and others, where there are no more processes, say."""
+        try:
+            errand = self._errand(claim)
+        except ValueError as error:
+            self.queue.failed(claim, str(error))
+            return
+        hand = self._hand(claim.spec.recording)
+        limits = {"seconds": self.settings.job_seconds, "megabytes": self.settings.job_megabytes}
+        self._running[hand] = Running(self.queue, claim, hand, **limits)
+        hand.give(errand)
 
     def _hand(self, recording: str) -> Hand:
         """A worker for a recording: one that has done jobs of it before, or a new one in place of one of another."""

@@ -23,6 +23,8 @@ MOST = 500
 """Reasons, or notes, that are told; all of them are in the files."""
 LONGEST = 300
 """Characters of each."""
+MOST_WORDS = 20_000
+"""Characters of an error, and of its traceback: a file that makes no sense may be quoted in them at any length."""
 SCORING = 0.05
 """The share of a job that scoring counts for."""
 
@@ -43,7 +45,8 @@ def answered(errand: Errand, interrupt: Interrupt, watch: Watch) -> Answer:
         )
     except Exception as error:  # whatever is wrong with this job, the next one may be done
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        return Answer(state="failed", result=work.result, error=f"{reason}\n\n{traceback.format_exc()}")
+        told = f"{reason[:MOST_WORDS]}\n\n{traceback.format_exc()[-MOST_WORDS:]}"
+        return Answer(state="failed", result=work.result, error=told)
     return Answer(state="done", result=work.result)
 
 

@@ -114,7 +114,7 @@ def listening(settings: Settings) -> socket.socket:
 
 
 def server(app: FastAPI, settings: Settings) -> Server:
-    """Of the application; to be run on a socket of `listening`."""
+    """Of the application; to be run on a socket of `listening`. Raises ValueError where the files of TLS cannot be used."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
@@ -131,19 +131,27 @@ def server(app: FastAPI, settings: Settings) -> Server:
         ssl_keyfile=settings.keyfile,
         log_level="warning",
     )
+    try:
+        config.load()
+    except OSError as error:  # of TLS: it has no other files
+        words = getattr(error, "reason", None) or error.strerror or error
+        raise ValueError(
+            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "
+            "give a certificate and its own key, both as PEM"
+        ) from None
     return Server(config, app)
 
 
 def serve_until_told(app: FastAPI, settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Work and answer until a signal says to end. ready: is called when all that there is was looked at.
 
-    Raises ValueError where another service is at work in the same folder.
+    Raises ValueError where another service is at work in the same folder, or the files of TLS cannot be used.
     """
-    works = Works(app.state.parts)
+    answering, works = server(app, settings), Works(app.state.parts)
     try:
         works.start()
         ready()
-        server(app, settings).run(sockets=[listener])
+        answering.run(sockets=[listener])
     finally:
         works.stop()
         listener.close()

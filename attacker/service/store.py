@@ -86,10 +86,11 @@ class Store:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
+                self._writer.execute("COMMIT")
             except BaseException:
-                self._writer.execute("ROLLBACK")
+                if self._writer.in_transaction:  # of a full disk, say, SQLite has taken it back itself
+                    self._writer.execute("ROLLBACK")
                 raise
-            self._writer.execute("COMMIT")
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """All rows of a query, as they were at one instant."""

@@ -1,6 +1,7 @@
 """What the service does beside answering: it watches, does jobs, and follows its rules."""
 
 import logging
+import sqlite3
 from collections.abc import Sequence
 
 from attacker.service.catalogue import Arrived
@@ -50,6 +51,6 @@ class Works:
         for recording, some in new.items():
             try:
                 self._rules.arrived(recording, some)
-            except (Full, ValueError, OSError) as error:
+            except (Full, ValueError, OSError, sqlite3.Error) as error:
                 self._behind.add(recording)
                 log.warning("rules on %s are behind: %s", recording, error)

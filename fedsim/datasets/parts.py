@@ -56,14 +56,37 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
 def fitted(own: Dataset, like: Dataset) -> Dataset:
     """`own` with the specification of `like`, which its party knows from the server.
 
-    Raises ValueError where examples have another shape, a label is none of its classes, or a table has other columns.
+    Raises ValueError where examples have another shape, a label is none of its classes or numbers another one, or a table has
+    other columns.
     """
-    if own.spec.shape != like.spec.shape or own.spec.columns != like.spec.columns:
+    if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
+        raise ValueError(f"{own.name}: columns, their ranges and their categories must be those of {like.name}, and they are not")
+    if own.spec.shape != like.spec.shape:
         raise ValueError(f"{own.name}: examples of shape {own.spec.shape} do not go with those of {like.name}, {like.spec.shape}")
     for examples in (own.train, own.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:
             raise ValueError(f"{own.name}: label {examples.labels.max()} is none of the {like.spec.num_classes} classes")
+    if _named(own) and _named(like) and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b]):
+        raise ValueError(f"{own.name}: class {wrong[0]!r} has another number in {like.name}: {', '.join(like.class_names)}")
     return replace(own, spec=like.spec, class_names=like.class_names)
+
+
+def renumbered(own: Dataset, like: Dataset) -> Dataset:
+    """`own` with its classes numbered as in `like`, by their names: who holds only some of them counts them otherwise.
+
+    Where either has numbers for names, as they are. Raises ValueError for a class that `like` does not have.
+    """
+    if not (_named(own) and _named(like)):
+        return own
+    if unknown := [name for name in own.class_names if name not in like.class_names]:
+        raise ValueError(f"{own.name}: class {unknown[0]!r} is none of {like.name}: {', '.join(like.class_names)}")
+    numbers = np.array([like.class_names.index(name) for name in own.class_names])
+    train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (own.train, own.test))
+    return replace(own, train=train, test=test, class_names=like.class_names)
+
+
+def _named(data: Dataset) -> bool:
+    return data.class_names != tuple(map(str, range(len(data.class_names))))
 
 
 def together(*parts: Examples) -> Examples:

@@ -39,6 +39,8 @@ APP = {
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 PATIENCE = 60.0
 """Seconds for which a SuperLink may not answer: one that was killed goes on from its database."""
+LONGEST = 120.0
+"""Seconds that one of Flower's commands may take."""
 
 
 class NotReached(RuntimeError):
@@ -154,7 +156,10 @@ class Submitted:
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = _environment(self.home)
         command = [*self.prefix, "flwr", *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=120)
+        try:
+            return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "", f"no answer within {LONGEST:g} seconds")
 
     def _text(self) -> str:
         return COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""

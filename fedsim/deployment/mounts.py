@@ -56,6 +56,8 @@ while [ "$1" != -- ]; do
 done
 shift
 mount --rbind "$stage" "$root"
+umount -l "$stage"
+rmdir "$stage"
 cd "$root"
 exec "$@"
 """

@@ -7,14 +7,15 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from fedsim.deployment.commands import ENVIRONMENT
 
@@ -119,6 +120,24 @@ class Processes:
         self.end_all()
 
 
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have SIGTERM leave the block as Ctrl-C does, past all that cleans up, with exit status 143. In the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning short
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
     """Whether what listens at `address`, HOST:PORT, answers there at /health, or at the path that the address goes on with.
 
@@ -131,7 +150,7 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
     try:
         with opener.open(f"{scheme}://{address}", timeout=timeout) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, HTTPException):  # the second: what answers speaks another language
         return False
 
 

@@ -12,7 +12,7 @@ from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import NotReached, RunFailed, Submitted
 from fedsim.deployment.native import Native, Party
 from fedsim.deployment.preparing import Layout
-from fedsim.deployment.processes import Ended, Processes, is_healthy
+from fedsim.deployment.processes import Ended, Processes, ended_in_order, is_healthy
 from fedsim.wire.files import make_private, read_json_lines
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -32,18 +32,18 @@ def run_config(settings: str, out: Path, *, device: str, threads: int | None, pu
 def run_on(link: Link, config: Config, *, on_round: OnRound | None = None) -> None:
     """Run on the SuperLink at `link`, whose clients are there already. Rounds are told where the run's folder is on this machine.
 
-    Raises DeploymentFailed; on Ctrl-C the SuperLink is told to stop the run.
+    Raises DeploymentFailed; on Ctrl-C and SIGTERM the SuperLink is told to stop the run.
     """
     if not is_healthy(link.address, link.authority):
         secure = "without TLS" if link.authority is None else f"with a certificate that {link.authority} signed"
         raise DeploymentFailed(f"no SuperLink answers at {link.address} {secure}; is it running, and the address right?")
     home = Path(tempfile.mkdtemp(prefix="fedleak-"))
     try:
-        with Processes(home / "logs") as processes:
+        with ended_in_order(), Processes(home / "logs") as processes:
             submitted = Submitted.start(link, config, home=home, processes=processes)
             try:
                 submitted.wait(_Rounds(Path(str(config["out"])), on_round).tell)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 submitted.stop()
                 raise
     except (NotReached, RunFailed, Ended) as error:
@@ -61,7 +61,8 @@ def run_natively(config: Config, out: Path, count: int, *, seed: int | None, on_
     layout = Layout(Path(tempfile.mkdtemp(prefix="fedleak-")))
     certificates.make_server(layout.root)
     try:
-        with Native(layout, [_party(layout, out, number, count, seed) for number in range(count)]) as native:
+        parties = [_party(layout, out, number, count, seed) for number in range(count)]
+        with ended_in_order(), Native(layout, parties) as native:
             submitted = Submitted.start(native.link, config, home=native.home / "runner", processes=native.processes)
             rounds = _Rounds(out, on_round)
 

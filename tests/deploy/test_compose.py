@@ -185,6 +185,9 @@ def test_the_image_is_slim_pinned_and_not_roots() -> None:
     for _, words in (one for one in found if one[0] == "COPY"):
         *sources, _ = shlex.split(words)
         assert all((ROOT / source).exists() for source in sources)
+        assert {f"!{source}" for source in sources} <= {*(ROOT / ".dockerignore").read_text().splitlines()}
+    (torch,) = (words for _, words in found if "download.pytorch.org" in words)
+    assert "--no-deps" in torch  # that index has no pinned version of what they need
     environment = " ".join(words for name, words in found if name == "ENV")
     assert all(f"{key}={value}" in environment for key, value in commands.ENVIRONMENT.items())
 
@@ -197,6 +200,7 @@ def test_the_constraints_pin_all_that_the_package_asks_for() -> None:
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= pinned
+    assert not any(name.startswith(("cuda-", "nvidia-")) for name in pinned)  # torch says which, and another build says others
 
 
 def test_dockers_own_client_reads_the_file() -> None:

@@ -1,6 +1,7 @@
 """`fedsim run --engine deployment`: all of it in one command, secure aggregation as well."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedsim.cli import app
 from fedsim.deployment.processes import free_port
 from fedsim.wire import Recording
 
@@ -73,6 +76,7 @@ def marked(mark: str) -> list[int]:
         (["--engine", "deployment", "--superlink", "127.0.0.1:{port}", "--insecure"], 1, "no SuperLink answers at 127.0.0.1:"),
         (["--engine", "deployment", "--superlink", "127.0.0.1:{port}"], 2, "with --root-certificates FILE, or with --insecure"),
         (["--engine", "deployment", "--superlink", "nowhere", "--insecure"], 2, "write it as HOST:PORT"),
+        (["--engine", "deployment", "--superlink", "127.0.0.1:99999", "--insecure"], 2, "write it as HOST:PORT"),
         (["--engine", "deployment", "--insecure"], 2, "go with --superlink ADDRESS"),
         (["--engine", "local", "--superlink", "127.0.0.1:{port}", "--insecure"], 2, "go with --engine deployment"),
         (["--engine", "deployment", "--superlink", "a:1", "--root-certificates", "no.crt"], 2, "no.crt: there is no such file"),
@@ -81,7 +85,19 @@ def marked(mark: str) -> list[int]:
 def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(
     words: list[str], status: int, said: str, tmp_path: Path, write_experiment: Any
 ) -> None:
-    write_experiment.write(tmp_path, rounds=1, clients=2)
-    done = call(*(word.format(port=free_port()) for word in words), folder=tmp_path)
-    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+    path = write_experiment.write(tmp_path, rounds=1, clients=2)
+    given = ["run", str(path), "--device", "cpu", "--out", str(tmp_path / "run"), *words]
+    done = CliRunner().invoke(app, [word.format(port=free_port()) for word in given])
+    assert (done.exit_code, type(done.exception)) == (status, SystemExit)
     assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_native_run_fails_with_a_message_and_a_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["native", "none.toml", str(tmp_path / "federation")])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "native"))
+    assert end.value.code == 2
+    assert "none.toml: no such file" in " ".join(capsys.readouterr().err.split())

@@ -1,6 +1,7 @@
 """What went wrong, told in one way: what it is, which field it is in, and what it may be."""
 
 import re
+import sqlite3
 from collections.abc import Sequence
 from inspect import signature
 from typing import Any
@@ -35,6 +36,11 @@ def tell_errors(app: FastAPI) -> None:
     """Have `app` answer errors as `shapes.Problem`."""
     for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
         app.add_exception_handler(kind, _plainly(status))
+
+    @app.exception_handler(sqlite3.OperationalError)
+    async def unwritten(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
+        message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
+        return JSONResponse(problem(message), 503, headers=LATER)
 
     @app.exception_handler(Wrong)
     async def wrong(request: Request, error: Wrong) -> JSONResponse:
@@ -78,7 +84,8 @@ def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
 def _argument(message: str, spec: Any) -> list[str]:
     """Which of an attack's arguments a message is about, where it says so."""
     given = spec.get("arguments") if isinstance(spec, dict) else None
-    named = [name for name in given or () if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
+    given = given if isinstance(given, dict) else {}
+    named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
     return ["arguments", *named[:1]]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -32,18 +33,20 @@ ANSWER = REFUSED | {
 async def report(request: Request, service: Service, id: Name) -> Response:
     """What `attacker report` shows of a run; without scores and originals where the service was given no truth."""
     run = service.catalogue.run(id)
-    path = make_private(service.settings.state_folder / "reports") / f"{run.id}.{run.version}.html"
+    name = sha256(run.id.encode()).hexdigest()[:20]  # an id may be longer than the name of a file
+    path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
     async with service.reporting:
         if not path.exists():
             await _make(service, run, path)
-    return tagged(request, path.read_bytes(), HTML, {"Content-Security-Policy": REPORT_POLICY})
+        content = path.read_bytes()
+    return tagged(request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
 
 
 async def _make(service: Parts, run: Run, path: Path) -> None:
     """Raises Wrong."""
     if link := await asyncio.to_thread(first_link, run.folder):
         raise Wrong(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
-    for old in path.parent.glob(f"{run.id}.*.html"):
+    for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
         old.unlink(missing_ok=True)
     command = [sys.executable, "-m", "attacker.service.reporting", str(run.folder), str(path)]
     if not run.told["truth"]:

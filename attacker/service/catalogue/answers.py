@@ -68,6 +68,8 @@ def read_whole(run: Path, name: str) -> Whole:
             places.setdefault(example, (round, client, batch, position))
             rounds.setdefault(example, set()).add(round)
         labels = _values(file, layout, "y")
+        if not np.isfinite(labels).all():
+            raise ValueError("is no reconstruction: some of its labels are no numbers")
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
@@ -198,7 +200,10 @@ def _texts(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _finite(value: float) -> float | None:
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        return None
     return number if isfinite(number) else None
 
 

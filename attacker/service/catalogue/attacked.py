@@ -178,7 +178,7 @@ def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
         cases = [_case(case) for case in told["cases"]]
         oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])
         seed = int(told["seed"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{where}: is not what a replay writes: {shorten(str(error))}; replay the attack again") from None
     return Source(
         name=name,

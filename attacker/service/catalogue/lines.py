@@ -1,6 +1,7 @@
 """Rows of the two files of JSON lines that a run has: its training, and its scores."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def _lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]
     bad = 0
     try:
         with opened(run, name, limit=MAX_BYTES) as file:
-            for line in file:
+            for line in BufferedReader(file):  # a file without one is read byte by byte
                 if not line.endswith(b"\n"):
                     break
                 try:
@@ -120,4 +121,10 @@ def _count(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        return None
+    return number if isfinite(number) else None

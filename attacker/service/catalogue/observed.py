@@ -76,7 +76,7 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
         recording = Recording(folder / "recording")
         rounds = _rounds(recording.folder)
         clients = tuple(recording.clients())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return Index(damage={0: (words_of(error, folder),)})
     changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
     damage = {number: some for number, some in before.damage.items() if number in rounds and number not in changed}
@@ -128,7 +128,7 @@ def _rows(
 
     try:
         rows = recording.rows(rounds=rounds, on_damage=note)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # no room for the copy of one that was cut off, say
         damage.setdefault(0, []).append(words_of(error, folder))
         return []
     return [

@@ -307,6 +307,39 @@ def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
     assert (now.state, now.attempts, len(tries)) == ("done", 1, 2)
 
 
+@pytest.mark.parametrize("what", ["the end of a job that cannot be begun", "a folder that cannot be read", "a worker"])
+def test_a_job_is_not_lost_between_the_queue_and_its_worker(
+    queue: Queue, work: Work, settings: Settings, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    from sqlite3 import OperationalError
+
+    from attacker.service import crew
+
+    tries = []
+
+    def once(real: Callable[..., object], error: Exception) -> Callable[..., object]:
+        def trying(*arguments: object, **options: object) -> object:
+            tries.append(1)
+            if len(tries) == 1:
+                raise error
+            return real(*arguments, **options)
+
+        return trying
+
+    if what == "a worker":
+        monkeypatch.setattr(crew, "Hand", once(crew.Hand, RuntimeError("can't start new thread")))
+    elif what == "a folder that cannot be read":
+        monkeypatch.setattr(crew, "folder_of", once(crew.folder_of, OSError(5, "Input/output error")))
+    else:
+        (settings.root / "photos").rmdir()
+        monkeypatch.setattr(queue, "failed", once(queue.failed, OperationalError("database or disk is full")))
+    job = queue.submit(SPEC)
+    work("answer()")
+    now = ended(queue, job, 15.0)
+    assert (now.state, now.attempts) == ("failed" if what.startswith("the end") else "done", 1)
+    assert len(tries) == 2
+
+
 SERVICES = """
 import os, sys, time
 from pathlib import Path

@@ -68,6 +68,16 @@ def test_a_run_that_was_not_started_or_is_not_known_any_more_is_no_success(play:
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
 
 
+def test_one_that_never_answers_is_not_waited_for_without_end(
+    play: Callable[[str, str], Submitted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.deployment.flower_commands.LONGEST", 0.2)
+    submitted = play("echo 'Successfully started run 17'", "exec sleep 20")
+    with pytest.raises(NotReached, match=r"does not say how the run ended: no answer within 0\.2 seconds"):
+        submitted.wait(lambda: None)
+    submitted.stop()
+
+
 def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_path: Path) -> None:
     import tomllib
 
@@ -148,7 +158,9 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tiny: Callable[...,
 
 
 @pytest.mark.skipif(mounts.why_not() != "", reason=mounts.why_not())
-def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(tmp_path: Path) -> None:
+def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import subprocess
 
     for name in ("mine", "shared", "theirs"):
@@ -156,6 +168,8 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(tmp_
         (tmp_path / name / "file").write_text(name)
     seen = (mounts.Mount("mine", True), mounts.Mount("shared/file"))
     script = "ls; cat shared/file; echo new > mine/file; echo no > shared/file || echo refused; ls ../*/theirs 2>&1 | head -1"
+    stages = tmp_path_factory.mktemp("stages")
+    monkeypatch.setenv("TMPDIR", str(stages))
     prefix = mounts.isolated(tmp_path, seen)
     done = subprocess.run([*prefix, "sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:4] == ["mine", "shared", "sharedrefused", done.stdout.split("\n")[3]]
@@ -165,3 +179,4 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(tmp_
         "shared": "shared",
         "theirs": "theirs",
     }
+    assert not any(stages.iterdir())  # nothing is left behind

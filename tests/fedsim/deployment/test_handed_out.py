@@ -118,6 +118,29 @@ def test_data_that_only_one_machine_has_become_its_part_all_of_them(tiny: Callab
     assert sorted(x.tobytes() for x in own.train.values) == sorted(x.tobytes() for x in images.transpose(0, 3, 1, 2))
 
 
+def pictures(folder: Path, *names: str) -> str:
+    from PIL import Image
+
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for index in range(5):
+            Image.new("RGB", (8, 8), (40 * number, 0, index)).save(folder / name / f"{index}.png")
+    return f"imagefolder:{folder}"
+
+
+def test_who_holds_only_some_of_the_classes_numbers_them_as_the_others_do(tmp_path: Path) -> None:
+    facts = datasets.named(pictures(tmp_path / "all", "ant", "cat", "dog"))
+    parts.write_public(tmp_path / "public", facts, [5])
+    mine = pictures(tmp_path / "mine", "cat", "dog")
+    splitting.own_part(mine, tmp_path / "public", tmp_path / "part")
+    own = datasets.load("part", path=str(tmp_path / "part")).train
+    assert {(int(x[0, 0, 0]), int(y)) for x, y in zip(own.values, own.labels, strict=True)} == {(0, 1), (40, 2)}
+    with pytest.raises(ValueError, match="class 'cat' has another number in public:"):
+        Places(data=mine, public=tmp_path / "public").dataset()
+    with pytest.raises(ValueError, match="class 'eel' is none of public:"):
+        splitting.own_part(pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [

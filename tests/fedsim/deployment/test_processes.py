@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from socket import create_server
 
 import pytest
 
-from fedsim.deployment.processes import RUNNER, Ended, Processes
+from fedsim.deployment.processes import RUNNER, Ended, Processes, is_healthy
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
@@ -54,6 +56,21 @@ def test_they_end_where_whoever_started_them_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: group(leader) == [])
 
 
+def test_asked_to_end_it_ends_them_first(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from fedsim.deployment.processes import Processes, ended_in_order\n"
+        "with ended_in_order(), Processes(Path(sys.argv[1])) as p:\n"
+        "    p.start('sleeper', ['sleep', '60'], cwd=Path('.')); print(p._running['sleeper'].pid, flush=True); time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    leader = int(starter.stdout.readline())
+    starter.terminate()
+    assert starter.wait(30) == 143
+    assert group(leader) == []
+    starter.stdout.close()
+
+
 def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.deployment.processes.GRACE", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -81,6 +98,20 @@ def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(t
 def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="flower-superlunk is not installed here; it comes with: pip install"):
         Processes(tmp_path).start("superlink", ["flower-superlunk"], cwd=tmp_path)
+
+
+def test_what_answers_in_another_language_is_no_healthy_process() -> None:
+    with create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as one:
+                one.recv(1000)
+                one.sendall(b"SSH-2.0-other\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert not is_healthy(f"127.0.0.1:{server.getsockname()[1]}", None)
+        thread.join()
 
 
 def test_nothing_is_asked_outside_and_the_programs_are_those_of_this_python(tmp_path: Path) -> None:
