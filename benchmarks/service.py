@@ -118,7 +118,7 @@ def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE.format(rounds=rounds))
     code = "from fedsim.cli import main; main()"
-    command = [sys.executable, "-c", code, "run", str(experiment), "--engine", "local", "--out", str(root / "live")]
+    command = [sys.executable, "-c", code, "run", str(experiment), "--engine", "ray", "--out", str(root / "live")]
     federation = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     lags, there, done, at_end = [0], dict[int, float](), dict[int, float](), None
     try:
@@ -193,7 +193,7 @@ def durable(service: Service, count: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     asked = options(__doc__ or "")
-    seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 40, 1000)
+    seconds, requests, rounds, count = (4.0, 500, 4, 30) if asked.quick else (30.0, 10_000, 60, 1000)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # which ends the service, too
     with tempfile.TemporaryDirectory(prefix="service-", ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "root"

@@ -49,7 +49,7 @@ class Settings:
     job_seconds: float | None = None
     job_megabytes: int | None = None
     max_body: int = 64 * 1024
-    every: float = 1.0
+    every: float = 0.25
 
     def __post_init__(self) -> None:
         """Raises ValueError where a folder or file is not there, or a number is of no use."""

@@ -17,7 +17,10 @@ from fedsim.wire.selection import parse_rounds
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(only_known)])
 
 NOT_NOW: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "The job is not in a state for that."}}
-FULL: dict[int | str, dict[str, Any]] = {429: {"model": Problem, "description": "As many jobs wait as may."}}
+FULL: dict[int | str, dict[str, Any]] = {
+    429: {"model": Problem, "description": "As many jobs wait as may."},
+    503: {"model": Problem, "description": "The disk is full."},
+}
 MOST_KNOWN = 100
 Nothing = Annotated[dict[str, Any] | None, Body(description="Nothing is needed: {}.")]
 BODY: dict[str, Any] = {"requestBody": {"required": True}}
