@@ -27,7 +27,7 @@ POOL = 400
 def termination(asked: Options) -> Table:
     """Table 1: the share of successes by the largest number of iterations."""
     rows = []
-    for data in data_sets(asked, IMAGES[:3], scale(asked, 10)):
+    for data in data_sets(asked, _sets(asked, *IMAGES[:3]), scale(asked, 5)):
         for start in ("patterned", "random"):
             for source, taken in _taken(single(data, network(data, asked)), start, asked).items():
                 shares = {f"at {limit}": sum(count <= limit for count in taken) / len(data) for limit in paper.LIMITS}
@@ -35,6 +35,11 @@ def termination(asked: Options) -> Table:
     rows = beside(rows, paper.TABLE_1, "data", "start")
     ours = [row for row in rows if row.get("attack") == "cpl"]
     return rows, {f"{start}_at_100": mean(r["at 100"] for r in ours if r["start"] == start) for start in ("patterned", "random")}
+
+
+def _sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
+    """The first few data sets, so that a table takes minutes; all of them with a GPU."""
+    return names[:on_two_cores] if asked.device == "cpu" else names
 
 
 def _taken(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
@@ -100,8 +105,8 @@ def attributes(asked: Options) -> Table:
 def starts(asked: Options) -> Table:
     """Table 4: iterations and successes by the start."""
     rows = []
-    count = scale(asked, 5)
-    for data in data_sets(asked, ("lfw", "cifar10", "cifar100"), POOL):
+    count = scale(asked, 2)
+    for data in data_sets(asked, _sets(asked, "lfw", "cifar10", "cifar100"), POOL):
         own, others = _apart(data, count)
         originals = single(own, network(own, asked))
         with TemporaryDirectory() as folder:
@@ -128,7 +133,7 @@ def _apart(pool: Images, count: int) -> tuple[Images, Images]:
 def spread(asked: Options) -> Table:
     """Table 5: how much the iterations of successes differ."""
     rows = []
-    for data in data_sets(asked, IMAGES, scale(asked, 10, quick=2)):
+    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 8, quick=2)):
         for start in ("patterned", "random"):
             for name, taken in _taken(single(data, network(data, asked)), start, asked).items():
                 numbers = {"successes": len(taken), "images": len(data), "iterations": mean(taken) if taken else None}
@@ -142,11 +147,11 @@ def local_training(asked: Options) -> Table:
     """Table 6: batch sizes, and local iterations, on faces."""
     rows = []
     for size in (1, 2) if asked.quick else (1, 2, 4, 8, 16):
-        data = data_sets(asked, ("lfw",), max(size, scale(asked, 8, quick=2)))[0]
+        data = data_sets(asked, ("lfw",), max(size, scale(asked, 4, quick=2)))[0]
         steps = min(100, limit(asked))
         attacks = alone_and_routed(cpl, steps=steps) | {"cpl wolfe": cpl(optimiser="wolfe", steps=steps)}
         rows += batches(data, network(data, asked), size).rows(attacks, asked, what="batch", of=size)
-    data = data_sets(asked, ("lfw",), scale(asked, 5))[0]
+    data = data_sets(asked, ("lfw",), scale(asked, 2))[0]
     for steps in (3,) if asked.quick else (1, 3, 5, 7, 9):
         originals = squeezed(data, network(data, asked), steps)
         rows += originals.rows(alone_and_routed(cpl, steps=limit(asked)), asked, what="local iterations", of=steps)
@@ -157,8 +162,8 @@ def local_training(asked: Options) -> Table:
 def compression(asked: Options) -> Table:
     """Table 7: only the largest entries are sent; by an attacker as in the paper, and by one who knows which were."""
     rows = []
-    shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 10, 40, 70, 90)
-    for data in data_sets(asked, IMAGES, scale(asked, 4)):
+    shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
+    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
         for share in shares:
             originals = single(data, network(data, asked), cpl_prune(share) if share else "")
             rows += _ignoring_and_knowing(originals, asked, bool(share), theta=f"{share} %")
@@ -176,7 +181,7 @@ def noise(asked: Options) -> Table:
     """Table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
-    for data in data_sets(asked, ("lfw", "cifar100"), scale(asked, 4)):
+    for data in data_sets(asked, _sets(asked, "lfw", "cifar100", on_two_cores=1), scale(asked, 2)):
         for name in ("none", "G-10e-3") if asked.quick else names:
             originals = single(data, network(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
             rows += _ignoring_and_knowing(originals, asked, name != "none", noise=name)
@@ -187,8 +192,8 @@ def noise(asked: Options) -> Table:
 def squeezing(asked: Options) -> Table:
     """Table 9: so many local steps on the same image before anything is shared."""
     rows = []
-    every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 2, 4, 7, 10)
-    for data in data_sets(asked, IMAGES, scale(asked, 4)):
+    every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
+    for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
         for steps in every:
             originals = squeezed(data, network(data, asked), steps)
             rows += originals.rows(alone_and_routed(cpl, steps=limit(asked)), asked, steps=steps)
