@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Generator
@@ -14,7 +14,7 @@ from attacker.attacks.descent import Stop
 from attacker.attacks.describing import Describer
 from attacker.attacks.initialisation import normal_after_normalisation, start
 from attacker.attacks.layer_weights import by_depth
-from attacker.attacks.matching import GradientMatching, LocalSteps
+from attacker.attacks.matching import GradientMatching
 from attacker.attacks.memories import within
 from attacker.attacks.optimisers import Adam
 from attacker.attacks.papers import PLATEAU
@@ -118,8 +118,6 @@ def agic(
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
-    if local_steps not in get_args(LocalSteps):
-        raise ValueError(f"unknown local_steps {local_steps!r}. Known: {', '.join(get_args(LocalSteps))}")
     rule, adam = labels.label_rule(label_rule), optimiser == "adam"
     if rule is None:
         raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
@@ -136,7 +134,7 @@ def agic(
         restarts=restarts,
         boxed=adam,
         layers=by_depth(beta, shape, relu_modifier=relu_modifier),
-        local_steps=cast(LocalSteps, local_steps),
+        local_steps=named.local_steps(local_steps),
         surrogate=surrogate,
         order_invariant=order_invariant,
         later=later,

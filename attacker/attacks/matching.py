@@ -51,7 +51,8 @@ class GradientMatching:
     compiled:  have PyTorch compile the comparison, which pays from some thousands of iterations on; see `compiled`.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
-    first:     from the cases, where the first start of each is known better than by `init`; None for those where it is not.
+    first:     from the cases, a closed form's inexact answer for each, or None: a start before those of `init`. Unless a search
+               from there converges, the first of those is tried as well: noise can make of an answer a bad start.
     sees_gradient: False gives the null: the same search by the prior alone, with random labels.
     """
 

@@ -16,12 +16,13 @@ SIGHTS = 1.0
 
 @dataclass
 class Best:
-    """The best restart of one case so far, by the attack's own loss."""
+    """The best restart of one case so far, by the attack's own loss. given: it began where the search was told to."""
 
     loss: float = float("inf")
     z: Tensor | None = None
     labels: Tensor | None = None
     history: Tensor = field(default_factory=lambda: torch.empty(0))
+    given: bool = False
     iterations: int = 0
     evaluations: int = 0
     restarts: int = 0
@@ -59,6 +60,7 @@ def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
         state |= {f"{i}.z": best.z, f"{i}.labels": best.labels, f"{i}.history": best.history}
         state[f"{i}.loss"] = torch.tensor(best.loss, dtype=torch.float64)
         state[f"{i}.counts"] = torch.tensor([best.iterations, best.evaluations, best.restarts])
+        state[f"{i}.given"] = torch.tensor(best.given)
     return state
 
 
@@ -71,6 +73,7 @@ def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]
             state[f"{i}.z"].to(device),
             state[f"{i}.labels"].to(device),
             state[f"{i}.history"].to(device),
+            bool(state[f"{i}.given"]),
             *map(int, state[f"{i}.counts"]),
         )
         for i in range(count)

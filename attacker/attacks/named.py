@@ -1,9 +1,10 @@
 """Distances and optimisers by the names that users give them; label rules are in `labels`."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from attacker.attacks.lbfgs import LBFGS
+from attacker.attacks.matching import LocalSteps
 from attacker.attacks.objectives import Objective, absolute, cosine, euclidean
 from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser
 
@@ -36,3 +37,8 @@ def _named(what: str, name: str, parts: Mapping[str, Part]) -> Part:
     if name not in parts:
         raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(parts)}")
     return parts[name]
+
+
+def local_steps(name: str) -> LocalSteps:
+    """Raises ValueError for an unknown name."""
+    return _named("local_steps", name, {known: known for known in get_args(LocalSteps)})

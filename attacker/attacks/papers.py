@@ -56,6 +56,8 @@ def cpl(
     patience: int = 10,
     tolerance: float = 0.0,
     restarts: int = 1,
+    tv: float = 0.0,
+    local_steps: str = "one_batch",
     agreement: float = 0.0,
     boxed: bool = False,
     closed_form_start: bool = False,
@@ -70,10 +72,12 @@ def cpl(
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
     steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
     are given 20 times as much patience.
+    tv: weight of total variation, as in `inverting_gradients`; the paper has none. It finds batches and looks through noise.
+    local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
-    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set())
+    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set()) | ({Need.IMAGES} if tv else set())
     attack = GradientMatching(
         name="cpl",
         objective=named.distance(distance),
@@ -82,8 +86,10 @@ def cpl(
         optimiser=chosen,
         steps=steps,
         stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period),
+        prior=total_variation(tv) if tv else flat,
         restarts=restarts,
         boxed=boxed,
+        local_steps=named.local_steps(local_steps),
         agreement=agreement,
         knows_defense=knows_defense,
         oracles=("images of the same class",) if init == "insider" else (),

@@ -1,7 +1,6 @@
 """One call of a gradient matching attack: many cases, some of them more than once, searched for all at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,17 +10,17 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from attacker.attacks import local_epochs
+from attacker.attacks.answering import answer, slots
 from attacker.attacks.base import Case, Look, Memory, Progress, Sight, generator_for
 from attacker.attacks.descent import Problems, best_of, descend
 from attacker.attacks.knowledge import gamma_of, links_of, logits_of
 from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
-from attacker.attacks.objectives import squared_norm
 from attacker.attacks.precision import fast
 from attacker.attacks.priors import flat
 from attacker.attacks.reading import read_labels
 from attacker.attacks.simulation import network_of
 from attacker.attacks.views import Row, View, each
-from attacker.reconstruction import Reconstruction, Slot, slots_of
+from attacker.reconstruction import Reconstruction
 from fedsim import models
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ class Search:
         self.defended = any(view.defended for view in self.views)
         self.coarse = fast(attack.device) if attack.coarse else None
         self.best = [Best() for _ in cases]
+        self.given = self._given()
         self.interrupted: set[int] = set()
         self._thresholds()
 
@@ -88,13 +88,26 @@ class Search:
 
     def run(self) -> list[Reconstruction]:
         started = perf_counter()
-        for restart in range(self._recalled(), self.attack.restarts):
-            pending = [i for i, best in enumerate(self.best) if restart == 0 or best.loss > self.stuck[i]]
+        for restart in range(self._recalled(), self.attack.restarts + any(start is not None for start in self.given)):
+            pending = [i for i in range(len(self.cases)) if self._starts_again(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
                 self._keep(restart)
         seconds = (perf_counter() - started) / len(self.cases)
-        return [self._reconstruction(i, seconds) for i in range(len(self.cases))]
+        return [answer(self, i, seconds) for i in range(len(self.cases))]
+
+    def _given(self) -> Sequence[Tensor | None]:
+        """For each case a start from a closed form, or None."""
+        attack = self.attack
+        return attack.first(self.cases) if attack.first and attack.sees_gradient else [None] * len(self.cases)
+
+    def _starts_again(self, i: int, restart: int) -> bool:
+        """Whether case i is searched for once more: always by its own first start, unless the given one has led to the end."""
+        own = restart - (self.given[i] is not None)
+        if own < 0 or restart == 0:
+            return True
+        least = self.stuck[i] if own else self.enough[i]
+        return own < self.attack.restarts and self.best[i].loss > float(least)
 
     def _search(self, pending: list[int], restart: int) -> None:
         """One start for each pending case."""
@@ -134,7 +147,7 @@ class Search:
             loss = found.loss[row] / gain
             if best.z is None or loss < best.loss:
                 best.loss, best.z, best.history = loss, found.z[row], found.history[row] / gain
-                best.labels = labels[row]
+                best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
 
     def _keep(self, restart: int) -> None:
         """Have the memory know what the searches so far came to."""
@@ -146,9 +159,9 @@ class Search:
         z, loss = best_of(state)
         sights = []
         for row, i in enumerate(pending):
-            x, y = self._decode(z[row], {"labels": labels[row]})
+            x, y = self.decode(z[row], {"labels": labels[row]})
             x, y = local_epochs.merged(x, y, self.epochs)
-            slots = tuple(slot for o, view in enumerate(self.views) for slot in self._slots(i, o, view))
+            slots = tuple(slot for o in range(len(self.views)) for slot in slots(self, i, o))
             sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), slots, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.steps)
 
@@ -165,9 +178,9 @@ class Search:
         attack, device = self.attack, self.attack.device
         rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
         starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
-        if attack.first is not None and attack.sees_gradient and restart == 0:
-            told = attack.first([self.cases[i] for i in pending])
-            starts = [own if better is None else better.to(own) for own, better in zip(starts, told, strict=True)]
+        if restart == 0:
+            given = [self.given[i] for i in pending]
+            starts = [own if better is None else better.to(own) for own, better in zip(starts, given, strict=True)]
         parts = [torch.stack(starts).flatten(1)]
         if self.joint:
             shape = (self.count * self.data.num_classes,)
@@ -185,13 +198,13 @@ class Search:
             slope, loss = each(grad_and_value(self._beliefs), z, per_problem)
         if self.attack.sees_gradient:
             for o, view in enumerate(self.views):
-                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self._decode, own, precision)
+                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
                 slope, loss = slope + more_slope, loss + more_loss
         return slope, loss
 
     def _beliefs(self, z: Tensor, problem: Row) -> Tensor:
         """What the loss of one problem has beside the distances of gradients."""
-        x, y = self._decode(z, problem)
+        x, y = self.decode(z, problem)
         value = self.attack.prior(self.data.normalise(x))
         if self.epochs > 1:
             value = value + self.attack.order_invariant * local_epochs.disagreement(x, self.epochs)
@@ -216,12 +229,12 @@ class Search:
         """
         if not self.defended or not self.attack.objective.squares:
             return torch.ones_like(z[0])
-        guess = self._decode(z, problem)
+        guess = self.decode(z, problem)
         pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
         gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
-    def _decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
+    def decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
         """x (V, *shape), and y: the known labels (V,), or soft ones (V, K) out of the latent; of many problems, one row each."""
         pixels, classes = self.count * self.data.size, self.data.num_classes
         x = z[..., :pixels].reshape(*z.shape[:-1], self.count, *self.data.shape)
@@ -254,60 +267,6 @@ class Search:
         for places, labels in zip(reversed(links.places), reversed(told), strict=True):
             found[places] = labels.cpu().repeat(self.epochs)
         return found.to(attack.device)
-
-    def _reconstruction(self, i: int, seconds: float) -> Reconstruction:
-        case, best = self.cases[i], self.best[i]
-        assert best.z is not None
-        assert best.labels is not None
-        x, y = self._decode(best.z, {"labels": best.labels})
-        confidence = self._confidence(i, best.z, x, y)
-        x, y = local_epochs.merged(x, y, self.epochs)
-        return Reconstruction(
-            case=case.key,
-            x=x.cpu(),
-            y=(y.argmax(dim=1) if y.ndim == 2 else y).cpu(),
-            confidence=confidence * self.links[i].confidence[: len(x)],
-            slots=tuple(slot for o, view in enumerate(self.views) for slot in self._slots(i, o, view)),
-            loss=best.history.cpu(),
-            iterations=best.iterations,
-            evaluations=best.evaluations,
-            restarts=best.restarts,
-            seconds=seconds,
-            route="optimisation" if self.attack.sees_gradient else "prior alone",
-            attack=self.attack.name,
-            oracles=self._oracles(case),
-            seed=self.rng.initial_seed(),
-            interrupted=i in self.interrupted,
-            notes=self.links[i].notes if self.attack.sees_gradient else (),
-        )
-
-    def _oracles(self, case: Case) -> tuple[str, ...]:
-        """What was used of what no server knows."""
-        labels = ("labels",) if case.known_labels is not None and self.attack.sees_gradient else ()
-        return (*self.attack.oracles, *labels, *(("logits",) if self.told else ()))
-
-    def _slots(self, i: int, o: int, view: View) -> list[Slot]:
-        """The places of the o-th observation of case i, and which example each holds."""
-        observation, places = self.cases[i].observations[o], self.links[i].places[o].tolist()
-        own = len(places) // self.epochs
-        return [
-            replace(slot, example=places[slot.example])
-            for slot in slots_of(observation.round, observation.client, view.sizes, own)
-        ]
-
-    def _confidence(self, i: int, z: Tensor, x: Tensor, y: Tensor) -> float:
-        """The share of the observed gradients' power that the answer explains; 0 without a gradient, or with one of zeros."""
-        shares = []
-        for view in self.views if self.attack.sees_gradient else ():
-            row = view.case(i)
-            if squared_norm(row["observed"]) > 0:
-                worst = view.worst[i].clamp(min=torch.finfo(z.dtype).tiny)
-                share = 1 - view.distance(row, x, y, z) / worst
-                shares.append((float(row["gamma"]), float(share.nan_to_num(nan=0.0).clamp(0, 1))))
-            else:
-                shares.append((float(row["gamma"]), 0.0))
-        total = sum(gamma for gamma, _ in shares)
-        return sum(gamma * share for gamma, share in shares) / total if total else 0.0
 
 
 def _select(nested: Row, rows: Tensor) -> Row:

@@ -1,14 +1,18 @@
 """CPL as a framework: its parts are chosen by name, also on the command line."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from attacker.attacks import AttackSpec, GradientMatching, Need, cpl
+from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
 from attacker.attacks.lbfgs import LBFGS
 from attacker.attacks.named import DISTANCES, OPTIMISERS, distance, optimiser
 from attacker.attacks.objectives import absolute, cosine, euclidean
 from attacker.attacks.optimisers import SGD, Adagrad, Adam
+from attacker.attacks.priors import flat, total_variation
 from attacker.scoring.metrics import mse
+from fedsim.wire import DataSpec, ModelSpec
 
 A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
 B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, -2.0])}
@@ -39,6 +43,7 @@ def test_the_default_is_the_paper() -> None:
     assert attack.objective is euclidean
     assert attack.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
     assert (attack.agreement, attack.boxed, attack.restarts, attack.steps) == (0, False, 1, 300)
+    assert (attack.prior, attack.local_steps) == (flat, "one_batch")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,8 @@ def test_the_default_is_the_paper() -> None:
         ({"label_rule": "guess"}, "unknown label rule 'guess'"),
         ({"learning_rate": -1.0}, "learning_rate must be a number that is not negative"),
         ({"patience": 0}, "patience must be a whole number above 0"),
+        ({"local_steps": "one"}, "unknown local_steps 'one'. Known: one_batch, simulated"),
+        ({"tv": -0.1}, "tv must be a number that is not negative"),
         ({"boxed": "yes"}, "boxed must be true or false"),
     ],
 )
@@ -75,6 +82,28 @@ def test_patience_is_counted_in_evaluations_of_the_gradient() -> None:
 def test_labels_that_are_searched_for_need_no_head() -> None:
     assert Need.LINEAR_HEAD in cpl().needs
     assert Need.LINEAR_HEAD not in cpl(label_rule="joint").needs
+
+
+def test_total_variation_is_weighed_and_is_of_images() -> None:
+    x = torch.rand(2, 3, 8, 8, generator=seeded())
+    assert cpl(tv=0.3).prior(x).item() == pytest.approx(0.3 * total_variation(1.0)(x).item())
+    assert Need.IMAGES in cpl(tv=0.3).needs
+    assert Need.IMAGES not in cpl().needs
+
+
+def test_steps_that_are_simulated_are_seen_through(observe) -> None:
+    """Three epochs on one image at a rate at which one step's gradient no longer stands for them."""
+    x = (0.5 + 0.4 * torch.sin(torch.arange(64.0) / 9)).reshape(1, 1, 8, 8)
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    batch = (x, torch.tensor([1]))
+    seen = observe(batch, batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.02)
+    case = Case((replace(seen, num_examples=1, training=replace(seen.training, steps=None, epochs=3)),))
+    errors = {}
+    for name in ("one_batch", "simulated"):
+        (found,) = cpl(optimiser="wolfe", local_steps=name, steps=60)([case], rng=seeded())
+        errors[name] = mse(found.x, x).item()
+    assert errors["simulated"] < 1e-3
+    assert errors["one_batch"] > 10 * errors["simulated"]
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

@@ -170,11 +170,11 @@ class Routing:
         if searched is not None:
             missed = self.observed.missed(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
             if found.answer is None or not found.missed <= missed:
-                from_there = f" from {found.answer.route}" if found.answer is not None and self.start(i) is not None else ""
+                route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
                 return replace(
                     searched,
                     attack=self.attack.name,
-                    route=f"optimisation{from_there}",
+                    route=route,
                     seconds=searched.seconds + seconds,
                     notes=(*self._why(found), *_how_far(missed)),
                 )

@@ -12,7 +12,7 @@ from attacker.attacks.matching import GradientMatching
 
 
 def from_closed_form(attack: GradientMatching) -> GradientMatching:
-    """The same search, started once from the best answer of the closed forms, where that explains anything of the gradient."""
+    """The same search, started also from the best answer of the closed forms, where that explains anything of the gradient."""
     closed = ClosedForm(name=attack.name, stability=False, knows_defense=attack.knows_defense)
 
     def first(cases: Sequence[Case]) -> list[Tensor | None]:

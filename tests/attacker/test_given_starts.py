@@ -1,0 +1,81 @@
+"""Searches that are told where to start: closed forms help where they are near, and do no harm where noise has spoilt them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, GradientMatching, cpl, without_gradient
+from attacker.scoring.metrics import mse
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def given(start: Tensor | None, **arguments: Any) -> GradientMatching:
+    """CPL that is told this start for every case."""
+
+    def first(cases: Sequence[Case]) -> list[Tensor | None]:
+        return [start] * len(cases)
+
+    return replace(cpl(optimiser="wolfe", **arguments), first=first)
+
+
+def test_a_start_that_leads_to_the_end_is_the_only_one(image_case: Make) -> None:
+    case, x, _ = image_case(1)
+    (found,) = given((x + 0.01).clamp(0, 1))([case], rng=seeded())
+    assert mse(found.x, x).item() < 1e-3
+    assert found.restarts == 1
+    assert found.route == "optimisation from a closed form"
+
+
+def test_a_bad_start_costs_one_more_search_and_no_quality(image_case: Make) -> None:
+    case, _, _ = image_case(1)
+    (plain,) = cpl(optimiser="wolfe", steps=4)([case], rng=seeded())
+    (found,) = given(40 * torch.randn(1, 1, 8, 8, generator=seeded(3)), steps=4)([case], rng=seeded())
+    assert found.restarts == 2
+    assert found.route == "optimisation"
+    assert plain.loss[-1] < 0.1 * plain.loss[0]
+    assert found.loss[-1] < 10 * plain.loss[-1]
+
+
+def test_the_better_of_both_is_chosen_by_the_loss(image_case: Make) -> None:
+    """After two iterations neither has converged, and the one that began near the image is ahead."""
+    case, x, _ = image_case(1)
+    (found,) = given(x + 0.05 * torch.rand(x.shape, generator=seeded(2)), steps=1)([case], rng=seeded())
+    (plain,) = cpl(optimiser="wolfe", steps=1)([case], rng=seeded())
+    assert found.restarts == 2
+    assert found.route == "optimisation from a closed form"
+    assert found.loss[-1] < plain.loss[-1]
+
+
+def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> None:
+    (one, x, _), (other, _, _) = image_case(1), image_case(2)
+    attack = replace(cpl(optimiser="wolfe", steps=1), first=lambda cases: [x if c is one else None for c in cases])
+    found = attack([one, other], rng=seeded())
+    (alone,) = cpl(optimiser="wolfe", steps=1)([other], rng=seeded())
+    assert [answer.restarts for answer in found] == [1, 1]
+    assert found[1].route == "optimisation"
+    torch.testing.assert_close(found[1].x, alone.x, rtol=1e-3, atol=1e-3)
+
+
+def test_a_null_is_told_nothing(image_case: Make) -> None:
+    case, x, _ = image_case(1)
+    (null,) = without_gradient(given(x, steps=1))([case], rng=seeded())
+    (plain,) = without_gradient(cpl(optimiser="wolfe", steps=1))([case], rng=seeded())
+    assert torch.equal(null.x, plain.x)
+    assert (null.restarts, null.route) == (1, "prior alone")
+
+
+def test_total_variation_sees_through_noise(image_case: Make) -> None:
+    """The smooth image is nearer to what the prior prefers than to what fits the noise."""
+    pairs = [image_case(i, defense="gaussian(0.002)") for i in (1, 2, 3)]
+    cases = [case for case, _, _ in pairs]
+    plain, smooth = (cpl(optimiser="wolfe", tv=tv, knows_defense=False)(cases, rng=seeded()) for tv in (0.0, 0.1))
+    errors = [[mse(found.x, x).item() for found, (_, x, _) in zip(answers, pairs, strict=True)] for answers in (plain, smooth)]
+    assert sum(errors[1]) < 0.5 * sum(errors[0])
