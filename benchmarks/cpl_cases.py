@@ -17,8 +17,8 @@ from fedsim import datasets
 
 LEARNING_RATES = (1e-4, 1e-2)
 """Of clients that take several local steps; the paper does not say its own. At the first, one gradient stands for a few."""
-TV_OF_BATCHES, TV_OF_COMPRESSED, TV_OF_NOISE = 0.02, 1.0, 4e4
-"""Weights of total variation, the last as a multiple of the noise's variance: the best of a few for five `photos`."""
+TV_OF_BATCHES, TV_OF_COMPRESSED = 0.02, 1.0
+"""Weights of total variation: the best of a few for `photos`."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from cpl_cases import (
     LEARNING_RATES,
     TV_OF_BATCHES,
     TV_OF_COMPRESSED,
-    TV_OF_NOISE,
     Originals,
     alone_and_routed,
     batches,
@@ -207,23 +206,21 @@ def compression(asked: Options) -> Table:
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
         for share in shares:
             originals = single(data, network(data, asked), cpl_prune(share) if share else "")
-            rows += _ignoring_and_knowing(originals, asked, TV_OF_COMPRESSED if share else 0.0, theta=f"{share} %")
+            rows += _ignoring_and_knowing(originals, asked, bool(share), tv=TV_OF_COMPRESSED, theta=f"{share} %")
     told = beside(rows, paper.TABLE_7, "data", "theta")
     return told, _own_and_best(rows, "data", "theta")
 
 
-def _ignoring_and_knowing(originals: Originals, asked: Options, tv: float, **labels: Any) -> list[dict[str, Any]]:
-    """tv: of a search with a prior; 0 where there is no defense."""
+def _ignoring_and_knowing(
+    originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any
+) -> list[dict[str, Any]]:
+    """tv: of a search with a prior, which does not know the defense; 0 for none."""
     attacks = alone_and_routed(cpl, knows_defense=False, steps=limit(asked))
-    if tv:
-        attacks |= smoothed(tv, limit(asked), knows_defense=False) | {"cpl, defense known": cpl(steps=limit(asked))}
+    if defended and tv:
+        attacks |= smoothed(tv, limit(asked), knows_defense=False)
+    if defended:
+        attacks |= {"cpl, defense known": cpl(steps=limit(asked))}
     return originals.rows(attacks, asked, **labels)
-
-
-def _variance(name: str) -> float:
-    """Of noise by its name in the paper; a Laplace distribution's is twice the square of its scale."""
-    kind, power = name.split("-10e-")
-    return (2 if kind == "L" else 1) * 10.0 ** (-2 * int(power))
 
 
 def noise(asked: Options) -> Table:
@@ -233,8 +230,7 @@ def noise(asked: Options) -> Table:
     for data in data_sets(asked, _sets(asked, "lfw", "cifar100", on_two_cores=1), scale(asked, 2)):
         for name in ("none", "G-10e-3") if asked.quick else names:
             originals = single(data, network(data, asked), "" if name == "none" else cpl_noise(name, 1.0))
-            tv = TV_OF_NOISE * _variance(name) if name != "none" else 0.0
-            rows += _ignoring_and_knowing(originals, asked, tv, noise=name)
+            rows += _ignoring_and_knowing(originals, asked, name != "none", noise=name)
     told = beside(rows, paper.TABLE_8, "data", "noise")
     return told, _own_and_best(rows, "data", "noise")
 

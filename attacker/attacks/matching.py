@@ -49,6 +49,8 @@ class GradientMatching:
     coarse:    share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
                problems share weights; the rest is in float32, and what is kept is the best of that.
     compiled:  have PyTorch compile the comparison, which pays from some thousands of iterations on; see `compiled`.
+    denoised:  where noise of known power is in the gradients, and distances are squared, prefer smooth images by as much as the
+               noise leaves open; see `belief_behind_noise`.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
     first:     from the cases, a closed form's inexact answer for each, or None: a start before those of `init`. Unless a search
@@ -75,6 +77,7 @@ class GradientMatching:
     robust: float = 0.0
     coarse: float = 0.0
     compiled: bool = False
+    denoised: bool = False
     knows_defense: bool = True
     sees_gradient: bool = True
     first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None

@@ -61,6 +61,7 @@ def cpl(
     agreement: float = 0.0,
     boxed: bool = False,
     closed_form_start: bool = False,
+    denoised: bool = True,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
@@ -75,6 +76,7 @@ def cpl(
     tv: weight of total variation, as in `inverting_gradients`; the paper has none. It finds batches and looks through noise.
     local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
+    denoised: who knows the power of noise prefers smooth images by as much as it leaves open, which the paper does not.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set()) | ({Need.IMAGES} if tv else set())
@@ -91,6 +93,7 @@ def cpl(
         boxed=boxed,
         local_steps=named.local_steps(local_steps),
         agreement=agreement,
+        denoised=denoised,
         knows_defense=knows_defense,
         oracles=("images of the same class",) if init == "insider" else (),
         needs=frozenset(needs),

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 Prior = Callable[[Tensor], Tensor]
+CONTRAST = 0.15
+"""Scale of the Laplace distribution that differences of neighbours are taken to have, of pixels in [0, 1]: of a few, the one by
+which photographs behind noise came back best."""
 
 
 def flat(x: Tensor) -> Tensor:
@@ -25,3 +28,13 @@ def total_variation(weight: float) -> Prior:
         return weight * (down + across)
 
     return prior
+
+
+def belief_behind_noise(variance: Tensor, values: int) -> Tensor:
+    """The weight of total variation that makes a squared distance and it a posterior, up to a factor (Bayes' rule).
+
+    variance: of the noise of each coordinate of the gradient. values: of all examples. Gaussian noise has the negative
+    log-likelihood distance / (2 variance), and `values` differences with Laplace's distribution have `values / CONTRAST` times
+    their mean; twice the variance times their sum is the distance and this weight times `total_variation`.
+    """
+    return 2 * variance * values / CONTRAST

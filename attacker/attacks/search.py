@@ -16,7 +16,7 @@ from attacker.attacks.descent import Problems, best_of, descend
 from attacker.attacks.knowledge import gamma_of, links_of, logits_of
 from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
 from attacker.attacks.precision import fast
-from attacker.attacks.priors import flat
+from attacker.attacks.priors import CONTRAST, belief_behind_noise, flat, total_variation
 from attacker.attacks.reading import read_labels
 from attacker.attacks.simulation import network_of
 from attacker.attacks.views import Row, View, each
@@ -57,6 +57,7 @@ class Search:
         self.best = [Best() for _ in cases]
         self.given = self._given()
         self.interrupted: set[int] = set()
+        self.smoothing = self._smoothing()
         self._thresholds()
 
     def _view(self, o: int) -> View:
@@ -80,7 +81,19 @@ class Search:
         self.enough = (stop.precision * worst).clamp(min=stop.tolerance)
         self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
         if self.attack.objective.squares:
-            self.stuck = self.stuck.maximum(self._over_views([view.power for view in self.views]))
+            noise = self._over_views([view.power for view in self.views])
+            self.stuck = self.stuck.maximum(noise + 2 * CONTRAST * self.smoothing)
+
+    def _smoothing(self) -> Tensor:
+        """(cases,) the weight of total variation by which noise of known power is seen through; of a null, that prior alone."""
+        attack = self.attack
+        gamma = torch.stack([view.rows["gamma"] for view in self.views])
+        if not (attack.denoised and attack.objective.squares and self.data.is_image):
+            return torch.zeros_like(gamma[0])
+        variance = torch.stack([view.power / view.coordinates for view in self.views])
+        if not attack.sees_gradient:
+            return (variance > 0).any(dim=0).to(gamma)
+        return belief_behind_noise((gamma * variance).sum(0) / gamma.sum(0), self.count * self.data.size)
 
     def _over_views(self, values: Sequence[Tensor]) -> Tensor:
         weighed = [view.rows["gamma"] * self.attack.robust_loss(value) for view, value in zip(self.views, values, strict=True)]
@@ -118,6 +131,8 @@ class Search:
         problem: Row = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
         if self.told:
             problem["logits"] = torch.stack([logits_of(self.cases[i], self.links[i], self.epochs) for i in pending]).to(z)
+        if self.smoothing.any():
+            problem["smoothing"] = self.smoothing[rows]
         problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
         problems = Problems(
             evaluate=self._evaluate,
@@ -194,7 +209,7 @@ class Search:
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
-        if self.attack.prior is not flat or self.attack.agreement or self.epochs > 1:
+        if self.attack.prior is not flat or self.attack.agreement or self.epochs > 1 or "smoothing" in own:
             slope, loss = each(grad_and_value(self._beliefs), z, per_problem)
         if self.attack.sees_gradient:
             for o, view in enumerate(self.views):
@@ -206,6 +221,8 @@ class Search:
         """What the loss of one problem has beside the distances of gradients."""
         x, y = self.decode(z, problem)
         value = self.attack.prior(self.data.normalise(x))
+        if "smoothing" in problem:
+            value = value + problem["gain"] * problem["smoothing"] * total_variation(1.0)(x)
         if self.epochs > 1:
             value = value + self.attack.order_invariant * local_epochs.disagreement(x, self.epochs)
         if self.attack.agreement:

@@ -113,6 +113,11 @@ class View:
         self.worst = vmap(self.attack.objective.worst)(self.rows["observed"])
         self.power = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2
 
+    @property
+    def coordinates(self) -> int:
+        """Of the gradient of one case, as far as it is compared."""
+        return sum(g[0].numel() for g in self.rows["observed"].values())
+
     def _scale(self, observed: Gradient) -> dict[str, Tensor]:
         """By what to multiply tensors so that layers count as they should: distances and dot products are quadratic."""
         return {name: w.sqrt() for name, w in self.attack.layers(self.model, observed).items()} if self.attack.layers else {}

@@ -115,9 +115,9 @@ def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> 
         for seed in range(4)
     )
     links = Links(tuple(torch.tensor([0]) for _ in rounds), torch.ones(1), y[:1], (1, 2, 3, 4))
-    attack = replace(cpl(init="uniform"), optimiser=Adam(learning_rate=0.02), steps=300, later=1.0)
+    attack = replace(cpl(init="uniform", optimiser="wolfe", steps=60), later=1.0)
     (alone,), (together,) = attack([Case(rounds[:1])], rng=seeded()), attack([Case(rounds, links=links)], rng=seeded())
-    assert (together.x - x[:1]).square().mean() < 0.7 * (alone.x - x[:1]).square().mean()
+    assert (together.x - x[:1]).square().mean() < 0.5 * (alone.x - x[:1]).square().mean()
 
 
 def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, examples) -> None:
