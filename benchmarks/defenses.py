@@ -33,8 +33,8 @@ from attacker.scoring import Scorer
 from attacker.scoring.statistics import Estimate, mean
 from defenses import global_norm
 from fedsim import datasets, engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines
 

@@ -28,10 +28,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from defenses import DefenseSpec
 from fedsim import datasets, engine, models
-from fedsim.app import Run
 from fedsim.client.identity import load_or_draw
 from fedsim.experiment import Experiment, validate
 from fedsim.partition import split
+from fedsim.run import Run
 from fedsim.server import record
 from fedsim.wire import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
 

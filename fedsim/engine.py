@@ -15,9 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.app import OnRound, Run, client_app, server_app
+from fedsim.app import OnRound, client_app, server_app
 from fedsim.deployment import running
 from fedsim.deployment.commands import Link
+from fedsim.run import Run
 
 Engine = Literal["ray", "local", "deployment"]
 ENGINES: tuple[str, ...] = get_args(Engine)

@@ -17,9 +17,10 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedsim.app import Run, client_app, server_app
+from fedsim.app import client_app, server_app
 from fedsim.experiment import Experiment, read, validate
 from fedsim.places import Places
+from fedsim.run import Run
 
 
 def run_of_server(context: Context) -> Run:

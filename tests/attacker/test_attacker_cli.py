@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from attacker.cli import app
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
 from fedsim.models import building
+from fedsim.run import Run
 from fedsim.wire.files import read_json_lines
 
 EXPERIMENT = {

@@ -19,8 +19,8 @@ from attacker.checkpoints import FileMemory, Origin, tidy, unfinished
 from attacker.reconstruction import Reconstruction
 from attacker.replay import Replay
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 EXPERIMENT = {

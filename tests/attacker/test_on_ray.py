@@ -9,8 +9,8 @@ import torch
 
 from attacker.reconstruction import Reconstruction
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 
 EXPERIMENT = {
     "rounds": 2,

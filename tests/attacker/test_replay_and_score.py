@@ -17,8 +17,8 @@ from attacker.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.oracle import true_labels, true_logits
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines
 

@@ -17,8 +17,8 @@ from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.reconstruction import Reconstruction, slots_of
 from attacker.replay import Replay, Replayed
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 EXPERIMENT = {

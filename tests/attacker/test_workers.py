@@ -21,8 +21,8 @@ from attacker.tasks import Job, Member, Task
 from attacker.worker import Interrupt
 from attacker.workers import attacked, worth
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 EXPERIMENT = {

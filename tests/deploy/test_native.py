@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
 from fedsim.deployment.mounts import isolated, mounts, why_not
@@ -20,6 +19,7 @@ from fedsim.deployment.native import Native, parties
 from fedsim.deployment.preparing import Layout, prepare
 from fedsim.deployment.processes import RUNNER, free_port
 from fedsim.experiment import read
+from fedsim.run import Run
 from fedsim.upkeep import verify
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines

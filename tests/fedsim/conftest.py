@@ -46,7 +46,7 @@ def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
 
     def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
         from fedsim import engine
-        from fedsim.app import Run
+        from fedsim.run import Run
 
         run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
         engine.run(run, engine="local", on_round=on_round)

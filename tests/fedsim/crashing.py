@@ -12,8 +12,8 @@ from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.truth import TruthWriter
 
 EXPERIMENT: dict[str, Any] = {

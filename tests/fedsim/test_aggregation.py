@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsim import datasets, engine, models, records
-from fedsim.app import Run, client_app
+from fedsim.app import client_app
+from fedsim.run import Run
 from fedsim.server import strategies
 from fedsim.truth import TruthReader
 from fedsim.wire import Observation, Recording

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.cli import app
 from fedsim.experiment import read
+from fedsim.run import Run
 
 EXPERIMENT = """
 rounds = 3

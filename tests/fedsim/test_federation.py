@@ -15,9 +15,10 @@ from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
 from fedsim import engine, models, training
-from fedsim.app import Run, client_app, server_app
+from fedsim.app import client_app, server_app
 from fedsim.client.identity import Identity
 from fedsim.engine import EngineError
+from fedsim.run import Run
 from fedsim.truth import TruthReader
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines

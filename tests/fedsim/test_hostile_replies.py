@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedsim import engine
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 Federate = Callable[..., Run]

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
 from defenses import DefenseSpec
 from fedsim import engine, records, upkeep
-from fedsim.app import Run
 from fedsim.experiment import read
+from fedsim.run import Run
 from fedsim.server import record
 from fedsim.wire import DataSpec, Manifest, Recording, Training
 from fedsim.wire.codec import encode

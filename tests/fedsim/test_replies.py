@@ -8,7 +8,7 @@ import torch
 from flwr.app import Array, ConfigRecord, Message
 
 from fedsim import engine
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.truth import TruthReader
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedsim import engine
-from fedsim.app import Run, Unfinished
 from fedsim.engine import EngineError
+from fedsim.run import Run, Unfinished
 from fedsim.wire import Recording
 
 Federate = Callable[..., Run]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.engine import EngineError
+from fedsim.run import Run
 from fedsim.wire import Recording
 from fedsim.wire.room import SPARE, DiskFull, check_room, explain_full_disk
 from fedsim.wire.selection import Wanted, parse_clients

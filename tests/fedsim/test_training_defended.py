@@ -15,7 +15,7 @@ from attacker.facts import facts
 from defenses.gradients import GradientSpec
 from defenses.networks import penalty_of
 from fedsim import models
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.training import evaluate, train
 from fedsim.truth import TruthReader
 from fedsim.wire import DataSpec, ModelSpec, Recording, Training

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedsim import app, datasets, engine, splitting
-from fedsim.app import Run
 from fedsim.datasets import Examples, parts
 from fedsim.places import Places
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 

@@ -5,7 +5,7 @@ import json
 import torch
 from torch import Tensor
 
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.server.checkpoint import Checkpoint
 from fedsim.wire import Observation, Recording
 

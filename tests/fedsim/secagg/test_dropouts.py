@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, of_partitions, recorded
 
 from fedsim import engine
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.upkeep import verify
 from fedsim.wire import Row
 from fedsim.wire.files import read_json_lines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.wire import DamagedFile, Recorder, Recording, Reply
 from fedsim.wire.files import write_tensors
 from fedsim.wire.masked import Masked, fits

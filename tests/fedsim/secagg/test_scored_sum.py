@@ -14,7 +14,7 @@ from attacker.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import true_labels
 from fedsim import models
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.training import train
 from fedsim.truth import TruthReader
 from fedsim.wire import Recording

@@ -11,7 +11,8 @@ from failing import Failing
 from secured import recorded, weights_after
 
 from fedsim import engine, records
-from fedsim.app import Run, client_app, server_app
+from fedsim.app import client_app, server_app
+from fedsim.run import Run
 from fedsim.secagg import messages
 from fedsim.secagg.mod import Part
 from fedsim.secagg.participant import setup

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
 
 from fedsim import engine, records
-from fedsim.app import Run
+from fedsim.run import Run
 from fedsim.upkeep import verify
 from fedsim.wire.files import read_json_lines
 

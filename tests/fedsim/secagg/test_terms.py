@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.app import Run
 from fedsim.experiment import ExperimentError, read
+from fedsim.run import Run
 from fedsim.secagg.quantisation import LARGEST
 from fedsim.secagg.terms import Agreement, Terms
 from fedsim.wire.observation import Training
