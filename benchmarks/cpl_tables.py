@@ -174,16 +174,15 @@ def local_training(asked: Options) -> Table:
 
 
 def _after_steps(data: Images, count: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
-    """Several local steps, taken for one as in the paper, and simulated, by learning rate; a single step has none."""
+    """Several local steps, taken for one as in the paper, and simulated where that does not do; a single step has no rate."""
     rows: list[dict[str, Any]] = []
     most = limit(asked)
     for rate in LEARNING_RATES if count > 1 else (1.0,):
         originals = squeezed(data, network(data, asked), count, rate)
         attacks = alone_and_routed(cpl, steps=most)
         if rate == LEARNING_RATES[-1]:
-            del attacks["router"]
-        if count > 1:
-            attacks |= {"cpl simulated": cpl(optimiser="wolfe", local_steps="simulated", steps=min(60, most))}
+            simulated = cpl(optimiser="wolfe", local_steps="simulated", steps=min(50, most))
+            attacks = {"cpl": attacks["cpl"], "cpl simulated": simulated}
         rows += originals.rows(attacks, asked, rate=rate, **labels)
     return rows
 

@@ -21,6 +21,8 @@ FALLBACKS: dict[str, Callable[..., GradientMatching]] = {
     "inverting_gradients": inverting_gradients,
 }
 """What searches on where no closed form is exact."""
+SMOOTH = 3e-5
+"""Total variation of a search that has no prior of its own: it finds batches, and a single image comes out as without."""
 
 
 def exact(
@@ -29,7 +31,7 @@ def exact(
     """Closed forms before optimisation: linear, layers, peeled, then a search from the best of them; each answer is checked.
 
     An answer counts as exact where its own gradient is within a thousandth of the observed one. What no route answers exactly
-    goes to the search `fallback`: cpl, dlg, inverting_gradients, agic (of one round), or none.
+    goes to the search `fallback`: cpl (of images with a prior), dlg, inverting_gradients, agic (of one round), or none.
     route: auto, or only one of them, or optimisation.
     """
     known = ["auto", *ROUTES, "optimisation"]
@@ -43,6 +45,7 @@ def exact(
     search = None
     if fallback != "none" and route in ("auto", "optimisation"):
         search = FALLBACKS[fallback](steps=steps, restarts=restarts, knows_defense=knows_defense)
+        search = replace(search, smooth=SMOOTH) if fallback == "cpl" else search
     return ClosedForm(name="exact", routes=routes, fallback=search, knows_defense=knows_defense)
 
 

@@ -49,6 +49,7 @@ class GradientMatching:
     coarse:    share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
                problems share weights; the rest is in float32, and what is kept is the best of that.
     compiled:  have PyTorch compile the comparison, which pays from some thousands of iterations on; see `compiled`.
+    smooth:    of images, weight of the total variation of pixels in [0, 1], as a share of what a guess that says nothing costs.
     denoised:  where noise of known power is in the gradients, and distances are squared, prefer smooth images by as much as the
                noise leaves open; see `belief_behind_noise`.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
@@ -77,6 +78,7 @@ class GradientMatching:
     robust: float = 0.0
     coarse: float = 0.0
     compiled: bool = False
+    smooth: float = 0.0
     denoised: bool = False
     knows_defense: bool = True
     sees_gradient: bool = True

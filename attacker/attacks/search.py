@@ -85,15 +85,14 @@ class Search:
             self.stuck = self.stuck.maximum(noise + 2 * CONTRAST * self.smoothing)
 
     def _smoothing(self) -> Tensor:
-        """(cases,) the weight of total variation by which noise of known power is seen through; of a null, that prior alone."""
+        """(cases,) the weight of total variation, more of it behind known noise; of a null, 1 where it has that prior."""
         attack = self.attack
-        gamma = torch.stack([view.rows["gamma"] for view in self.views])
-        if not (attack.denoised and attack.objective.squares and self.data.is_image):
-            return torch.zeros_like(gamma[0])
-        variance = torch.stack([view.power / view.coordinates for view in self.views])
-        if not attack.sees_gradient:
-            return (variance > 0).any(dim=0).to(gamma)
-        return belief_behind_noise((gamma * variance).sum(0) / gamma.sum(0), self.count * self.data.size)
+        own = attack.smooth * self.data.is_image * self._over_views([view.worst for view in self.views])
+        if attack.denoised and attack.objective.squares and self.data.is_image:
+            gamma = torch.stack([view.rows["gamma"] for view in self.views])
+            variance = torch.stack([view.power / view.coordinates for view in self.views])
+            own = own + belief_behind_noise((gamma * variance).sum(0) / gamma.sum(0), self.count * self.data.size)
+        return own if attack.sees_gradient else (own > 0).to(own)
 
     def _over_views(self, values: Sequence[Tensor]) -> Tensor:
         weighed = [view.rows["gamma"] * self.attack.robust_loss(value) for view, value in zip(self.views, values, strict=True)]

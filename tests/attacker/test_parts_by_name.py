@@ -10,7 +10,8 @@ from attacker.attacks.lbfgs import LBFGS
 from attacker.attacks.named import DISTANCES, OPTIMISERS, distance, optimiser
 from attacker.attacks.objectives import absolute, cosine, euclidean
 from attacker.attacks.optimisers import SGD, Adagrad, Adam
-from attacker.attacks.priors import flat, total_variation
+from attacker.attacks.priors import flat
+from attacker.attacks.search import Search
 from attacker.scoring.metrics import mse
 from fedsim.wire import DataSpec, ModelSpec
 
@@ -43,7 +44,7 @@ def test_the_default_is_the_paper() -> None:
     assert attack.objective is euclidean
     assert attack.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
     assert (attack.agreement, attack.boxed, attack.restarts, attack.steps) == (0, False, 1, 300)
-    assert (attack.prior, attack.local_steps) == (flat, "one_batch")
+    assert (attack.prior, attack.smooth, attack.local_steps) == (flat, 0, "one_batch")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,12 @@ def test_labels_that_are_searched_for_need_no_head() -> None:
     assert Need.LINEAR_HEAD not in cpl(label_rule="joint").needs
 
 
-def test_total_variation_is_weighed_and_is_of_images() -> None:
-    x = torch.rand(2, 3, 8, 8, generator=seeded())
-    assert cpl(tv=0.3).prior(x).item() == pytest.approx(0.3 * total_variation(1.0)(x).item())
+def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_case) -> None:
+    case, _, _ = image_case(1)
+    power = sum((t / 0.1).square().sum() for t in case.observations[0].update.values())
+    for name, worst in (("euclidean", power), ("cosine", 1.0)):
+        (weight,) = Search(cpl(tv=0.3, distance=name), [case], seeded(), None).smoothing
+        assert weight.item() == pytest.approx(0.3 * float(worst), rel=1e-4)
     assert Need.IMAGES in cpl(tv=0.3).needs
     assert Need.IMAGES not in cpl().needs
 
