@@ -115,6 +115,7 @@ def agic(
     compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
     later, robust: how much later epochs count, and from which distance on a round counts less; see GradientMatching.
     coarse: share of the steps, from the first on, in bfloat16 where the device has it: faster, and a little less is recovered.
+    Behind noise of known power, with distance euclidean, images are smoothed as for `cpl`.
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
@@ -140,6 +141,7 @@ def agic(
         later=later,
         robust=robust,
         coarse=coarse,
+        denoised=True,
         knows_defense=knows_defense,
         needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
     )

@@ -1,4 +1,4 @@
-"""Evaluations compiled by PyTorch: half a minute and more at first, and then up to half of the time."""
+"""Evaluations compiled by PyTorch: half a minute and more at first, and then half of the time or less."""
 
 import warnings
 from collections.abc import Callable

@@ -6,8 +6,9 @@ convolution, the more so with strides. Here it is a convolution too: of stride 1
 stride x stride.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -106,23 +107,35 @@ class Geometry:
         return rows, columns
 
 
+SMALL = 8e6
+"""Multiplications of a convolution of stride 1, on one image: LeNets lie below, residual networks above, and no more is known."""
+
+
+def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
+    """Whether a convolution with such weights of such images, (in, H, W), is for what follows, or for torch's."""
+    return prod(weight) * prod(image[1:]) < SMALL
+
+
 def convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """(M, out, H', W') from images (M, in, H, W) and weights (out, in, *kernel) that get no gradient."""
-    last = weight.permute(0, 2, 3, 1)
-    turned = _turned(last[None], geometry)[0]
-    cells = turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
-    found: Tensor = _Convolution.apply(x, last.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), cells, geometry)
+    found: Tensor = _Convolution.apply(x, channels_last(weight), cell_weights(weight, geometry), geometry)
     return found
+
+
+def cell_weights(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Weights (out, in, *kernel) as `transposed` takes them, (stride * stride * in, out, *cells)."""
+    turned = _turned(weight.permute(0, 2, 3, 1)[None], geometry)[0]
+    return channels_last(turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1))
 
 
 class _Convolution(torch.autograd.Function):
     """By weights as they are; its derivative by weights `turned` round."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, turned: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(weight, turned)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(weight, cells)
         ctx.geometry = geometry
-        return _convolved(x, weight, geometry)
+        return convolved(x, weight, geometry)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> Any:
@@ -133,20 +146,26 @@ class _Transposed(torch.autograd.Function):
     """The transpose of a convolution."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, weight: Tensor, turned: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(weight, turned)
+    def forward(ctx: Any, output: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(weight, cells)
         ctx.geometry = geometry
-        padded = functional.pad(output, geometry.margins)
-        return _spread(functional.conv2d(padded.contiguous(memory_format=torch.channels_last), turned), geometry)
+        return spread(transposed(output, cells, geometry), geometry)
 
     @staticmethod
     def backward(ctx: Any, *images: Any) -> Any:
         return _Convolution.apply(images[0], *ctx.saved_tensors, ctx.geometry), None, None, None
 
 
-def _convolved(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
+    """`convolution`, which is not to be differentiated."""
     laid = x.contiguous(memory_format=torch.channels_last)
-    return functional.conv2d(laid, weight, stride=geometry.stride, padding=geometry.padding)
+    return functional.conv2d(laid, weight, bias, stride=geometry.stride, padding=geometry.padding)
+
+
+def transposed(output: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
+    """The cells of images, to be `spread`, from outputs (M, out, H', W') and `cell_weights`: the transpose of `convolved`."""
+    padded = functional.pad(output, geometry.margins)
+    return functional.conv2d(padded.contiguous(memory_format=torch.channels_last), cells)
 
 
 def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
@@ -156,32 +175,51 @@ def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry
 
 
 class _WeightGradient(torch.autograd.Function):
-    """By products of matrices, (P, out, *kernel, in); the patches of the images serve both ways."""
+    """The patches of the images serve both ways."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
-        (top, left), ctx.geometry, ctx.problems = geometry.padding, geometry, problems
-        columns = _patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
+        columns = patches(x, problems, geometry)
         ctx.save_for_backward(columns, output)
-        rows = output.permute(0, 2, 3, 1).reshape(problems, -1, output.shape[1])
-        return (rows.transpose(1, 2) @ columns).reshape(problems, output.shape[1], *geometry.kernel, x.shape[1])
+        ctx.geometry = geometry
+        return correlated(columns, output, geometry)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         columns, output = ctx.saved_tensors
-        weight, geometry, problems = gradients[0], ctx.geometry, ctx.problems
         x = outputs = None
         if ctx.needs_input_grad[1]:
-            outputs = _images(weight.flatten(2) @ columns.transpose(1, 2), len(output), geometry.out)
+            outputs = convolved_by_own(columns, gradients[0], ctx.geometry)
         if ctx.needs_input_grad[0]:
-            patches = _patches(output, problems, geometry.cells, 1, geometry.margins)
-            found = _turned(weight, geometry).transpose(1, 2) @ patches.transpose(1, 2)
-            x = _spread(_images(found, len(output), geometry.grid), geometry)
+            x = spread(transposed_by_own(output, gradients[0], ctx.geometry), ctx.geometry)
         return x, outputs, None, None
 
 
-def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
+def patches(x: Tensor, problems: int, geometry: Geometry) -> Tensor:
     """(P, N * H' * W', kh * kw * in) from images (P * N, in, H, W): what the kernel sees at each position."""
+    top, left = geometry.padding
+    return _patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
+
+
+def correlated(columns: Tensor, output: Tensor, geometry: Geometry) -> Tensor:
+    """(P, out, *kernel, in), the gradient of each problem's weights, from `patches` and output gradients (P * N, out, H', W')."""
+    rows = output.permute(0, 2, 3, 1).reshape(len(columns), -1, output.shape[1])
+    return (rows.transpose(1, 2) @ columns).reshape(len(columns), output.shape[1], *geometry.kernel, -1)
+
+
+def convolved_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(P * N, out, H', W') from `patches` and weights (P, out, *kernel, in) of each problem's own."""
+    return _images(weight.flatten(2) @ columns.transpose(1, 2), geometry.out)
+
+
+def transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The cells of images, from outputs (P * N, out, H', W') and weights (P, out, *kernel, in): the transpose of the last one."""
+    columns = _patches(output, len(weight), geometry.cells, 1, geometry.margins)
+    return _images(_turned(weight, geometry).transpose(1, 2) @ columns.transpose(1, 2), geometry.grid)
+
+
+def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
+    """The same with the zeros around an image as they are asked for."""
     padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *margins)).contiguous()
     count, height, width, depth = padded.shape
     (kh, kw), (image, row, column, _) = kernel, padded.stride()
@@ -189,10 +227,10 @@ def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple
     return padded.as_strided(shape, (image, row * stride, column * stride, row, 1)).reshape(problems, -1, kh * kw * depth)
 
 
-def _images(rows: Tensor, count: int, sides: Pair) -> Tensor:
+def _images(rows: Tensor, sides: Pair) -> Tensor:
     """(P * N, C, *sides) from (P, C, N * H * W)."""
     problems, channels, _ = rows.shape
-    return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(count, channels, *sides)
+    return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(-1, channels, *sides)
 
 
 def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
@@ -204,7 +242,7 @@ def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
     return cells.permute(0, 2, 4, 1, 3, 5, 6).reshape(problems, rows * columns * out, s * s * depth)
 
 
-def _spread(cells: Tensor, geometry: Geometry) -> Tensor:
+def spread(cells: Tensor, geometry: Geometry) -> Tensor:
     """(M, C, H, W) from (M, stride * stride * C, H / stride, W / stride), rounded up: the pixels of each cell."""
     s, (height, width) = geometry.stride, geometry.sides
     if s == 1:

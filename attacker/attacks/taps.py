@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from attacker.attacks import layer_gradients as layers
-from attacker.attacks.convolutions import Geometry, convolution, library, weight_gradient
+from attacker.attacks.convolutions import Geometry, convolution, is_small, library, weight_gradient
 
 Rule = Callable[[Tensor], layers.Stack]
 """From the gradient of a layer's output, (P * N, ...), that of a weight for each problem."""
@@ -93,11 +93,7 @@ def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
     """Whether calls of torch's convolutions, one a problem, would take longer than laying out what products of matrices need."""
-    return taps.problems > 1 and input.device.type == "cpu" and weight.numel() * input[0, 0].numel() < SMALL
-
-
-SMALL = 8e6
-"""Multiplications of a convolution of stride 1, on one image: LeNets lie below, residual networks above, and no more is known."""
+    return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 
 def _batch_norm(

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from attacker.attacks.adjoints import Adjoints, adjoints
 from attacker.attacks.compiled import Compiled, Evaluate
 from attacker.attacks.convolutions import channels_last
+from attacker.attacks.kept_memory import keep_freed_memory
 from attacker.attacks.local_steps import after_local_steps
 from attacker.attacks.objectives import Gradient, squared_norm
 from attacker.attacks.simulation import (
@@ -52,6 +54,7 @@ class View:
         gamma: Tensor,
         examples: int,
     ) -> None:
+        keep_freed_memory()
         first = observations[0]
         self.attack, self.model, self.data, self.training = attack, model, first.data, first.training
         self.sizes, self.steps = schedule(first)
@@ -65,16 +68,19 @@ class View:
         self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
         self._stack(observations, places, gamma)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
-        self.ruled = knows and first.gradient.step is not None
+        own_way = (knows and first.gradient.step is not None) or attack.surrogate or attack.local_steps == "simulated"
+        self.common = not own_way and self.shared and self.same_buffers
         self.compiled: Compiled | None = None
 
     @cached_property
     def at_once(self) -> PerProblem | None:
         """The gradients of all problems by one ordinary batch, where they share weights and clients go by the plain rule."""
-        own_way = self.ruled or self.attack.surrogate or self.attack.local_steps == "simulated"
-        if own_way or not (self.shared and self.same_buffers):
-            return None
-        return per_problem(self.model, self.data, self.training.loss)
+        return per_problem(self.model, self.data, self.training.loss) if self.common else None
+
+    @cached_property
+    def written(self) -> Adjoints | None:
+        """The same written out, for networks that this is known of: to be compiled, as what autograd notes cannot be."""
+        return adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _whole(self, gradient: Gradients) -> Gradients:
         """The gradient of all examples as one batch, or the one that all local steps on them add up to."""
@@ -135,10 +141,7 @@ class View:
         """The gradient that would be observed of a guess, as it is compared."""
         weights = row.get("weights", self.weights)
         at = self._surrogate(row, weights, z)
-        gradient = self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers))
-        if self.channel is not transparent:
-            gradient = through(self.channel, row["known"], gradient, weights, self.training, self.steps)
-        return _scaled(gradient, row["scale"])
+        return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
 
     def _surrogate(self, row: Row, weights: Gradient, z: Tensor) -> Gradient:
         """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
@@ -164,7 +167,8 @@ class View:
         """
         if self.attack.compiled and precision is None:
             if self.compiled is None:
-                self.compiled = Compiled(self._of_each(decode), self._as_it_is(decode))
+                best = self._written(decode) if self.written is not None else self._of_each(decode)
+                self.compiled = Compiled(best, self._as_it_is(decode))
             return self.compiled(z, row, problem)
         return self._as_it_is(decode, precision)(z, row, problem)
 
@@ -177,36 +181,67 @@ class View:
         """By `vmap` over problems."""
 
         def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
-            distance = self.distance(row, *decode(z, problem), z)
-            weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
-            return weighed
+            return self._weighed(self.distance(row, *decode(z, problem), z), row, problem)
 
         return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
+
+    def _written(self, decode: Decode) -> Evaluate:
+        """By what a distance between gradients does to them, and `adjoints`; nothing is left to autograd."""
+        written = self.written
+        assert written is not None
+
+        def loss(gradient: Gradient, row: Row, problem: Row) -> Tensor:
+            seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
+            return self._weighed(self.attack.objective.distance(seen, observed), row, problem)
+
+        def evaluate(z: Tensor, row: Row, problem: Row) -> tuple[Tensor, Tensor]:
+            def fed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+                x, y = self._placed(*decode(z, problem), row)
+                x = self.data.normalise(x)
+                return ((x, y) if y.is_floating_point() else (x,)), y
+
+            (x, *_), of_guess, y = vjp(fed, z, has_aux=True)  # type: ignore[misc]
+            gradient, of_gradient = written(x, y)
+            slopes, value = each(grad_and_value(loss), gradient, row, problem)
+            return of_guess(of_gradient(slopes))[0], value
+
+        return evaluate
 
     def _at_once(self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None) -> tuple[Tensor, Tensor]:
         """The same with one ordinary batch of the examples of all problems, which share weights."""
         assert self.at_once is not None
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            x, y = decode(z, problem)
-            if not self.in_order:
-                rows = torch.arange(len(z), device=z.device)[:, None]
-                x, y = x[rows, row["places"]], y[rows, row["places"]]
-            gradient = self.at_once(self.weights, x, y, self.buffers, precision)
-
-            def compared(gradient: Gradient, row: Row) -> Tensor:
-                if self.channel is not transparent:
-                    gradient = through(self.channel, row["known"], gradient, self.weights, self.training, self.steps)
-                return distance(_scaled(gradient, row["scale"]), row["observed"])
-
+            gradient = self.at_once(self.weights, *self._placed(*decode(z, problem), row), self.buffers, precision)
             stacked, objective = together(gradient), self.attack.objective
             distance = objective.distance if stacked is not None else objective.of_large or objective.distance
+
+            def compared(gradient: Gradient, row: Row) -> Tensor:
+                return distance(self._seen(gradient, row), row["observed"])
+
             found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
-            value = row["gamma"] * problem["gain"] * self.attack.robust_loss(found)
+            value = self._weighed(found, row, problem)
             if not value.requires_grad:  # where nothing of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
+
+    def _placed(self, x: Tensor, y: Tensor, row: Row) -> tuple[Tensor, Tensor]:
+        """Of all examples of all problems, those that this view's batches hold."""
+        if self.in_order:
+            return x, y
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        return x[rows, row["places"]], y[rows, row["places"]]
+
+    def _seen(self, gradient: Gradient, row: Row) -> Gradient:
+        """The gradient of one problem as it would be observed and is compared."""
+        if self.channel is not transparent:
+            gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
+        return _scaled(gradient, row["scale"])
+
+    def _weighed(self, distance: Tensor, row: Row, problem: Row) -> Tensor:
+        weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
+        return weighed
 
 
 def each(function: Callable[..., Any], *rows: Any) -> Any:

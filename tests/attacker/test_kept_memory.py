@@ -1,0 +1,38 @@
+"""Memory that is freed stays in the process where the C library can be told so, unless the environment says otherwise."""
+
+import subprocess
+import sys
+
+import pytest
+
+from attacker.attacks import kept_memory
+
+PROBE = f"""
+import resource, runpy
+keep = runpy.run_path({kept_memory.__file__!r})["keep_freed_memory"]
+kept = {{told}} and keep()
+def work():
+    return len([b"x" * (i << 18) for i in range(9, 17)])
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    work()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*, told: bool, **environment: str) -> tuple[bool, int]:
+    """Whether the function said that it does, and how many pages three rounds of 25 MiB were given anew."""
+    run = [sys.executable, "-S", "-c", PROBE.format(told=told)]
+    answer = subprocess.run(run, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, check=True)
+    kept, count = answer.stdout.split()
+    return kept == "True", int(count)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_is_used_again_and_the_environment_has_its_way() -> None:
+    without, kept = faults(told=False), faults(told=True)
+    if not kept[0]:
+        pytest.skip("another C library than glibc")
+    assert kept[1] < without[1] / 10
+    assert not faults(told=True, MALLOC_ARENA_MAX="2")[0]
