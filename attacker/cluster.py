@@ -3,6 +3,7 @@
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,23 @@ def attacked(job: Job, tasks: Sequence[Task], address: str, told: Told) -> Itera
     After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
     Raises RuntimeError where there is no such cluster.
     """
+    with joined(address):
+        yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).outcomes()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Connected to a cluster, see `attacked`; where that is so already, nothing is done: several replays can share a connection.
+
+    Raises RuntimeError where there is no such cluster.
+    """
     import ray
 
-    job = replace(job, threads=job.threads or 1)
     mine = not ray.is_initialized()
     if mine:
         _connect(address)
     try:
-        yield from _Cluster(job, tasks, told).outcomes()
+        yield
     finally:
         if mine:
             ray.shutdown()

@@ -59,8 +59,8 @@ class Reconstruction:
     interrupted: bool = False
     notes: tuple[str, ...] = ()
 
-    def write(self, path: Path) -> None:
-        """Write as one safetensors file, at once."""
+    def write(self, path: Path, *, settle: bool = True) -> None:
+        """Write as one safetensors file, at once. settle: see `replacing`."""
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         facts: dict[str, Any] = {
             "case": self.case,
@@ -76,7 +76,7 @@ class Reconstruction:
             "interrupted": self.interrupted,
             "notes": list(self.notes),
         }
-        write_tensors(path, tensors, {"facts": json.dumps(facts)})
+        write_tensors(path, tensors, {"facts": json.dumps(facts)}, settle=settle)
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":

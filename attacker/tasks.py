@@ -16,7 +16,7 @@ from attacker.checkpoints import FileMemory, Origin
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.wire import DamagedFile, Observation, Recording
-from fedsim.wire.files import write_json
+from fedsim.wire.files import flush, write_json
 
 Place = tuple[int, str]
 """Round and client of a row."""
@@ -189,6 +189,7 @@ class Bench:
             outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
             for reconstruction in reconstructions:
                 self._keep(reconstruction, outcome)
+            flush(self.folder)
         if not outcome.interrupted:
             memory.forget()
 
@@ -202,7 +203,7 @@ class Bench:
             return
         path = path_of(self.folder, key)
         if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
-            reconstruction.write(path)
+            reconstruction.write(path, settle=False)
         (self.folder / f"{key}.failed.json").unlink(missing_ok=True)
         outcome.done[key] = reconstruction.route
 

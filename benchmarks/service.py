@@ -21,8 +21,8 @@ from attacker.attacks import AttackSpec
 from attacker.replay import Replay
 from attacker.scoring import Scorer
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 API = "/api/v1"

@@ -175,8 +175,8 @@ class Search:
         for row, i in enumerate(pending):
             x, y = self.decode(z[row], {"labels": labels[row]})
             x, y = local_epochs.merged(x, y, self.epochs)
-            slots = tuple(slot for o in range(len(self.views)) for slot in slots(self, i, o))
-            sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), slots, float(loss[row])))
+            places = tuple(slot for o in range(len(self.views)) for slot in slots(self, i, o))
+            sights.append(Sight(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
         look(sights, len(state["active.history"]), self.attack.steps)
 
     def _recalled(self) -> int:

@@ -25,6 +25,9 @@ def serve(
         int | None, typer.Option(min=0, help="Processes that attack; by default one for each GPU, or for each core. 0: none.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    stand_by: Annotated[
+        bool, typer.Option(help="Keep one more worker started, so that a first job begins at once; half a GB.")
+    ] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Attack on this Ray cluster; local: one of this machine's own.")
@@ -67,6 +70,7 @@ def serve(
             rules=rules,
             workers=workers,
             threads=threads,
+            stand_by=stand_by,
             device=device_of(device),
             ray=ray,
             model=model,

@@ -1,6 +1,7 @@
 """Where truth meets reconstruction, and nowhere else: one row for each true example."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from attacker.scoring.originals import Original, Use, claimed, link_fields, orig
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from fedsim.truth import TruthReader, Used
-from fedsim.wire.files import alone, make_private, read_json_lines, replace_json_lines
+from fedsim.wire.files import alone, append_json_lines, json_lines, make_private, write_bytes
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
@@ -102,9 +103,7 @@ class Scorer:
             raise next(iter(untold.values()))
         path = self.run / "scores.jsonl"
         with alone(pairs.parent / ".lock", wait=True):  # another attack may be scored at the same time
-            before = read_json_lines(path)
-            others = [row for row in before if row["source"] != folder.name or not (only is None or row["case"] in only)]
-            replace_json_lines(path, *others, *rows)
+            replace_rows(path, rows, folder.name, only)
         return rows
 
     def originals(
@@ -196,6 +195,35 @@ class Scorer:
             path.write_text(json.dumps({"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}))
         path.chmod(0o600)
         return str(path.relative_to(self.run))
+
+
+CASE = re.compile(rb'"case": "([^"\\]*)"')
+
+
+def replace_rows(path: Path, rows: Sequence[Row], source: str, only: Container[str] | None = None) -> None:
+    """Write rows of scores in place of those of their source, or of the cases `only` of it, that are there.
+
+    Other lines stay as they are, unread where that can be told at a glance: a live run is scored round by round, and to read and
+    write all of its rows would take longer with each of them.
+    """
+    mark = f'"source": {json.dumps(source)}'.encode()
+
+    def stale(line: bytes) -> bool:
+        if mark not in line:
+            return False
+        found = CASE.search(line)
+        if only is not None and found is not None and found[1].decode() not in only:
+            return False
+        row = json.loads(line)
+        return bool(row.get("source") == source and (only is None or row.get("case") in only))
+
+    content = path.read_bytes() if path.exists() else b""
+    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
+    kept = [line for line in lines if not stale(line)]
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(kept) + json_lines(*rows))
+    else:
+        append_json_lines(path, *rows)
 
 
 def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:

@@ -5,7 +5,7 @@ import os
 import secrets
 import sqlite3
 import threading
-import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from attacker.service.names import folder_of
 from attacker.service.previews import PARTIAL, path_of
 from attacker.service.queue import Claim, Fenced, Queue
 from attacker.service.resources import measurable
+from attacker.service.roster import Roster, shared_gpus
 from attacker.service.running import Running
 from attacker.service.settings import Settings
 from fedsim.wire.files import alone, make_private
@@ -24,22 +25,22 @@ from fedsim.wire.files import alone, make_private
 log = logging.getLogger(__name__)
 
 TICK = 0.1
-"""Seconds between two looks at the queue and at the workers, where nothing happens."""
-IDLE = 120.0
-"""Seconds after which a worker without a job is ended; another one takes some seconds to import PyTorch."""
-ERRANDS = 200
-"""Jobs after which a worker is replaced: whatever it holds on to is given back."""
+"""Seconds between two looks at the queue and at the workers, where nothing happens: what happens is heard at once."""
 
 
 class Crew:
-    """The workers of a service, under one thread of its process."""
+    """The workers of a service, under one thread of its process.
 
-    def __init__(self, settings: Settings, queue: Queue) -> None:
+    before_end: is called with the recording of a job just before its end is written down, so that whoever reads of the end can
+    be told of what the job has done.
+    """
+
+    def __init__(self, settings: Settings, queue: Queue, before_end: Callable[[str], None] = lambda recording: None) -> None:
         self.settings, self.queue = settings, queue
         self.owner = secrets.token_hex(8)
-        self._said: SimpleQueue[tuple[Hand, Said | None]] = SimpleQueue()
+        self._before_end = before_end
+        self._heard: SimpleQueue[tuple[Hand | None, Said | None]] = SimpleQueue()
         self._running: dict[Hand, Running] = {}
-        self._idle: list[Hand] = []
         self._claimed: Claim | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,19 +54,13 @@ class Crew:
         if self.settings.ray is not None:
             return 1
         if self.settings.device.startswith("cuda"):
-            return max(1, len(self._gpus))
+            return max(1, len(shared_gpus(self.settings)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, cores // self.settings.threads)
 
     @cached_property
-    def _gpus(self) -> list[str]:
-        """Those that workers share out among them; none where the user named one, or works on the CPU."""
-        if self.settings.device != "cuda":
-            return []
-        import torch
-
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    def _roster(self) -> Roster:
+        return Roster(self.settings, self.size, self._heard)
 
     @property
     def busy(self) -> int:
@@ -87,15 +82,20 @@ class Crew:
         if again := self.queue.recover(self.owner):
             log.info("%d jobs of a service that was killed wait again", again)
         if self.size:
+            self.queue.tell(self._wake)
             self._thread = threading.Thread(target=self._work, name="crew", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End all workers. Their jobs wait for the next service, which goes on from their checkpoints."""
         self._stopping.set()
+        self._wake()
         if self._thread is not None:
             self._thread.join()
         self._held.close()
+
+    def _wake(self) -> None:
+        self._heard.put((None, None))
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -103,14 +103,16 @@ class Crew:
                 self._listen()
                 self._watch()
                 self._hire()
+                self._roster.tend(self._running)
             except Exception:  # a full disk, say: what workers answered is kept until it can be written
                 log.exception("the crew goes on after")
                 self._stopping.wait(1.0)
         self._end_all()
 
     def _end_all(self) -> None:
-        for hand in [*self._running, *self._idle]:
+        for hand in self._running:
             hand.end()
+        self._roster.end()
         for running in self._running.values():
             if running.end is None:
                 running.released()
@@ -123,16 +125,25 @@ class Crew:
                 self.queue.released(self._claimed)
 
     def _listen(self) -> None:
-        """Hear all that workers have said by now."""
+        """Hear all that workers have said by now, and write down which jobs have ended."""
         try:
-            hand, said = self._said.get(timeout=TICK)
+            hand, said = self._heard.get(timeout=TICK)
             while True:
-                self._hear(hand, said)
-                hand, said = self._said.get_nowait()
+                if hand is not None:
+                    self._hear(hand, said)
+                hand, said = self._heard.get_nowait()
         except Empty:
             pass
-        for running in [running for running in self._running.values() if running.settle()]:
+        for running in [running for running in self._running.values() if running.end is not None]:
+            self._look_at(running.claim.spec.recording)
+            running.settle()
             self._over(running)
+
+    def _look_at(self, recording: str) -> None:
+        try:
+            self._before_end(recording)
+        except Exception:  # the job has ended all the same
+            log.exception("a look at %s failed", recording)
 
     def _hear(self, hand: Hand, said: Said | None) -> None:
         running = self._running.get(hand)
@@ -140,7 +151,7 @@ class Crew:
             if running is not None and running.end is None:
                 running.died(hand.last_words())
             elif running is None:
-                self._fire(hand)
+                self._roster.fire(hand)
         elif said.ready:
             hand.ready = True
             if running is not None:
@@ -160,23 +171,15 @@ class Crew:
         preview = path_of(self.settings.state_folder, claim.id)
         for path in (preview, preview.with_suffix(PARTIAL), self._lock(claim)):
             path.unlink(missing_ok=True)
-        if hand.is_alive and running.asked is None and hand.errands < ERRANDS:
-            hand.idle_since = time.monotonic()
-            self._idle.append(hand)
-        else:  # where it was asked to end a job, a signal may still be on its way to it
-            self._fire(hand)
-
-    def _fire(self, hand: Hand) -> None:
-        if hand in self._idle:
-            self._idle.remove(hand)
-        hand.end()
+        if running.asked is None:
+            self._roster.keep(hand)
+        else:  # a signal may still be on its way to it
+            hand.end()
 
     def _watch(self) -> None:
         cancelled = self.queue.asked_to_end(running.claim for running in self._running.values()) if self._running else set()
         for running in self._running.values():
             running.watch(cancelled=running.claim.id in cancelled)
-        for hand in [hand for hand in self._idle if time.monotonic() - hand.idle_since > IDLE]:
-            self._fire(hand)
 
     def _hire(self) -> None:
         """Give jobs that wait to workers, as long as there are any of both."""
@@ -193,22 +196,10 @@ class Crew:
         except ValueError as error:
             self.queue.failed(claim, str(error))
             return
-        hand = self._hand(claim.spec.recording)
+        hand = self._roster.take(claim.spec.recording, self._running)
         limits = {"seconds": self.settings.job_seconds, "megabytes": self.settings.job_megabytes}
         self._running[hand] = Running(self.queue, claim, hand, **limits)
         hand.give(errand)
-
-    def _hand(self, recording: str) -> Hand:
-        """A worker for a recording: one that has done jobs of it before, or a new one in place of one of another."""
-        for hand in self._idle:
-            if hand.recording == recording and hand.is_alive:
-                self._idle.remove(hand)
-                return hand
-        while self._idle and len(self._idle) + len(self._running) >= self.size:
-            self._fire(min(self._idle, key=lambda hand: hand.idle_since))
-        used = {hand.gpu for hand in [*self._running, *self._idle]}
-        gpu = next((gpu for gpu in self._gpus if gpu not in used), None)
-        return Hand(recording, self._said, threads=self.settings.threads, gpu=gpu)
 
     def _errand(self, claim: Claim) -> Errand:
         """Raises ValueError where the recording is no longer there."""

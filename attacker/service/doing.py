@@ -2,9 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
+import torch
+
+from attacker import cluster
 from attacker.attacks import AttackSpec
 from attacker.replay import Replay, Replayed
 from attacker.service.errands import Answer, Errand
@@ -50,6 +55,17 @@ def answered(errand: Errand, interrupt: Interrupt, watch: Watch) -> Answer:
     return Answer(state="done", result=work.result)
 
 
+WARM = ("scipy.optimize",)
+WARM_TO_SCORE = ("attacker.scoring", "skimage.io", "sklearn.datasets")
+
+
+def warm(*, scores: bool) -> None:
+    """Load what the first job would have to wait for; reads no recording. scores: whether jobs are scored."""
+    torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
+    for name in (*WARM, *(WARM_TO_SCORE if scores else ())):
+        import_module(name)
+
+
 @dataclass
 class _Work:
     errand: Errand
@@ -70,12 +86,13 @@ class _Work:
             models.admit(self.errand.model, name=recording.manifest.model.name)
         kinds = (False, True) if spec.null else (False,)
         self.replays = [self._replay(spec, recording, null=null) for null in kinds]
-        for number, replay in enumerate(self.replays):
-            self._run(replay, number)
-            first = self.parts[0]
-            if not first.done + first.skipped:
-                reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
-                raise RuntimeError(f"no case could be attacked: {reasons}")
+        with cluster.joined(self.errand.ray) if self.errand.ray is not None else nullcontext():
+            for number, replay in enumerate(self.replays):
+                self._run(replay, number)
+                first = self.parts[0]
+                if not first.done + first.skipped:
+                    reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
+                    raise RuntimeError(f"no case could be attacked: {reasons}")
 
     def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
         errand = self.errand

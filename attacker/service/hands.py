@@ -25,20 +25,21 @@ class Hand:
     """A process that does errands, one at a time.
 
     said: gets (this hand, what it said), and (this hand, None) when it has died, or said what nobody understands.
-    recording: whose errands it does: a recording may come from anywhere, and what reading one did to a process, if anything,
-    must not touch another one. gpu: the only one it sees.
+    recording: whose errands it does, once it has had one: a recording may come from anywhere, and what reading one did to a
+    process, if anything, must not touch another one. gpu: the only one it sees. scores: whether it will have truth.
     """
 
     def __init__(
-        self, recording: str, said: "SimpleQueue[tuple[Hand, Said | None]]", *, threads: int, gpu: str | None = None
+        self, said: "SimpleQueue[tuple[Hand | None, Said | None]]", *, threads: int, gpu: str | None = None, scores: bool = True
     ) -> None:
-        self.recording, self.gpu, self.ready, self.errands = recording, gpu, False, 0
+        self.recording: str | None = None
+        self.gpu, self.ready, self.errands = gpu, False, 0
         self.idle_since = time.monotonic()
         self._babble, self._before = "", 0
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 closed with the hand
         seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, *(["scores"] if scores else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -56,7 +57,7 @@ class Hand:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def _listen(self, said: "SimpleQueue[tuple[Hand, Said | None]]") -> None:
+    def _listen(self, said: "SimpleQueue[tuple[Hand | None, Said | None]]") -> None:
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline(MAX_LINE)).endswith(b"\n"):
             try:

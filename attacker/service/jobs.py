@@ -120,7 +120,8 @@ class Job(BaseModel):
     """What is told of a job.
 
     attempts: how often a worker has begun it; crashes: how often one died of it. origin: `request`, or `rule NAME`.
-    created, started, ended: UTC, ISO 8601. error: what went wrong, first in a line, then with a traceback where there is one.
+    version: grows with each change of any job. created, started, ended: UTC, ISO 8601.
+    error: what went wrong, first in a line, then with a traceback where there is one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -131,6 +132,7 @@ class Job(BaseModel):
     attempts: int = 0
     crashes: int = 0
     origin: str = "request"
+    version: int = 0
     created: str
     started: str | None = None
     ended: str | None = None

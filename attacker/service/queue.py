@@ -4,7 +4,7 @@ import builtins
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,10 @@ class Queue:
 
     def close(self) -> None:
         self.store.close()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Have `told` called after each change by this process; see `Store.tell`."""
+        self.store.tell(told)
 
     # asking
 

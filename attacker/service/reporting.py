@@ -3,14 +3,23 @@
 import sys
 from pathlib import Path
 
-from attacker.report.gather import gather
-from attacker.report.render import render
 from fedsim.wire.files import write_bytes
+
+UNWRITTEN = 74
+"""The exit status where the page was made and cannot be written, as sysexits.h has it."""
 
 
 def main(run: str, out: str, unscored: str = "") -> None:
     """Write the page. unscored: as if there were neither truth nor scores."""
-    write_bytes(Path(out), render([gather(Path(run), scored=unscored != "--unscored")]).encode())
+    from attacker.report.gather import gather  # the service asks for the status above, and need not load these
+    from attacker.report.render import render
+
+    page = render([gather(Path(run), scored=unscored != "--unscored")]).encode()
+    try:
+        write_bytes(Path(out), page)
+    except OSError as error:
+        print(error.strerror or error, file=sys.stderr)
+        sys.exit(UNWRITTEN)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ def job_of(row: sqlite3.Row) -> Job:
         attempts=row["attempts"],
         crashes=row["crashes"],
         origin=row["origin"],
+        version=row["version"],
         created=row["created"],
         started=row["started"],
         ended=row["ended"],

@@ -1,6 +1,7 @@
 """Runs the application on a socket of its own: with patience for slow clients, but not without end."""
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -150,11 +151,22 @@ def serve_until_told(app: FastAPI, settings: Settings, listener: socket.socket, 
     answering, works = server(app, settings), Works(app.state.parts)
     try:
         works.start()
+        _settle()
         ready()
         answering.run(sockets=[listener])
     finally:
         works.stop()
         listener.close()
+
+
+def _settle() -> None:
+    """Have the collector of garbage leave alone what is loaded now.
+
+    PyTorch and what comes with it are some hundred thousand objects that stay: to look through them, as it does now and then,
+    holds up all answers for up to half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def address_of(listener: socket.socket, settings: Settings) -> str:

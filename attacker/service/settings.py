@@ -23,6 +23,7 @@ class Settings:
     rules:       file that says which attacks run on new rounds by themselves.
     workers:     processes that do jobs; None: one for each GPU, or as many as `threads` fit into the cores; 0: none.
     threads:     of PyTorch, for each worker.
+    stand_by:    whether one more worker is kept that has no job, so that the next one need not wait for its start.
     device, ray, model: as `attacker replay` has them.
     state:       folder of the service's own files, readable by its owner only; by default `.attacker` below the root.
     max_queued:  jobs that wait at most. job_seconds, job_megabytes: what one job may take; None: no limit.
@@ -41,6 +42,7 @@ class Settings:
     rules: Path | None = None
     workers: int | None = None
     threads: int = 1
+    stand_by: bool = True
     device: str = "cpu"
     ray: str | None = None
     model: str | None = None

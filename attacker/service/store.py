@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Store:
         self.path = path
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._turn, self._look = threading.Lock(), threading.Lock()
+        self._told: tuple[Callable[[], object], ...] = ()
         self._writer, self._reader = self._connection(), self._connection()
         with self.writing() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -91,6 +92,12 @@ class Store:
                 if self._writer.in_transaction:  # of a full disk, say, SQLite has taken it back itself
                     self._writer.execute("ROLLBACK")
                 raise
+        for told in self._told:
+            told()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Have `told` called after each change by this process, in the thread that made it: it should only wake another one."""
+        self._told += (told,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """All rows of a query, as they were at one instant."""

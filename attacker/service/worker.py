@@ -24,7 +24,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     answers = private_stdout()
     lines = lines_of(sys.stdin)
-    from attacker.service.doing import Watch, answered  # after stdout is safe from what imports print
+    from attacker.service.doing import Watch, answered, warm  # after stdout is safe from what imports print
 
     def spoken() -> Watch:
         last = 0.0
@@ -37,6 +37,8 @@ def main() -> None:
 
         return watch
 
+    if lines.empty():  # nobody waits for it yet
+        warm(scores="scores" in sys.argv[1:])
     say(answers, ready=True)
     while True:
         errand = Errand.from_json(lines.get())

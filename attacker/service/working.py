@@ -20,12 +20,12 @@ class Works:
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
         self._parts = parts
-        self._crew = Crew(settings, parts.queue)
         self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
         self._behind: set[str] = set()
         self._watcher = Watcher(
             parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
         )
+        self._crew = Crew(settings, parts.queue, before_end=self._watcher.look_at)
 
     def start(self) -> None:
         """Returns when every run that there is has been looked at. Raises ValueError where another service is at work here."""

@@ -100,6 +100,11 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
 
 
+def json_lines(*values: Any) -> bytes:
+    """Each value as a line."""
+    return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
+
+
 def append_json_lines(path: Path, *values: Any) -> None:
     """Add a JSON line for each value to `path` at once, and flush it; a last line that was cut off by a crash gives way."""
     new = not path.exists()
@@ -107,7 +112,7 @@ def append_json_lines(path: Path, *values: Any) -> None:
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values))
+        file.write(json_lines(*values))
         file.flush()
         os.fsync(file.fileno())
     if new:
@@ -116,7 +121,7 @@ def append_json_lines(path: Path, *values: Any) -> None:
 
 def replace_json_lines(path: Path, *values: Any) -> None:
     """Write a file of JSON lines anew, at once."""
-    write_bytes(path, b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values))
+    write_bytes(path, json_lines(*values))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The web page on made-up answers: hostile names, large grids, failures, and what everybody must be able to read."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,55 @@ def test_a_round_that_arrives_is_drawn_where_one_looks(fake: Fake, opened: Openi
     expect(page.get_by_text("No run yet.")).to_be_visible()
 
 
+DONE: dict[str, Any] = {
+    "state": "done",
+    "version": 9,
+    "result": {"attacks": [{"source": "cpl-1", "null": False, "done": 1, "skipped": 0}], "scored": True, "score_note": None},
+}
+
+
+@pytest.mark.parametrize(("place", "where"), [("job", "main"), ("case", "main"), ("run", "aside")])
+def test_what_is_scored_while_one_looks_shows_up_by_itself(place: str, where: str, fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    fake.answers["jobs"], fake.answers["jobs/1"] = listed([job("1", **DONE)]), job("1", **DONE)
+    whole = fake.answers["recordings/big/cases/cpl-1/1"]
+    (scored, *_) = whole["examples"]
+    whole["examples"] = [{**scored, "original": None, "label_true": None, "success": None, "psnr": None}]
+    page = opened(fake.address, VIEWS[place])
+    shown = page.locator(where)
+    expect(shown.get_by_role("img", name=re.compile("^Reconstruction"))).to_have_count(1)
+    expect(page.locator("#link")).to_have_text("live")
+    page.wait_for_timeout(2500)  # what it reads again when it connects has been read
+    expect(shown.get_by_role("img", name=re.compile("^Private original"))).to_have_count(0)
+    fake.answers["recordings/big/cases/cpl-1/1"] = {**whole, "examples": [scored]}
+    fake.tell("recording", recording("big"))
+    expect(shown.get_by_role("img", name=re.compile("^Private original"))).to_have_count(1)
+
+
+@pytest.mark.parametrize("answer", ["jobs/1", "jobs"])
+def test_an_answer_that_an_event_has_overtaken_changes_nothing(answer: str, fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    running = job("1", state="running", started="2026-01-01T00:00:00Z", version=3)
+
+    def overtaken(query: dict[str, str]) -> Any:
+        """What was true when it was asked for, and comes after the news of the end."""
+        while not fake.streams:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        fake.tell("job", job("1", **DONE))
+        time.sleep(0.5)
+        return listed([running]) if answer == "jobs" else running
+
+    fake.answers |= {"jobs": listed([running]), "jobs/1": running, answer: overtaken}
+    with_answer = re.compile(f"/api/v1/{answer}(\\?.*)?$")
+    page = opened(fake.address)
+    with page.expect_response(with_answer):
+        page.goto(f"{fake.address}#/job/1")
+        page.reload()
+    page.wait_for_timeout(500)
+    expect(page.locator("main .mark").first).to_have_text("done")
+
+
 def test_a_failure_says_so_and_can_be_tried_again(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna"], rounds=2)
     fake.refusals["recordings/big/grid"] = (
@@ -128,8 +178,9 @@ def test_a_refused_job_is_told_at_the_field_that_hides_it(fake: Fake, opened: Op
     fake.refusals["POST jobs"] = JOBS_REFUSED
     dialog.get_by_label("Clients").fill("anna, ben")
     dialog.get_by_role("button", name="Start").click()
-    expect(dialog.get_by_label("steps")).to_be_focused()
-    expect(dialog.get_by_label("steps")).to_have_accessible_description(re.compile("steps must be at least 1, not -5"))
+    expect(dialog.get_by_label("steps", exact=True)).to_be_focused()
+    steps = dialog.get_by_label("steps", exact=True)
+    expect(steps).to_have_accessible_description(re.compile("steps must be at least 1, not -5"))
     ((path, body),) = fake.posted
     assert path == "jobs"
     assert body == {**job("1")["spec"], "clients": ["anna", "ben"]}
@@ -142,7 +193,7 @@ def test_only_changed_arguments_are_sent_with_their_types(fake: Fake, opened: Op
     page.get_by_role("button", name="Attack it").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("Arguments of the attack").click()
-    dialog.get_by_label("steps").fill("25")
+    dialog.get_by_label("steps", exact=True).fill("25")
     dialog.get_by_role("button", name="Start").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("CPL on")
     assert fake.posted[0][1]["arguments"] == {"steps": 25}

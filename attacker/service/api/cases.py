@@ -1,6 +1,7 @@
 """Cases of attacks: how each ended, its examples, and their images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -20,6 +21,9 @@ from attacker.service.shapes import Cases, CaseTold, CaseWhole, ExampleTold
 router = APIRouter(prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED, dependencies=[Depends(only_known)])
 
 Attack = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
+Version = Annotated[
+    str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
+]
 IMAGE: dict[int | str, dict[str, Any]] = {200: {"content": {PNG: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
@@ -72,13 +76,16 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
             except ValueError:  # replaced since the last look, or damaged where nobody had looked
                 whole = None
         address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source)}/{quote(case)}"
-        return views.whole_case(of, facts, whole, rows, _examples(run, of, facts, whole, rows, address))
+        links = views.Links(address, state_of(of, case, rows))
+        return views.whole_case(of, facts, whole, rows, _examples(run, of, facts, whole, rows, links))
 
     return await service.replies.told(request, run.version, make)
 
 
 @router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE)
-async def image(request: Request, service: Service, id: Name, source: Name, case: Name, n: Number) -> Response:
+async def image(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
     """A reconstruction, as the attack numbers it."""
     run = service.catalogue.run(id)
 
@@ -90,13 +97,17 @@ async def image(request: Request, service: Service, id: Name, source: Name, case
 
 
 @router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE)
-async def assigned(request: Request, service: Service, id: Name, source: Name, case: Name, n: Number) -> Response:
+async def assigned(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
     """The reconstruction that scoring assigned to the case's true example with that number."""
     return await _half(request, service, id, source, case, n, original=False)
 
 
 @router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE)
-async def original(request: Request, service: Service, id: Name, source: Name, case: Name, n: Number) -> Response:
+async def original(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
     """The case's true example with that number; only where the service was given truth."""
     return await _half(request, service, id, source, case, n, original=True)
 
@@ -122,19 +133,24 @@ def _case(service: Parts, run: Run, source: str, case: str) -> tuple[Source, Cas
     return of, of.cases[case], list(service.catalogue.scores(run).get(source, {}).get(case, ()))
 
 
+def state_of(source: Source, case: str, rows: Sequence[Score]) -> str:
+    """Tells what is shown of a case from what was shown before: a browser keeps the pictures of addresses that it has seen."""
+    return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
+
+
 def _examples(
-    run: Run, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[Score], address: str
+    run: Run, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[Score], links: views.Links
 ) -> list[ExampleTold]:
     if run.manifest is None:
         return []
     data, file = run.manifest.data, file_of(source.name, facts.key)
     if rows:
         cells = {} if data.is_image else images.rows_paired(run.folder, rows, data)
-        return list(views.scored(rows, address, cells, images=data.is_image))
+        return list(views.scored(rows, links, cells, images=data.is_image))
     if whole is None:
         return []
     cells = {} if data.is_image else images.rows_alone(run.folder, file, whole, data)
-    return list(views.found(whole, address, cells, images=data.is_image))
+    return list(views.found(whole, links, cells, images=data.is_image))
 
 
 def _data(run: Run) -> Any:

@@ -15,6 +15,7 @@ from attacker.service.api.replies import tagged
 from attacker.service.catalogue import Run
 from attacker.service.catalogue.finding import first_link
 from attacker.service.parts import Parts, Service
+from attacker.service.reporting import UNWRITTEN
 from attacker.service.shapes import Problem
 from fedsim.wire.files import make_private
 
@@ -26,6 +27,7 @@ ANSWER = REFUSED | {
     200: {"content": {"text/html": {"schema": {"type": "string"}}}},
     409: {"model": Problem, "description": "The run is not such that a report can be made of it."},
     503: {"model": Problem, "description": "It takes too long."},
+    507: {"model": Problem, "description": "The service's own folder cannot take it."},
 }
 
 
@@ -67,6 +69,9 @@ async def _make(service: Parts, run: Run, path: Path) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == UNWRITTEN:
+        why = words.decode(errors="replace").strip()[-300:]
+        raise Wrong(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
     if process.returncode:
         last = (words.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
         raise Wrong(f"no report can be made of {run.id}: {last[:300].replace(str(run.folder), run.id)}", status=409)

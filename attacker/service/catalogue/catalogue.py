@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from attacker.service.catalogue import views
 from attacker.service.catalogue.attacked import ALIVE, PLAIN, Source, read_source
-from attacker.service.catalogue.finding import Mark, find, mark, mark_of_work, subfolders
+from attacker.service.catalogue.finding import Mark, find, is_run, mark, mark_of_work, subfolders
 from attacker.service.catalogue.lines import Scores, read_scores, read_training
 from attacker.service.catalogue.observed import Index, Rows, Seen, read_index, read_manifest, read_rows, words_of
 from attacker.service.catalogue.shelf import Shelf
@@ -21,6 +21,9 @@ from fedsim.wire import Manifest
 RUNS = 8
 """Runs whose rows, scores and attacks are kept in memory after they were asked for."""
 SOURCES = 64
+LIVELY = 60.0
+"""Seconds after its last update in which a run counts as being recorded."""
+INDEX = "recording/index.sqlite"
 
 
 class Unknown(LookupError):
@@ -88,9 +91,31 @@ class Catalogue:
                     changes.changed.append(run)
                     changes.arrived += _arrived(run, before)
             changes.removed = sorted(self._runs.keys() - runs.keys())
-            self._runs, self.trouble = runs, tuple(found.trouble)
-            self.version = _digest([(id, run.version) for id, run in runs.items()], found.trouble)
+            self._keep(runs, tuple(found.trouble))
             return changes
+
+    def look_at(self, id: str) -> Changes:
+        """The same of one run, if it is known and there."""
+        with self._looking:
+            changes, before = Changes(), self._runs.get(id)
+            if before is None or not is_run(before.folder):
+                return changes
+            run = self._looked_at(id, before.folder, before)
+            if run is not before:
+                changes.changed.append(run)
+                changes.arrived += _arrived(run, before)
+                self._keep({**self._runs, id: run}, self.trouble)
+            return changes
+
+    def stirred(self) -> list[str]:
+        """Runs that are being recorded, and whose index is no longer what the last look saw: cheap enough to be asked often."""
+        now = time.time()
+        lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < LIVELY]
+        return [run.id for run in lively if mark(now, run.folder / INDEX)[:1] != run.marks["index"][:1]]
+
+    def _keep(self, runs: dict[str, Run], trouble: tuple[str, ...]) -> None:
+        self._runs, self.trouble = runs, trouble
+        self.version = _digest([(id, run.version) for id, run in runs.items()], trouble)
 
     def runs(self) -> list[Run]:
         """All of them, in order of their ids."""
@@ -162,7 +187,7 @@ class Catalogue:
 
     def _looked_at(self, id: str, folder: Path, before: Run | None) -> Run:
         now = time.time()
-        at = {"manifest": "recording/manifest.json", "index": "recording/index.sqlite"}
+        at = {"manifest": "recording/manifest.json", "index": INDEX}
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
         marks = {name: mark(now, folder / file) for name, file in at.items()}
         sources = {

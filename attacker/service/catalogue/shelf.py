@@ -26,6 +26,7 @@ class Shelf(Generic[T]):
     def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
         self.most, self._weight = most, weight
         self._places: OrderedDict[Hashable, _Place[T]] = OrderedDict()
+        self._total = 0
         self._lock = threading.Lock()
 
     def peek(self, key: Hashable, version: Hashable) -> T | None:
@@ -51,7 +52,8 @@ class Shelf(Generic[T]):
                 self._forget(key, place)
                 raise
             with self._lock:
-                place.value, place.version, place.weight = value, version, self._weight(value)
+                place.value, place.version = value, version
+                self._weigh(key, place, self._weight(value))
                 self._tidy(key)
             return value
 
@@ -61,19 +63,31 @@ class Shelf(Generic[T]):
     @property
     def weight(self) -> int:
         """Of all that is kept."""
-        with self._lock:
-            return sum(place.weight for place in self._places.values())
+        return self._total
 
     def _forget(self, key: Hashable, place: _Place[T]) -> None:
         """Nothing of a version that is gone, and no places of what cannot be made."""
         with self._lock:
             if self._places.get(key) is place:
-                del self._places[key]
+                self._drop(key)
+
+    def _weigh(self, key: Hashable, place: _Place[T], weight: int) -> None:
+        """Counts what is kept, and not what gave way while it was made."""
+        if self._places.get(key) is place:
+            self._total += weight - place.weight
+            place.weight = weight
 
     def _tidy(self, kept: Hashable) -> None:
-        weight = sum(place.weight for place in self._places.values())
-        for key in [key for key in self._places if key != kept]:
-            if weight <= self.most:
-                return
-            if not self._places[key].lock.locked():
-                weight -= self._places.pop(key).weight
+        """The oldest give way, and no more are looked at than that takes."""
+        surplus, going = self._total - self.most, list[Hashable]()
+        for key, place in self._places.items():
+            if surplus <= 0:
+                break
+            if key != kept and not place.lock.locked():
+                surplus -= place.weight
+                going.append(key)
+        for key in going:
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        self._total -= self._places.pop(key).weight

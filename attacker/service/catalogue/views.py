@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite
+from typing import NamedTuple
 
 from attacker.report.pairs import Pair
 from attacker.service.catalogue.answers import Whole
@@ -143,7 +144,17 @@ def whole_case(
     )
 
 
-def found(whole: Whole, address: str, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+class Links(NamedTuple):
+    """Of a case's pictures. address: of the case. version: of its state, so that each state has addresses of its own."""
+
+    address: str
+    version: str
+
+    def to(self, kind: str, n: int) -> str:
+        return f"{self.address}/{kind}/{n}.png?version={self.version}"
+
+
+def found(whole: Whole, links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
     """The examples of a case that nothing was compared with."""
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -154,7 +165,7 @@ def found(whole: Whole, address: str, cells: Mapping[int, Pair], *, images: bool
             rounds=list(whole.rounds.get(n, ())),
             label=str(label),
             confidence=confidence,
-            image=f"{address}/images/{n}.png" if images else None,
+            image=links.to("images", n) if images else None,
             values=None if images else values(cells[n]) if n in cells else None,
             original=None,
             label_true=None,
@@ -166,7 +177,7 @@ def found(whole: Whole, address: str, cells: Mapping[int, Pair], *, images: bool
         )
 
 
-def scored(scores: Sequence[Score], address: str, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+def scored(scores: Sequence[Score], links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
     """The examples of a case beside what was made of them: one for each true one."""
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
@@ -177,9 +188,9 @@ def scored(scores: Sequence[Score], address: str, cells: Mapping[int, Pair], *, 
             rounds=list(row.rounds),
             label=row.label,
             confidence=row.confidence,
-            image=f"{address}/pairs/{n}.png" if pair else None,
+            image=links.to("pairs", n) if pair else None,
             values=values(cells[n]) if not images and n in cells else None,
-            original=f"{address}/originals/{n}.png" if pair else None,
+            original=links.to("originals", n) if pair else None,
             label_true=row.label_true,
             success=row.success,
             psnr=row.psnr,

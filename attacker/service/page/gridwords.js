@@ -12,7 +12,8 @@ const STATE = {
 
 /** The name of a cell's state. */
 export function stateOf(cell) {
-  return cell.status !== "complete" && cell.status !== "masked" && cell.state === "none"
+  if (cell.status === "masked" && cell.state === "none") return "masked";
+  return cell.status !== "complete" && cell.state === "none"
     ? `no update: ${cell.status}`
     : STATE[cell.state];
 }

@@ -9,7 +9,7 @@ export function pair(example, { beside = null, whose = null } = {}) {
   return h(
     beside ? "figure.pair.with-null" : "figure.pair",
     {},
-    example.values ? cells(example) : images(example, beside),
+    example.values ? cells(example, beside) : images(example, beside),
     h("figcaption", {}, label(example), mark(example), whose),
   );
 }
@@ -41,9 +41,10 @@ function images(example, beside) {
   );
 }
 
-function cells(example) {
+function cells(example, beside) {
   const truth = example.values.some((value) => value.original !== null);
-  const titles = ["column", ...(truth ? ["private original"] : []), "what the server got"];
+  const nothing = beside?.values && new Map(beside.values.map((value) => [value.column, value.reconstruction]));
+  const titles = ["column", ...(truth ? ["private original"] : []), "what the server got", ...(nothing ? ["the null"] : [])];
   return h(
     "table.cells",
     {},
@@ -66,6 +67,7 @@ function cells(example) {
           h("th", { scope: "row" }, column),
           truth ? h("td", {}, original ?? "–") : null,
           h("td", {}, reconstruction, right === null ? null : right ? " ✓" : " ✗"),
+          nothing ? h("td.soft", {}, nothing.get(column) ?? "–") : null,
         ),
       ),
     ),

@@ -2,6 +2,11 @@
 
 import { all } from "./api.js";
 
+/** Of two states of a job, the one that came later. */
+export function newer(one, other) {
+  return one && one.version > other.version ? one : other;
+}
+
 export class Store {
   constructor() {
     this.recordings = new Map();
@@ -10,6 +15,7 @@ export class Store {
     this.loaded = false;
     this.problem = null;
     this.listeners = new Set();
+    this.meanwhile = null;
   }
 
   /** Calls `listener(change)` after every change {recording | job | removed | all}; returns what ends that. */
@@ -18,35 +24,47 @@ export class Store {
     return () => this.listeners.delete(listener);
   }
 
+  /** Reads everything; what events tell meanwhile is newer than the answer that is on its way. */
   async refresh() {
+    const meanwhile = { recordings: new Map(), jobs: new Map() };
+    this.meanwhile = meanwhile;
     try {
       const [recordings, jobs] = await Promise.all([
         all("recordings", {}, 2000, (page) => (this.trouble = page.trouble ?? [])),
         all("jobs", {}, 500),
       ]);
-      this.recordings = new Map(recordings.map((one) => [one.id, one]));
-      this.jobs = new Map(jobs.map((one) => [one.id, one]));
+      if (this.meanwhile !== meanwhile) return; // it was asked for once more
+      this.recordings = new Map([...recordings.map((one) => [one.id, one]), ...meanwhile.recordings]);
+      for (const [id, one] of meanwhile.recordings) if (one === null) this.recordings.delete(id);
+      const before = this.jobs;
+      this.jobs = new Map([...meanwhile.jobs, ...jobs.map((one) => [one.id, newer(before.get(one.id), one)])]);
       this.loaded = true;
       this.problem = null;
     } catch (problem) {
       this.problem = problem;
     }
+    if (this.meanwhile === meanwhile) this.meanwhile = null;
     this.tell({ all: true });
   }
 
   recording(one) {
     const before = this.recordings.get(one.id) ?? null;
+    this.meanwhile?.recordings.set(one.id, one);
     this.recordings.set(one.id, one);
     this.tell({ recording: one, before });
   }
 
+  /** An answer may be overtaken by an event that is newer. */
   job(one) {
     const before = this.jobs.get(one.id) ?? null;
+    if (newer(before, one) !== one) return;
+    this.meanwhile?.jobs.set(one.id, one);
     this.jobs.set(one.id, one);
     this.tell({ job: one, before });
   }
 
   removed(id) {
+    this.meanwhile?.recordings.set(id, null);
     this.recordings.delete(id);
     this.tell({ removed: id });
   }

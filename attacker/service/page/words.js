@@ -120,6 +120,11 @@ export function known(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
+/** [1, 2, 3, 7] as "rounds 1 to 3, 7". */
+export function inRounds(rounds) {
+  return `${rounds.length > 1 ? "rounds" : "round"} ${ranges(rounds)}`;
+}
+
 /** [1, 2, 3, 7] as "1 to 3, 7". */
 export function ranges(rounds) {
   const parts = [];

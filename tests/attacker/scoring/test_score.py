@@ -17,10 +17,10 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay import Replay, Replayed
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.perceptual import load
-from attacker.scoring.score import labels_read
+from attacker.scoring.score import labels_read, replace_rows
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 EXPERIMENT = {
@@ -117,3 +117,29 @@ def test_labels_are_read_as_a_multiset() -> None:
     assert labels_read([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
     assert labels_read([1, 1, 2], [1, 2, 2]) == [True, False, True]
     assert labels_read([4], []) == [False]
+
+
+OTHERS = [
+    {"source": "b", "case": "1", "note": "not of this attack"},
+    {"source": "a", "case": "2", "note": "another case"},
+    {"case": "1", "source": "b", "note": '"source": "a", "case": "1"'},
+]
+
+
+@pytest.mark.parametrize("only", [None, {"1"}])
+@pytest.mark.parametrize("scored_before", [True, False])
+def test_rows_take_the_place_of_their_own_and_of_no_other_ones(
+    tmp_path: Path, only: set[str] | None, scored_before: bool
+) -> None:
+    path, old, new = (
+        tmp_path / "scores.jsonl",
+        {"source": "a", "case": "1", "psnr": 1.0},
+        {"source": "a", "case": "1", "psnr": 2.0},
+    )
+    before = [OTHERS[0], *([old] if scored_before else []), *OTHERS[1:]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in before) + '{"source": "a", "cut off')
+    replace_rows(path, [new, new], "a", only)
+    kept = [row for row in OTHERS if only is not None or row["source"] != "a"]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [*kept, new, new]
+    replace_rows(path, [], "a", only)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == kept

@@ -18,8 +18,8 @@ from attacker.service.app import parts_of, routes
 from attacker.service.parts import Parts
 from attacker.service.settings import Settings
 from fedsim import engine
-from fedsim.app import Run
 from fedsim.experiment import validate
+from fedsim.run import Run
 from fedsim.wire import Recording
 
 EXPERIMENT = {
@@ -88,6 +88,12 @@ class Asked:
 def application() -> FastAPI:
     """Its routes: to make them takes longer than all else."""
     return routes()
+
+
+@pytest.fixture
+def ask_of() -> Callable[[FastAPI], Asked]:
+    """Asks an application as it is."""
+    return Asked
 
 
 @pytest.fixture

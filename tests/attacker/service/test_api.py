@@ -1,10 +1,15 @@
 """What the API answers on a real run: what recording, reconstructions and scores say, and nothing that was not given."""
 
+import asyncio
+import errno
 import io
 import json
+import os
 import shutil
+import sys
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from attacker.report.gather import gather
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
 from attacker.scoring import summarise
+from attacker.service import reporting
 from attacker.service.jobs import JobSpec
 from fedsim.wire import Recording
 from fedsim.wire.files import read_json_lines
@@ -128,6 +134,42 @@ def test_without_truth_nothing_of_scores_originals_or_labels_is_told(ask: Ask, s
     assert all(one["scored"] == 0 for one in asked.json(f"{RUN}/attacks")["items"])
     address = f"/api/v1/{RUN}/cases/{sources[0]}/{case['case']}"
     assert [asked(f"{address}/{kind}/0.png").status_code for kind in ("originals", "pairs")] == [404, 404]
+
+
+def test_a_case_that_is_attacked_again_shows_its_pictures_under_other_addresses(
+    ask: Ask, root: Path, sources: tuple[str, str]
+) -> None:
+    """A page keeps the pictures of addresses that it has shown."""
+    asked = ask()
+    case = asked.json(f"{RUN}/cases?attack={sources[0]}")["items"][0]["case"]
+    (before,) = asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"]
+    asked.look()
+    assert asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"] == [before]
+    path = root / "digits" / "reconstructions" / sources[0] / f"{case}.safetensors"
+    found = Reconstruction.read(path)
+    replace(found, x=1 - found.x).write(path)
+    asked.look()
+    (after,) = asked.json(f"{RUN}/cases/{sources[0]}/{case}")["examples"]
+    assert after["image"] != before["image"]
+    assert asked(after["image"]).content == asked(before["image"]).content
+
+
+def test_a_report_that_cannot_be_written_is_told_as_the_services_own_trouble(
+    ask: Ask, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reporting, "write_bytes", full)
+        with pytest.raises(SystemExit) as ended:
+            reporting.main(str(root / "digits"), str(tmp_path / "out.html"))
+    said = f"import sys; sys.exit((print({capsys.readouterr().err!r}, file=sys.stderr), {ended.value.code})[1])"
+    real = asyncio.create_subprocess_exec
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **how: real(sys.executable, "-c", said, **how))
+    answer = ask()(f"/api/v1/{RUN}/report")
+    assert answer.status_code == 507
+    assert "No space left on device; make room there" in answer.json()["error"]["message"]
 
 
 def test_the_report_of_a_service_without_truth_has_neither_scores_nor_originals(ask: Ask, root: Path) -> None:

@@ -2,17 +2,19 @@
 
 import json
 import os
+import random
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attacker.service.catalogue import Catalogue, Changes, Unknown
+from attacker.service.catalogue import catalogue as catalogue_module
 from attacker.service.catalogue import finding as finding_module
 from attacker.service.catalogue.answers import thinned
 from attacker.service.catalogue.attacked import CaseFacts, Source
@@ -100,6 +102,39 @@ def test_a_round_that_arrives_is_told_once(root: Path, catalogue: Open) -> None:
     assert found.look().arrived == []
     assert found.run("digits").told["last_round"] == 3
     assert len(found.rows(found.run("digits"))[3]) == 3
+
+
+def test_a_look_at_one_run_sees_what_a_look_at_all_of_them_would_and_nothing_of_others(root: Path, catalogue: Open) -> None:
+    shutil.copytree(root / "digits", root / "other")
+    found = catalogue()
+    others, version = found.run("other").version, found.version
+    add_round(root / "digits", 3)
+    add_round(root / "other", 3)
+    changes = found.look_at("digits")
+    assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
+    assert found.run("digits").told["last_round"] == 3
+    assert (found.run("other").version, found.version == version) == (others, False)
+    assert [(one.recording, one.round) for one in found.look().arrived] == [("other", 3)]
+    shutil.rmtree(root / "digits")
+    assert found.look_at("digits") == found.look_at("unknown") == Changes()
+    assert found.look().removed == ["digits"]
+
+
+def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_does_not(
+    root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue_module, "LIVELY", 1e6)
+    found, index = catalogue(), root / "digits" / "recording" / "index.sqlite"
+    assert found.stirred() == []
+    add_round(root / "digits", 3)
+    assert found.stirred() == ["digits"]
+    found.look_at("digits")
+    assert found.stirred() == []
+    with closing(sqlite3.connect(index)) as db, db:
+        db.execute("UPDATE observations SET received_at = 1.0")
+    found.look()
+    os.utime(index)
+    assert found.stirred() == []
 
 
 def test_at_the_first_look_every_round_has_arrived(root: Path) -> None:
@@ -270,6 +305,23 @@ def test_a_shelf_keeps_to_its_bound_and_what_was_asked_for_last() -> None:
     assert shelf.peek(0, 0) == b"x" * 30
     assert shelf.peek(1, 0) is None
     assert shelf.peek(0, 1) is None
+
+
+def test_a_shelf_knows_its_weight_whatever_was_made_forgotten_and_replaced() -> None:
+    draw, shelf = random.Random(0), Shelf[bytes](100, len)
+
+    def refuse(before: bytes | None) -> bytes:
+        raise ValueError
+
+    for number in range(500):
+        key, version = draw.randrange(12), draw.randrange(3)
+        if draw.random() < 0.2:
+            with suppress(ValueError):
+                shelf.get(key, number, refuse)
+        else:
+            shelf.get(key, version, lambda before: b"x" * draw.randrange(60))
+        kept = [one for key in range(12) for version in range(3) if (one := shelf.peek(key, version)) is not None]
+        assert shelf.weight == sum(map(len, kept)) <= 100
 
 
 def test_a_shelf_forgets_what_could_not_be_made() -> None:

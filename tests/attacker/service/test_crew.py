@@ -313,7 +313,7 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
 ) -> None:
     from sqlite3 import OperationalError
 
-    from attacker.service import crew
+    from attacker.service import crew, roster
 
     tries = []
 
@@ -327,7 +327,7 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
         return trying
 
     if what == "a worker":
-        monkeypatch.setattr(crew, "Hand", once(crew.Hand, RuntimeError("can't start new thread")))
+        monkeypatch.setattr(roster, "Hand", once(roster.Hand, RuntimeError("can't start new thread")))
     elif what == "a folder that cannot be read":
         monkeypatch.setattr(crew, "folder_of", once(crew.folder_of, OSError(5, "Input/output error")))
     else:

@@ -111,6 +111,20 @@ def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(serve: Ca
         assert list(told) == []
 
 
+def test_the_collector_of_garbage_has_nothing_to_look_through_that_was_loaded_at_the_start() -> None:
+    """It would hold up every answer meanwhile."""
+    code = """
+import gc
+from attacker.service import app, serving
+loaded = len(gc.get_objects())
+serving._settle()
+print(loaded, len(gc.get_objects()))
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=LONG)
+    loaded, left = map(int, found.stdout.split())
+    assert loaded > 50_000 > 20 * left
+
+
 def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
     with alone(make_private(root / ".attacker") / "service.lock"):
         process, url = serve()

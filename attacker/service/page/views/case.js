@@ -2,11 +2,11 @@
 
 import { get } from "../api.js";
 import { chart } from "../chart.js";
-import { h, put } from "../dom.js";
+import { h, put, throttled } from "../dom.js";
 import { pair } from "../pairs.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
-import { base, duration, number, ranges, specName } from "../words.js";
+import { base, duration, inRounds, number, specName } from "../words.js";
 
 export function caseView(app, id, source, name) {
   const body = panel({
@@ -14,9 +14,9 @@ export function caseView(app, id, source, name) {
     load: () => read(id, source, name),
     draw: (place, found) => put(place, ...drawn(app, id, source, found)),
   });
+  const changed = throttled(body.refresh, 1500);
   const end = app.store.on((change) => {
-    const job = change.job;
-    if (change.all || (job?.spec.recording === id && job.state !== "queued")) body.refresh();
+    if (change.all || change.recording?.id === id) changed();
   });
   return {
     element: h("div.view", {}, body),
@@ -25,6 +25,7 @@ export function caseView(app, id, source, name) {
     preset: () => ({ recording: id }),
     stop: () => {
       end();
+      changed.stop();
       body.stop();
     },
   };
@@ -49,8 +50,8 @@ async function nullCase(id, source, one) {
 
 function drawn(app, id, source, { one, attack, nothing }) {
   const examples = one.examples ?? [];
-  const same = (example) =>
-    nothing?.examples?.find((each) => each.batch === example.batch && each.position === example.position) ?? null;
+  const place = (example) => [example.rounds?.[0], example.batch, example.position].join();
+  const same = (example) => nothing?.examples?.find((each) => place(each) === place(example)) ?? null;
   return [
     h(
       "header.head",
@@ -59,7 +60,7 @@ function drawn(app, id, source, { one, attack, nothing }) {
         "p.eyebrow",
         {},
         h("a", { href: link(["run", id], cell(one)), "data-key": "up" }, app.store.recordings.get(id)?.name ?? id),
-        h("span", {}, `round ${ranges(one.rounds)}`),
+        h("span", {}, inRounds(one.rounds)),
       ),
       h("h1", {}, attack ? specName(attack.spec) : source, attack?.null ? h("span.soft", {}, ", the null") : null),
       h("p.soft", {}, h("code", {}, attack ? base(attack.spec) : source), " on ", h("code", {}, one.client)),
@@ -81,7 +82,7 @@ function drawn(app, id, source, { one, attack, nothing }) {
         ? h(
             "div.gallery",
             {},
-            examples.map((example) => pair(example, { beside: same(example), whose: slot(example) })),
+            examples.map((example) => pair(example, { beside: same(example), whose: slot(one, example) })),
           )
         : h("p.state", {}, "No reconstruction."),
     ),
@@ -113,8 +114,9 @@ function facts(one, attack) {
   ];
 }
 
-function slot(example) {
-  return h("span.line.soft", {}, `batch ${example.batch}, position ${example.position}`);
+function slot(one, example) {
+  const rounds = one.rounds.length > 1 && example.rounds?.length ? `${inRounds(example.rounds)}, ` : "";
+  return h("span.line.soft", {}, `${rounds}batch ${example.batch}, position ${example.position}`);
 }
 
 function lossChart(one, nothing) {

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
-import { counted, decibel, number, percent, ranges, specName } from "../words.js";
+import { counted, decibel, inRounds, number, percent, specName } from "../words.js";
 import { matches, within } from "./filters.js";
 
 const PAGE = 200;
@@ -87,7 +87,7 @@ function table(id, cases, sources) {
 }
 
 function row(id, one, attack) {
-  const name = `${one.rounds.length > 1 ? "rounds" : "round"} ${ranges(one.rounds)}`;
+  const name = inRounds(one.rounds);
   const where = link(["run", id, "case", one.attack, one.case]);
   const there = one.status === "done" || one.status === "failed";
   return h(

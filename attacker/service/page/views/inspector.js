@@ -65,6 +65,7 @@ export function inspector(id, { onClose }) {
     element,
     show,
     clear,
+    refresh: () => part?.refresh(),
     sources: (items) => {
       sources = items;
       part?.redraw();
@@ -86,7 +87,8 @@ async function read(id, cell, attack) {
 function nothing(cell) {
   if (cell.state === "waiting") return "An attack on it waits for its turn.";
   if (cell.state === "running") return "It is being attacked now.";
-  if (cell.status !== "complete" && cell.status !== "masked") return "The server received no update to attack.";
+  if (cell.status === "masked") return "It is masked: the server can read only the sum of all clients of this round.";
+  if (cell.status !== "complete") return "The server received no update to attack.";
   return "No attack has been run on this update.";
 }
 

@@ -6,6 +6,7 @@ import { h, put, throttled } from "../dom.js";
 import { listen } from "../live.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
+import { newer } from "../store.js";
 import { attackName, counted, duration, elapsed, number, short } from "../words.js";
 import { jobParts } from "./jobrow.js";
 import { casesOf } from "./reconstructed.js";
@@ -18,6 +19,7 @@ export function jobView(app, id) {
   const outcome = h("div");
   let job = app.store.jobs.get(id) ?? null;
   let results = null;
+  let galleries = [];
 
   const first = panel({
     className: "bare",
@@ -30,7 +32,7 @@ export function jobView(app, id) {
   const element = h("div.view", {}, head, first, facts, emerging.element, outcome);
 
   function take(next) {
-    job = next;
+    job = newer(job, next);
     if (!head.contains(parts.mark)) put(head, ...heading(job), h("div.status-line", {}, parts.mark, parts.progress, parts.acts));
     parts.update(job);
     document.title = `${attackName(job.spec.attack)} on ${job.spec.recording} · What leaks`;
@@ -39,7 +41,10 @@ export function jobView(app, id) {
     const text = JSON.stringify([job.state, job.error, job.result]);
     if (text === results) return;
     results = text;
-    put(outcome, ...cameOf(job));
+    galleries.forEach((one) => one.stop());
+    const came = cameOf(job);
+    galleries = came.galleries;
+    put(outcome, came.elements);
   }
 
   let streaming = null;
@@ -58,7 +63,9 @@ export function jobView(app, id) {
     }
   }
 
+  const seen = throttled(() => galleries.forEach((one) => one.refresh()), 1500);
   const end = app.store.on((change) => {
+    if (change.all || (change.recording && change.recording.id === job?.spec.recording)) seen();
     if (change.job?.id === id) take(change.job);
     else if (change.all && app.store.jobs.has(id)) take(app.store.jobs.get(id));
     follow();
@@ -79,6 +86,8 @@ export function jobView(app, id) {
       streaming?.();
       emerging.stop();
       first.stop();
+      seen.stop();
+      galleries.forEach((one) => one.stop());
     },
   };
 }
@@ -112,6 +121,7 @@ function asked({ spec, ...job }) {
 
 function cameOf(job) {
   const parts = [];
+  const galleries = [];
   if (job.error)
     parts.push(
       h(
@@ -123,6 +133,8 @@ function cameOf(job) {
     );
   for (const one of job.result?.attacks ?? []) {
     const failed = Object.entries(one.failed ?? {});
+    const gallery = one.null ? null : casesOf(job.spec, one.source, 12);
+    if (gallery) galleries.push(gallery);
     parts.push(
       h(
         "section.panel",
@@ -160,12 +172,12 @@ function cameOf(job) {
               ),
             )
           : null,
-        one.null ? null : casesOf(job.spec.recording, one.source, 12),
+        gallery,
       ),
     );
   }
   if (job.result?.score_note) parts.push(h("p.soft", {}, job.result.score_note));
-  return parts;
+  return { elements: parts, galleries };
 }
 
 /** The best images so far of a running job, drawn in place, and the loss since this page looks. */

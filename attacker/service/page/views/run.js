@@ -41,6 +41,7 @@ export function runView(app, id) {
       );
       beside.sources(items);
       leakage.redraw();
+      cases.element.redraw();
     },
     empty: (items) => (items.length ? null : "No attack has been run on it yet."),
   });
@@ -184,8 +185,8 @@ export function runView(app, id) {
     return { recording: id, attack: attack?.attack, rounds, clients: query.client ? [query.client] : [] };
   }
 
-  const arrived = throttled(() => [cells, leakage, training, cases, attacks].forEach((part) => part.refresh()), 1500);
-  const worked = throttled(() => [cells, leakage, cases, attacks].forEach((part) => part.refresh()), 2000);
+  const arrived = throttled(() => [cells, leakage, training, cases, attacks, beside].forEach((part) => part.refresh()), 1500);
+  const worked = throttled(() => [cells, leakage, cases, attacks, beside].forEach((part) => part.refresh()), 2000);
   const ends = [
     app.store.on((change) => {
       if (change.all || change.recording?.id === id || change.removed === id) named();
@@ -205,7 +206,7 @@ export function runView(app, id) {
       arrived.stop();
       worked.stop();
       ends.forEach((end) => end());
-      [cells, leakage, training, attacks].forEach((part) => part.stop());
+      [cells, leakage, training, cases.element, attacks].forEach((part) => part.stop());
       beside.clear();
     },
   };

@@ -1,0 +1,131 @@
+"""The roster: a worker waits before there is a job, and no worker meets two recordings. The workers are scripts here."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from attacker.service import hands, roster
+from attacker.service.hands import Hand
+from attacker.service.roster import Roster
+from attacker.service.settings import Settings
+
+WAITS = "import sys; sys.stdin.read()"
+DIES = "import sys; sys.exit('no memory')"
+
+
+@pytest.fixture
+def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Roster]]:
+    """A roster that counts a tenth of a second as quiet."""
+    monkeypatch.setattr(roster, "QUIET", 0.1)
+    monkeypatch.setattr(hands, "PROGRAM", WAITS)
+    made: list[Roster] = []
+
+    def make(size: int = 1, **settings: object) -> Roster:
+        made.append(Roster(Settings(root=tmp_path, **settings), size, SimpleQueue()))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def tend(some: Roster, busy: list[Hand], seconds: float = 0.3) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        some.tend(busy)
+        time.sleep(0.02)
+
+
+def workers() -> set[int]:
+    """Of this process, those that live."""
+    found = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    return {pid for pid in found if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"}
+
+
+def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Callable[..., Roster]) -> None:
+    some, before = tended(), workers()
+    tend(some, [])
+    (waiting,) = workers() - before
+    hand = some.take("photos", [])
+    assert (hand.pid, hand.recording) == (waiting, "photos")
+    hand.end()
+
+
+def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., Roster]) -> None:
+    some, before = tended(), workers()
+    tend(some, [])
+    hand = some.take("photos", [])
+    tend(some, [hand])
+    assert workers() - before == {hand.pid}
+    some.keep(hand)
+    tend(some, [])
+    assert len(workers() - before) == 2
+    assert some.take("photos", []) is hand, "one that knows the recording goes first"
+    hand.end()
+
+
+def test_no_worker_meets_two_recordings(tended: Callable[..., Roster]) -> None:
+    some, seen = tended(2), dict[int, str]()
+    for recording in ("photos", "other", "photos", "third", "other"):
+        tend(some, [])
+        hand = some.take(recording, [])
+        assert seen.setdefault(hand.pid, recording) == hand.recording == recording
+        some.keep(hand)
+
+
+def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., Roster]) -> None:
+    some, before = tended(stand_by=False), workers()
+    tend(some, [])
+    assert workers() == before
+    hand = some.take("photos", [])
+    assert hand.is_alive
+    hand.end()
+
+
+def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
+    tended: Callable[..., Roster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hands, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
+    some = tended()
+    for _ in range(20):
+        some.tend([])
+        time.sleep(0.05)
+        while not some._heard.empty():  # as the crew does
+            hand, said = some._heard.get()
+            assert said is None
+            assert hand is not None
+            some.fire(hand)
+    assert (tmp_path / "starts").read_text() == "x"
+    monkeypatch.setattr(hands, "PROGRAM", WAITS)
+    hand = some.take("photos", [])
+    assert hand.is_alive, "a job gets a worker all the same"
+    hand.end()
+
+
+def test_all_of_them_end_with_the_roster(tended: Callable[..., Roster]) -> None:
+    some, before = tended(), workers()
+    tend(some, [])
+    some.keep(some.take("photos", []))
+    tend(some, [])
+    assert len(workers() - before) == 2
+    some.end()
+    assert workers() == before
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_worker_on_stand_by_has_what_jobs_need_and_nothing_of_truth_where_there_is_none(scores: bool) -> None:
+    code = f"""
+import sys
+from attacker.service.doing import warm
+warm(scores={scores})
+print(*(name in sys.modules for name in ("torch._dynamo", "scipy.optimize", "attacker.scoring.score", "fedsim.truth")))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert found.stdout.split() == ["True", "True", str(scores), str(scores)]

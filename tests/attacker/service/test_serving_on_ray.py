@@ -1,0 +1,89 @@
+"""The service with a Ray cluster behind it: jobs outlive its workers, can be cancelled, and leave no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from attacker.service.jobs import ENDED
+
+LONG = 240.0
+"""Seconds for what takes twenty on a machine of one's own: most of them are the start of Ray."""
+ENDLESS = {"recording": "digits", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Those of a process that live, with their command lines."""
+    found, waiting = dict[int, str](), [pid]
+    while waiting:
+        at = Path(f"/proc/{waiting.pop()}")
+        with suppress(OSError):
+            for path in at.glob("task/*/children"):
+                waiting += (children := [int(child) for child in path.read_text().split()])
+                found |= {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in children}
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+def at_work(service: int) -> list[int]:
+    """Ray's own workers that do a task."""
+    return [pid for pid, command in descendants(service).items() if command.startswith("ray::work")]
+
+
+def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_service(root: Path, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--ray", "local"]
+    with (tmp_path / "log").open("w") as log:
+        service = subprocess.Popen([*command, "--truth", "own"], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert service.stdout is not None
+        with httpx.Client(base_url=service.stdout.readline().strip(), timeout=LONG) as client:
+
+            def submitted(**changes: Any) -> Callable[[], dict[str, Any]]:
+                id = client.post("/api/v1/jobs", json={**ENDLESS, **changes}).json()["id"]
+                return lambda: dict(client.get(f"/api/v1/jobs/{id}").json(), address=f"/api/v1/jobs/{id}")
+
+            job = submitted(arguments={"steps": 150})
+            (victim, *_) = until(lambda: at_work(service.pid), "no task was begun")
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: job()["state"] in ENDED, "the job did not end")
+            assert (job()["state"], job()["attempts"], job()["crashes"]) == ("done", 1, 0), job()["error"]
+            (attacked,) = job()["result"]["attacks"]
+            assert (attacked["done"], attacked["failed"], job()["result"]["scored"]) == (6, {}, True)
+
+            job = submitted()
+            until(lambda: at_work(service.pid), "no task was begun")
+            client.post(f"{job()['address']}/cancel", json={})
+            until(lambda: job()["state"] in ENDED, "the job was not cancelled")
+            assert job()["state"] == "cancelled"
+
+            submitted(seed=1)
+            until(lambda: at_work(service.pid), "no task was begun")
+        processes = descendants(service.pid)
+        assert any("raylet" in words for words in processes.values())
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(LONG) == 0
+        until(lambda: not any(map(alive, processes)), f"left behind: {[words for p, words in processes.items() if alive(p)]}")
+    finally:
+        service.kill()
+        service.communicate()
