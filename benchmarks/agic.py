@@ -21,7 +21,7 @@ from agic_clients import Federation
 from contract import Options, cpu_seconds, options, told
 from single_cases import Client, Images, client, images
 
-from attacker.attacks import Case, agic
+from attacker.attacks import Case, agic, exact
 from attacker.attacks.layer_weights import by_depth
 from attacker.attacks.matching import GradientMatching
 from attacker.linking import Links
@@ -53,7 +53,7 @@ def layers(asked: Options) -> tuple[list[Row], Row]:
     paper = [
         {"source": "AGIC, table IV, 10,000 iterations", "weights": w, "psnr": p} for w, p in (("equal", 20.67), ("AGIC", 31.34))
     ]
-    return [*rows, *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
+    return [*rows, _routed(asked, cases), *paper], {"layer_gain_db": weighed["psnr"] - equal["psnr"]}
 
 
 def shapes(asked: Options) -> tuple[list[Row], Row]:
@@ -67,7 +67,7 @@ def shapes(asked: Options) -> tuple[list[Row], Row]:
         | {"paper": paper}
         for shape, beta, paper in ranges
     ]
-    return rows, {}
+    return [*rows, _routed(asked, cases)], {}
 
 
 PAPER_SHAPES = (
@@ -137,6 +137,17 @@ def _network(asked: Options, name: str, batch: int, steps: int = 1) -> Client:
     """An untrained ResNet20-4 whose client takes steps of 1e-4."""
     of = client("resnet20_4", images(asked, name, 1).data, seed=asked.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
+
+
+def _routed(asked: Options, cases: Sequence[Case]) -> Row:
+    """What the router answers by closed forms, before it goes on to the same search."""
+    with cpu_seconds() as clock:
+        try:
+            found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
+            said = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
+        except ValueError as error:
+            said = f"no closed form ({str(error).split(';')[0]}): the search as above"
+    return {"source": "measured", "weights": "router", "each": said, "cpu_seconds": clock.seconds}
 
 
 def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **said: Any) -> Row:
