@@ -15,6 +15,8 @@ from attacker.attacks.base import Look
 from fedsim.wire.files import write_tensors
 
 SUFFIX = ".checkpoint"
+FORM = 2
+"""Grows when what searches keep changes its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +28,16 @@ class Origin:
     device: str
     torch: str = field(default_factory=lambda: torch.__version__)
     fedleak: str = field(default_factory=lambda: version("fedleak"))
+    form: int = FORM
 
     def as_json(self) -> str:
-        return json.dumps([self.attack, self.seed, self.device, self.torch, self.fedleak])
+        return json.dumps([self.attack, self.seed, self.device, self.torch, self.fedleak, self.form])
 
     def differs(self, other: str) -> str:
         """How `other`, written by `as_json`, differs, in words; empty where it does not."""
         try:
             theirs = json.loads(other)
-            pairs = zip(("attack", "seed", "device", "torch", "fedleak"), theirs, json.loads(self.as_json()), strict=True)
+            pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.as_json()), strict=True)
         except (ValueError, TypeError):
             return "cannot be read"
         return ", ".join(f"is of {what} {them}, and this is {me}" for what, them, me in pairs if them != me)

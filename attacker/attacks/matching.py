@@ -92,6 +92,10 @@ class GradientMatching:
             raise ValueError("order_invariant ties the local epochs of a simulation: set local_steps to simulated")
         if self.surrogate and self.local_steps == "simulated":
             raise ValueError("surrogate weights stand for the local steps: set local_steps to one_batch")
+        if self.restarts < 1:
+            raise ValueError(f"restarts counts the starts of a search, of which one is the least, got {self.restarts}")
+        if self.first is not None and self.order_invariant:
+            raise ValueError("a given start holds each example once, and order_invariant searches for one in each local epoch")
         if not 0 <= self.coarse < 1:
             raise ValueError(f"coarse is a share of the steps in [0, 1): the last ones are in float32, got {self.coarse}")
 

@@ -86,13 +86,18 @@ class Search:
 
     def _smoothing(self) -> Tensor:
         """(cases,) the weight of total variation, more of it behind known noise; of a null, 1 where it has that prior."""
-        attack = self.attack
-        own = attack.smooth * self.data.is_image * self._over_views([view.worst for view in self.views])
-        if attack.denoised and attack.objective.squares and self.data.is_image:
+        attack, gamma = self.attack, self.views[0].rows["gamma"]
+        if not self.data.is_image:
+            return torch.zeros_like(gamma)
+        denoised = attack.denoised and attack.objective.squares and any(view.noisy for view in self.views)
+        if not attack.sees_gradient:
+            return torch.full_like(gamma, float(denoised or attack.smooth > 0))
+        own = attack.smooth * self._over_views([view.worst for view in self.views])
+        if denoised:
             gamma = torch.stack([view.rows["gamma"] for view in self.views])
             variance = torch.stack([view.power / view.coordinates for view in self.views])
             own = own + belief_behind_noise((gamma * variance).sum(0) / gamma.sum(0), self.count * self.data.size)
-        return own if attack.sees_gradient else (own > 0).to(own)
+        return own
 
     def _over_views(self, values: Sequence[Tensor]) -> Tensor:
         weighed = [view.rows["gamma"] * self.attack.robust_loss(value) for view, value in zip(self.views, values, strict=True)]
@@ -241,9 +246,9 @@ class Search:
     def _gain(self, z: Tensor, problem: Row) -> Tensor:
         """How much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
 
-        It is 1 where no power is left.
+        It is 1 where no power is left, and of a null, which looks at nothing that was received.
         """
-        if not self.defended or not self.attack.objective.squares:
+        if not (self.defended and self.attack.objective.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
         guess = self.decode(z, problem)
         pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]

@@ -28,6 +28,7 @@ from attacker.attacks.simulation import (
 )
 from attacker.attacks.vectorised import PerProblem, apart, per_problem, together
 from defenses.channel import transparent
+from fedsim.wire.masked import SUM
 from fedsim.wire.observation import Observation
 
 if TYPE_CHECKING:
@@ -117,7 +118,17 @@ class View:
         if not self.same_buffers:
             self.rows["buffers"] = self.buffers
         self.worst = vmap(self.attack.objective.worst)(self.rows["observed"])
-        self.power = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2
+        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in seen.items()}) > 0)
+        self.power = self._power(observations, seen)
+
+    def _power(self, observations: Sequence[Observation], seen: Gradient) -> Tensor:
+        """(cases,) that of the noise of known power in what is compared, as it is compared. A sum is a mean of its clients."""
+        parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.attack.device)
+        each = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
+        scale, whole = self.rows["scale"], sum(s[0].numel() for s in seen.values())
+        counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
+        share: Tensor = each / whole * sum(count * weight for count, weight in counted)
+        return share
 
     @property
     def coordinates(self) -> int:

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -86,13 +86,19 @@ class _Work:
             models.admit(self.errand.model, name=recording.manifest.model.name)
         kinds = (False, True) if spec.null else (False,)
         self.replays = [self._replay(spec, recording, null=null) for null in kinds]
-        with cluster.joined(self.errand.ray) if self.errand.ray is not None else nullcontext():
+        with self._cluster():
             for number, replay in enumerate(self.replays):
                 self._run(replay, number)
                 first = self.parts[0]
                 if not first.done + first.skipped:
                     reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
                     raise RuntimeError(f"no case could be attacked: {reasons}")
+
+    def _cluster(self) -> AbstractContextManager[None]:
+        """That of the job, shared by its replays, where one of them has something left to do."""
+        if self.errand.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
+            return nullcontext()
+        return cluster.joined(self.errand.ray)
 
     def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
         errand = self.errand

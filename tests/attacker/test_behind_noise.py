@@ -1,17 +1,24 @@
 """Attackers who know how much noise there is prefer smooth images by as much as it leaves open."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from attacker.attacks import Case, cpl, without_gradient
+from attacker.attacks import Case, agic, cpl, exact, without_gradient
+from attacker.attacks.closed.layers import Answer
+from attacker.attacks.closed.observed import observe as observe_closed
+from attacker.attacks.closed.routes import ROUTES
 from attacker.attacks.priors import CONTRAST, belief_behind_noise, total_variation
 from attacker.attacks.search import Search
 from attacker.scoring.metrics import mse
 from fedsim.wire import DataSpec, ModelSpec
+from fedsim.wire.codec import encode
+from fedsim.wire.masked import SUM
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
@@ -62,11 +69,78 @@ def test_the_weight_is_of_the_noise_in_the_gradient(image_case: Make) -> None:
     assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / CONTRAST, rel=1e-4)
 
 
+def test_of_a_sum_the_noise_is_that_of_a_mean(image_case: Make) -> None:
+    case, _, _ = image_case(1, defense="gaussian(0.002)")
+    (own,) = case.observations
+    four = Case((replace(own, client=SUM, cohort=tuple("abcd")),))
+    alone, together = (Search(cpl(), [each], seeded(), None) for each in (case, four))
+    assert together.smoothing.item() == pytest.approx(alone.smoothing.item() / 4, rel=1e-5)
+    assert together.views[0].power.item() == pytest.approx(alone.views[0].power.item() / 4, rel=1e-5)
+
+
+def test_layer_weights_weigh_the_noise_as_well(image_case: Make) -> None:
+    """The distance of the truth is the noise's power, in the units in which layers are compared."""
+    case, x, y = image_case(1, defense="gaussian(0.002)")
+    search = Search(agic(distance="euclidean", beta=50.0).matching, [case], seeded(), None)
+    (view,) = search.views
+    distance = view.distance(view.case(0), x, y, x.flatten())
+    assert view.power.item() == pytest.approx(distance.item(), rel=0.1)
+
+
+def test_noise_counts_where_gradients_are_compared(observe: Callable[..., Any]) -> None:
+    """PRECODE's block is left out of the comparison, and its noise with it."""
+    batch = (torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1]))
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    for network in ("", "precode(bottleneck=16)"):
+        model = ModelSpec(name="lenet_dlg", network=network)
+        case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))
+        (view,) = Search(cpl(), [case], seeded(), None).views
+        assert view.coordinates == 7732
+        assert view.power.item() == pytest.approx(7732 * 0.02**2, rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (1, 16, 1)])
+def test_images_of_one_line_are_found(observe: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    x, y = torch.linspace(0, 1, 16).reshape(1, *shape), torch.tensor([1])
+    model, data = ModelSpec(name="mlp", arguments={"hidden": [32]}), DataSpec(shape=shape, num_classes=3)
+    case = Case((observe((x, y), model=model, data=data),))
+    (found,) = exact(route="optimisation")([case], rng=seeded())
+    assert mse(found.x, x).item() < 1e-3
+
+
+def test_an_answer_that_fits_noise_gives_way_to_a_search_that_leaves_it(
+    image_case: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, x, _ = image_case(1, defense="gaussian(0.002)")
+    (fitted,) = cpl(optimiser="wolfe", denoised=False)([case], rng=seeded())
+    monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [Answer(fitted.x.double(), fitted.y, "layers")])
+    (routed,) = exact()([case], rng=seeded())
+    seen = observe_closed([case])
+    assert seen.missed(0, fitted.x, fitted.y) < seen.missed(0, routed.x, routed.y) < 1.1 * seen.noise(0)
+    assert routed.route.startswith("optimisation")
+    assert mse(routed.x, x).item() < mse(fitted.x, x).item()
+
+
 def test_rows_of_tables_are_not_smooth(observe: Callable[..., object]) -> None:
     batch = (torch.rand(1, 12, generator=seeded()), torch.tensor([1]))
     model, data = ModelSpec(name="mlp", arguments={"hidden": [16]}), DataSpec(shape=(12,), num_classes=3)
     case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
     assert Search(cpl(), [case], seeded(), None).smoothing.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    "name", ["gaussian(0.002)", "gaussian(snr_db=0)", "top_k(0.1) | gaussian(0.002)", "top_k(0.1)", "sign('mean')"]
+)
+@pytest.mark.parametrize("attack", [cpl(steps=3, tv=3e-5), cpl(steps=40, optimiser="momentum", tv=3e-5), exact(steps=3)])
+def test_a_null_sees_nothing_of_what_was_received(image_case: Make, name: str, attack: Any) -> None:
+    cases = [image_case(1, defense=name, learning_rate=rate)[0] for rate in (0.1, 0.05)]
+    (observation,) = cases[0].observations
+    nothing = {key: torch.zeros_like(t) for key, t in observation.update.items()}
+    cases.append(Case((replace(observation, payload=encode(nothing)),)))
+    null = without_gradient(attack)
+    (first,), *others = (null([case], rng=seeded()) for case in cases)
+    for (other,) in others:
+        assert torch.equal(first.x, other.x)
 
 
 def test_a_null_prefers_smooth_images_too_and_sees_nothing_else(image_case: Make) -> None:

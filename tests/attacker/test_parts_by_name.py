@@ -57,6 +57,7 @@ def test_the_default_is_the_paper() -> None:
         ({"patience": 0}, "patience must be a whole number above 0"),
         ({"local_steps": "one"}, "unknown local_steps 'one'. Known: one_batch, simulated"),
         ({"tv": -0.1}, "tv must be a number that is not negative"),
+        ({"restarts": 0}, "restarts"),
         ({"boxed": "yes"}, "boxed must be true or false"),
     ],
 )

@@ -19,6 +19,7 @@ from attacker.attacks.simulation import (
     omitted_of,
     schedule,
     through,
+    total_step,
 )
 from defenses.channel import Channel, transparent
 from fedsim import models
@@ -102,6 +103,12 @@ class Observed:
         off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
+
+    def noise(self, i: int) -> float:
+        """The length of the noise that is known of, as a share of the observed gradient's: about what the truth misses it by."""
+        power = self.channel.noise(self.cases[i].observations[0].update) / total_step(self.training, self.steps) ** 2
+        whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
+        return float((power / whole.cpu()).sqrt())
 
     @property
     def device(self) -> torch.device:

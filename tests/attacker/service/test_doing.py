@@ -118,6 +118,13 @@ def test_what_an_earlier_attempt_did_is_skipped(errand: Errand, run: Path) -> No
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
 
 
+def test_a_job_whose_cases_are_all_done_needs_no_cluster(errand: Errand) -> None:
+    answered(errand, Interrupt(), silent)
+    again = answered(replace(errand, ray="127.0.0.1:1"), Interrupt(), silent)
+    assert (again.state, again.error) == ("done", None)
+    assert again.result.scored
+
+
 def test_without_truth_nothing_is_scored(errand: Errand, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
     answer = answered(replace(errand, truth=()), Interrupt(), silent)
