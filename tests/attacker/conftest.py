@@ -1,6 +1,6 @@
 """Observations as a server would make them, of one client that trains on known examples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -53,6 +53,15 @@ def observe() -> Observe:
         )
 
     return make
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models that are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

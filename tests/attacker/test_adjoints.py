@@ -1,6 +1,6 @@
 """Gradients of many problems and the way back from them, written out, are what autograd finds for each problem by itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +31,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small for more
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:

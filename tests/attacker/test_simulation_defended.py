@@ -1,6 +1,5 @@
 """What an attacker who knows how a client trained makes of it, and what one who does not misses."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,12 +30,7 @@ from fedsim.wire.codec import encode
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small for more
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """The gradients of many problems at once are those that each has by itself, and so are their derivatives."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,12 +24,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these models are too small for more
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
