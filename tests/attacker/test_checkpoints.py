@@ -88,6 +88,7 @@ def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:
         ({"seed": 1}, "is of seed 1, and this is 0"),
         ({"device": "cuda"}, "is of device cuda, and this is cpu"),
         ({"torch": "1.0"}, "is of torch 1.0, and this is "),
+        ({"form": 1}, "is of form 1, and this is "),
     ],
 )
 def test_a_checkpoint_of_something_else_is_not_gone_on_from_and_that_is_said(tmp_path: Path, change: dict, words: str) -> None:

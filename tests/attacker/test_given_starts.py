@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +63,12 @@ def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> Non
     assert [answer.restarts for answer in found] == [1, 1]
     assert found[1].route == "optimisation"
     torch.testing.assert_close(found[1].x, alone.x, rtol=1e-3, atol=1e-3)
+
+
+def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_case: Make) -> None:
+    _, x, _ = image_case(1)
+    with pytest.raises(ValueError, match="order_invariant searches for one in each local epoch"):
+        replace(given(x), local_steps="simulated", order_invariant=0.1)
 
 
 def test_a_null_is_told_nothing(image_case: Make) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from compared import answers, check_equal
 
 from attacker import workers
 from attacker.attacks import AttackSpec
@@ -58,20 +59,6 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def replay(run: Path, out: str = "reconstructions", *, steps: int = 3, **settings) -> Replay:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": steps, "tv": 0.0})
     return Replay(recording=Recording(run / "recording"), spec=spec, out=run / out, chunk=1, threads=1, **settings)
-
-
-def answers(folder: Path) -> dict[str, Reconstruction]:
-    return {path.name: Reconstruction.read(path) for path in sorted(folder.glob("*.safetensors"))}
-
-
-def check_equal(folder: Path, other: Path) -> None:
-    """All that was computed is equal, bit for bit."""
-    mine, theirs = answers(folder), answers(other)
-    assert list(mine) == list(theirs)
-    assert mine
-    for name, answer in mine.items():
-        for part in ("x", "y", "loss", "confidence"):
-            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
 
 
 def children(parent: int) -> list[int]:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from compared import answers, check_equal
 
 from attacker import facts
 from attacker.attacks import AttackSpec, memories
 from attacker.attacks.base import Sight
-from attacker.reconstruction import Reconstruction, Slot
+from attacker.reconstruction import Slot
 from attacker.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.crew import Crew
@@ -69,19 +70,6 @@ def silent(share: float, words: str) -> None:
 
 def changed(errand: Errand, **fields: object) -> Errand:
     return replace(errand, spec={**errand.spec, **fields})
-
-
-def answers(folder: Path) -> dict[str, Reconstruction]:
-    return {path.name: Reconstruction.read(path) for path in sorted(folder.glob("*.safetensors"))}
-
-
-def check_equal(folder: Path, other: Path) -> None:
-    mine, theirs = answers(folder), answers(other)
-    assert list(mine) == list(theirs)
-    assert mine
-    for name, answer in mine.items():
-        for part in ("x", "y", "loss", "confidence"):
-            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
 
 
 def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> Replay:

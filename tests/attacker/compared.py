@@ -1,0 +1,21 @@
+"""What two replays came to, compared."""
+
+from pathlib import Path
+
+import torch
+
+from attacker.reconstruction import Reconstruction
+
+
+def answers(folder: Path) -> dict[str, Reconstruction]:
+    return {path.name: Reconstruction.read(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def check_equal(folder: Path, other: Path) -> None:
+    """All that was computed is equal, bit for bit."""
+    mine, theirs = answers(folder), answers(other)
+    assert list(mine) == list(theirs)
+    assert mine
+    for name, answer in mine.items():
+        for part in ("x", "y", "loss", "confidence"):
+            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
