@@ -37,11 +37,13 @@ class DamagedFile(ValueError):
 def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open the regular file `name`, with '/' between folders, below `folder` for reading.
 
-    No link is followed below `folder`, which itself may be reached through one.
+    No link is followed below `folder`, which itself may be reached through one, and no '..' out of it.
     Raises DamagedFile where there is no such file, where it has more than `limit` bytes, or consists of holes.
     """
     path = folder / name
     try:
+        if not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise ValueError("is no plain path below its folder")
         with ExitStack() as stack:
             at = _descriptor(stack, folder, os.O_DIRECTORY)
             *outer, last = name.split("/")

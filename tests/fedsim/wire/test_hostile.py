@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsim import models
-from fedsim.wire import DamagedFile, Manifest, ModelSpec, Recording, files
+from fedsim.wire import DamagedFile, Manifest, ModelSpec, Recording, files, safe
 from fedsim.wire import tensors as tensors_module
 
 Change = Callable[..., None]
@@ -64,6 +64,15 @@ def test_no_link_is_followed_inside(recorded: Path, named: str) -> None:
     with pytest.raises(ValueError, match=r"symbolic link.* not followed") as error:
         list(Recording(recorded).observations())
     assert str(recorded) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "rounds/../../secret", "..", "", "/etc/hostname", "rounds//00001", "./manifest.json"]
+)
+def test_no_name_leads_out_of_its_folder(recorded: Path, name: str) -> None:
+    (recorded.parent / "secret").write_text("told")
+    with pytest.raises(DamagedFile, match="no plain path below its folder"), safe.opened(recorded, name, limit=100):
+        pass
 
 
 def test_a_recording_may_be_reached_through_a_link(recorded: Path) -> None:
