@@ -5,9 +5,10 @@
     epochs    one round against two linked ones of different epochs (table VI)
     matching  links of two shuffled epochs by features and assignment, beside images and greedy as published (table V)
     fedavg    the one-batch approximation against simulation of 1, 2, 4, 8 local steps on 8 images (figure 8)
+    beyond    surrogate weights, the order-invariant prior and robust weights, on CPL's LeNet
 
 CIFAR-10 and CIFAR-100 from --data, photographs without it. Narrow networks and short runs hide or reverse the effect of layer
-weights: `--quick` shows that everything works, and no gain. Without a table: all but shapes.
+weights: `--quick` shows that everything works, and no gain. Without a table: all but shapes and beyond.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+import agic_beyond
 import agic_linking
 import torch
 from agic_clients import Federation
@@ -28,7 +30,7 @@ from attacker.linking import Links
 from attacker.scoring.assignment import assign
 from attacker.scoring.metrics import psnr
 
-TABLES = ("layers", "shapes", "epochs", "matching", "fedavg")
+TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "beyond")
 Row = dict[str, Any]
 
 
@@ -37,8 +39,10 @@ def main() -> None:
     asked = options(__doc__ or "", tables=TABLES, flags=("long",))
     rows: list[Row] = []
     summary: dict[str, Any] = {}
-    for table in [asked.table] if asked.table else [name for name in TABLES if name != "shapes"]:
-        more, found = {"layers": layers, "shapes": shapes, "epochs": epochs, "matching": matching, "fedavg": fedavg}[table](asked)
+    by_name = {"layers": layers, "shapes": shapes, "epochs": epochs, "fedavg": fedavg}
+    by_name |= {"matching": agic_linking.table, "beyond": agic_beyond.table}
+    for table in [asked.table] if asked.table else TABLES[:4]:
+        more, found = by_name[table](asked)
         rows, summary = rows + [{"table": table, **row} for row in more], summary | found
     told("agic", rows, summary, asked)
 
@@ -103,11 +107,6 @@ def epochs(asked: Options) -> tuple[list[Row], Row]:
         {"source": "AGIC, table VI, equal weights, 10,000 iterations", "epochs": name, "psnr": value} for name, value in paper
     ]
     return rows, {"epoch_gain_db": rows[2]["psnr"] - rows[0]["psnr"]}
-
-
-def matching(asked: Options) -> tuple[list[Row], Row]:
-    """See `agic_linking`."""
-    return agic_linking.table(asked)
 
 
 def fedavg(asked: Options) -> tuple[list[Row], Row]:

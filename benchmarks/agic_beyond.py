@@ -1,0 +1,87 @@
+"""What three options that AGIC does not have bring: surrogate weights, a prior over local epochs, robust weights of rounds."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from agic_clients import Federation
+from attacked import attacked, guessed
+from contract import Options
+from single_cases import Images, client, images
+
+from attacker.attacks import Case, cpl
+from attacker.linking import Links
+from attacker.scoring.metrics import psnr, succeeded
+
+Row = dict[str, Any]
+PRIOR = 3e-5
+"""Total variation, without which several passing examples are not determined."""
+WAYS: dict[str, Row] = {
+    "one batch": {},
+    "one batch at surrogate weights": {"surrogate": True},
+    "simulated": {"local_steps": "simulated"},
+    "simulated, order-invariant": {"local_steps": "simulated", "order_invariant": 1.0},
+}
+
+
+def table(asked: Options) -> tuple[list[Row], Row]:
+    """CPL's search on its LeNet, where one image takes seconds."""
+    local, gain = _local(asked)
+    wrong, mended = _wrong_link(asked)
+    return [*local, *wrong], gain | mended
+
+
+def _local(asked: Options) -> tuple[list[Row], Row]:
+    """Clients of several local epochs: steps on one image, and on two that pass in an order of their own in each epoch."""
+    steps, rows = (20 if asked.quick else 300), []
+    for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
+        count = 1 if asked.quick else 4
+        found = images(asked, "cifar10", passing * count)
+        cases = _trained(found, passing, epochs, rate, asked.seed)
+        for way, options in WAYS.items():
+            attack = replace(cpl(tv=PRIOR, steps=steps), **options)
+            said = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
+            rows.append(said | _row(attack, cases, found, passing, asked))
+    return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
+
+
+def _trained(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
+    """Each so many images in one update: batches of one, in a new order every epoch."""
+    of = client("lenet_cpl", found.data, seed=seed)
+    of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
+    rng = torch.Generator().manual_seed(seed + 5)
+    cases = []
+    for first in range(0, len(found), passing):
+        rows = [first + i for _ in range(epochs) for i in torch.randperm(passing, generator=rng).tolist()]
+        cases.append(of.case([(found.x[i : i + 1], found.y[i : i + 1]) for i in rows], f"case-{first}"))
+    return cases
+
+
+def _wrong_link(asked: Options) -> tuple[list[Row], Row]:
+    """Three rounds that are taken for the same image, of which the second holds another one."""
+    count, steps = (1, 20) if asked.quick else (4, 300)
+    pool = images(asked, "cifar10", count + 1)
+    federation, rounds = Federation(asked, pool.data, name="lenet_cpl"), []
+    for number, shift in ((1, 0), (2, 1), (3, 0)):
+        rounds.append([federation.observed(pool, [i + shift], round=number) for i in range(count)])
+        federation.train(asked, 30)
+    found, rows = pool.first(count), []
+    for said, chosen in (("two rounds, right", (0, 2)), ("three rounds, one wrong", (0, 1, 2))):
+        links = Links((torch.tensor([0]),) * len(chosen), torch.ones(1), epochs=tuple(range(1, len(chosen) + 1)))
+        cases = [Case(tuple(rounds[r][i] for r in chosen), links=replace(links, labels=found.y[i : i + 1])) for i in range(count)]
+        for robust in (0.0, 0.1, 0.001):
+            attack = replace(cpl(steps=steps), later=1.0, robust=robust)
+            rows.append({"examples": 1, "links": said, "robust": robust} | _row(attack, cases, found, 1, asked))
+    return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
+
+
+def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> Row:
+    """PSNR of each image, mean and one by one; the share of recovered ones; CPU-seconds of each."""
+    answers, seconds = attacked(attack, cases, asked)
+    guesses = torch.cat([guessed(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
+    values = psnr(guesses, found.x).tolist()
+    each = " ".join(f"{value:.1f}" for value in values)
+    success = float(succeeded(guesses, found.x, found.data).float().mean())
+    return {"psnr": mean(values), "each": each, "recovered": success, "cpu_seconds": seconds / len(found)}
