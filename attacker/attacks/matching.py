@@ -8,7 +8,7 @@
 with one row of z a problem, that is one restart of one case, and all rows at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Need, Progress
 from attacker.attacks.descent import Stop
+from attacker.attacks.given import First
 from attacker.attacks.initialisation import Init
 from attacker.attacks.labels import LabelRule
 from attacker.attacks.layer_weights import LayerWeights
@@ -48,14 +49,15 @@ class GradientMatching:
                `robust * log(1 + d / robust)`: those that fit badly, behind wrong links or of bad rounds, have less of a say.
     coarse:    share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
                problems share weights; the rest is in float32, and what is kept is the best of that.
-    compiled:  have PyTorch compile the comparison, which pays from some thousands of iterations on; see `compiled`.
+    compiled:  have PyTorch compile the comparison, which pays for small networks and long searches; see `compiled`.
     smooth:    of images, weight of the total variation of pixels in [0, 1], as a share of what a guess that says nothing costs.
     denoised:  where noise of known power is in the gradients, and distances are squared, prefer smooth images by as much as the
                noise leaves open; see `belief_behind_noise`.
     knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
                    out what misleads, and start again only where more than the noise is left unexplained.
-    first:     from the cases, a closed form's inexact answer for each, or None: a start before those of `init`. Unless a search
-               from there converges, the first of those is tried as well: noise can make of an answer a bad start.
+    first:     from the cases, a closed form's inexact answer for each, or None: a start before those of `init`, which makes up
+               for missing examples. Unless a search from there converges, the first of those is tried as well: noise can spoil an
+               answer.
     sees_gradient: False gives the null: the same search by the prior alone, with random labels.
     """
 
@@ -82,7 +84,7 @@ class GradientMatching:
     denoised: bool = False
     knows_defense: bool = True
     sees_gradient: bool = True
-    first: Callable[[Sequence[Case]], Sequence[Tensor | None]] | None = None
+    first: First | None = None
     oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"

@@ -18,10 +18,18 @@ PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
 """Where the papers go on to a fixed number of iterations: ten without a twentieth less loss are the end of a search."""
 
 
-def dlg(*, steps: int = 300, restarts: int = 1, closed_form_start: bool = False, knows_defense: bool = True) -> GradientMatching:
+def dlg(
+    *,
+    steps: int = 300,
+    restarts: int = 1,
+    closed_form_start: bool = False,
+    compiled: bool = False,
+    knows_defense: bool = True,
+) -> GradientMatching:
     """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 
     closed_form_start: the first start is what R-GAP and its kin answer, where they answer anything.
+    compiled: PyTorch compiles the search first, for up to a minute: for small networks and thousands of iterations of all cases.
     """
     attack = GradientMatching(
         name="dlg",
@@ -32,6 +40,7 @@ def dlg(*, steps: int = 300, restarts: int = 1, closed_form_start: bool = False,
         steps=steps,
         stop=PLATEAU,
         restarts=restarts,
+        compiled=compiled,
         knows_defense=knows_defense,
     )
     return from_closed_form(attack) if closed_form_start else attack
@@ -62,6 +71,7 @@ def cpl(
     boxed: bool = False,
     closed_form_start: bool = False,
     denoised: bool = True,
+    compiled: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
@@ -78,6 +88,7 @@ def cpl(
     local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     denoised: who knows the power of noise prefers smooth images by as much as it leaves open, which the paper does not.
+    compiled: as in `dlg`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set()) | ({Need.IMAGES} if tv else set())
@@ -95,6 +106,7 @@ def cpl(
         local_steps=named.local_steps(local_steps),
         agreement=agreement,
         denoised=denoised,
+        compiled=compiled,
         knows_defense=knows_defense,
         oracles=("images of the same class",) if init == "insider" else (),
         needs=frozenset(needs),
@@ -110,12 +122,13 @@ def inverting_gradients(
     learning_rate: float = 0.1,
     signed: bool = True,
     closed_form_start: bool = False,
+    compiled: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Cosine distance and total variation, by signed Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
     learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
-    closed_form_start: as in `dlg`.
+    closed_form_start, compiled: as in `dlg`.
     """
     attack = GradientMatching(
         name="inverting_gradients",
@@ -128,7 +141,8 @@ def inverting_gradients(
         stop=Stop(patience=steps, decrease=0.0),
         restarts=restarts,
         boxed=True,
+        compiled=compiled,
         knows_defense=knows_defense,
-        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD, Need.IMAGES}),
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())),
     )
     return from_closed_form(attack) if closed_form_start else attack

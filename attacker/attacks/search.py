@@ -13,6 +13,7 @@ from attacker.attacks import local_epochs
 from attacker.attacks.answering import answer, slots
 from attacker.attacks.base import Case, Look, Memory, Progress, Sight, generator_for
 from attacker.attacks.descent import Problems, best_of, descend
+from attacker.attacks.given import Given, placed
 from attacker.attacks.knowledge import gamma_of, links_of, logits_of
 from attacker.attacks.memories import Best, bests_as_tensors, bests_of, now_and_then, to_device
 from attacker.attacks.precision import fast
@@ -113,10 +114,10 @@ class Search:
         seconds = (perf_counter() - started) / len(self.cases)
         return [answer(self, i, seconds) for i in range(len(self.cases))]
 
-    def _given(self) -> Sequence[Tensor | None]:
+    def _given(self) -> Sequence[Given | None]:
         """For each case a start from a closed form, or None."""
         attack = self.attack
-        return attack.first(self.cases) if attack.first and attack.sees_gradient else [None] * len(self.cases)
+        return attack.first(self.cases, self.rng) if attack.first and attack.sees_gradient else [None] * len(self.cases)
 
     def _starts_again(self, i: int, restart: int) -> bool:
         """Whether case i is searched for once more: always by its own first start, unless the given one has led to the end."""
@@ -171,7 +172,7 @@ class Search:
     def _keep(self, restart: int) -> None:
         """Have the memory know what the searches so far came to."""
         if self.memory is not None and not self.interrupted:
-            self.memory.keep("best", bests_as_tensors(self.best, restart + 1))
+            self.memory.keep("best", bests_as_tensors(self.best, restart + 1), drop=f"restart {restart}")
 
     def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
         """Show the best so far of what is searched for now."""
@@ -198,8 +199,9 @@ class Search:
         rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
         starts = [attack.init(self.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if restart == 0:
-            given = [self.given[i] for i in pending]
-            starts = [own if better is None else better.to(own) for own, better in zip(starts, given, strict=True)]
+            known = [None if self.joint else one for one in labels.cpu()]
+            told = zip(starts, [self.given[i] for i in pending], known, strict=True)
+            starts = [own if given is None else placed(given, own, y) for own, given, y in told]
         parts = [torch.stack(starts).flatten(1)]
         if self.joint:
             shape = (self.count * self.data.num_classes,)

@@ -179,7 +179,7 @@ class View:
         if self.attack.compiled and precision is None:
             if self.compiled is None:
                 best = self._written(decode) if self.written is not None else self._of_each(decode)
-                self.compiled = Compiled(best, self._as_it_is(decode))
+                self.compiled = Compiled(best, self._as_it_is(decode), len(self.worst))
             return self.compiled(z, row, problem)
         return self._as_it_is(decode, precision)(z, row, problem)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, without_gradient
+from attacker.attacks.given import Given, placed
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
@@ -18,11 +19,11 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def given(start: Tensor | None, **arguments: Any) -> GradientMatching:
-    """CPL that is told this start for every case."""
+def given(start: Tensor, **arguments: Any) -> GradientMatching:
+    """CPL that is told this start for every case, an example of class 1."""
 
-    def first(cases: Sequence[Case]) -> list[Tensor | None]:
-        return [start] * len(cases)
+    def first(cases: Sequence[Case], _: torch.Generator) -> list[Given | None]:
+        return [Given(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
 
     return replace(cpl(optimiser="wolfe", **arguments), first=first)
 
@@ -55,9 +56,29 @@ def test_the_better_of_both_is_chosen_by_the_loss(image_case: Make) -> None:
     assert found.loss[-1] < plain.loss[-1]
 
 
+def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, observe: Callable[..., Any]) -> None:
+    """A closed form answers in an order of its own; the search has labels in another, and would never get the images across."""
+    x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
+    one = image_case(0)[0].observations[0]
+    case = Case((observe((x, y), model=one.model, data=one.data),))
+    attack = replace(cpl(optimiser="wolfe", steps=2), first=lambda cases, _: [Given(x + 1e-4, y)])
+    (found,) = attack([case], rng=seeded())
+    assert found.y.tolist() == [0, 1, 2, 3]
+    assert found.restarts == 1
+    assert mse(found.x, x[y.argsort()]).max() < 1e-6
+
+
+def test_places_without_an_example_keep_their_own_start() -> None:
+    own, x = torch.arange(5.0)[:, None], torch.tensor([[20.0], [10.0], [21.0], [40.0]])
+    labels = torch.tensor([1, 2, 2, 3, 3])
+    assert placed(Given(x, torch.tensor([2, 1, 2, 4])), own, labels).flatten().tolist() == [10.0, 20.0, 21.0, 3.0, 4.0]
+    assert placed(Given(x, torch.tensor([2, 1, 2, 4])), own, None).flatten().tolist() == [20.0, 10.0, 21.0, 40.0, 4.0]
+    assert own.flatten().tolist() == [0, 1, 2, 3, 4]
+
+
 def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> None:
-    (one, x, _), (other, _, _) = image_case(1), image_case(2)
-    attack = replace(cpl(optimiser="wolfe", steps=1), first=lambda cases: [x if c is one else None for c in cases])
+    (one, x, y), (other, _, _) = image_case(1), image_case(2)
+    attack = replace(cpl(optimiser="wolfe", steps=1), first=lambda cases, _: [Given(x, y) if c is one else None for c in cases])
     found = attack([one, other], rng=seeded())
     (alone,) = cpl(optimiser="wolfe", steps=1)([other], rng=seeded())
     assert [answer.restarts for answer in found] == [1, 1]

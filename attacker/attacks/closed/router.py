@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from attacker.attacks.base import Case, Memory, Need, Progress, generator_for, unmet
 from attacker.attacks.closed.layers import Answer
 from attacker.attacks.closed.observed import Observed, observe
 from attacker.attacks.closed.routes import ROUTES
 from attacker.attacks.closed.walk import OURS, Walk
+from attacker.attacks.given import Given
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.simulation import schedule
 from attacker.reconstruction import Reconstruction, slots_of
@@ -104,14 +105,10 @@ class Routing:
                 self._say(i, f"{route}: {len(pending)} of {len(self.cases)} left")
                 self._try(route, pending)
 
-    def start(self, i: int) -> Tensor | None:
-        """Where a search for case i may start: an answer that explains something, filled up with noise where it is of too few."""
-        found, case = self.found[i], self.cases[i]
-        if found.answer is None or not found.missed < 1:
-            return None
-        x = found.answer.x.clamp(0, 1)
-        rest = torch.rand(self.observed.examples - len(x), *x.shape[1:], generator=generator_for(self.rng, case, "rest"))
-        return torch.cat([x, rest.to(x)])
+    def start(self, i: int) -> Given | None:
+        """Where a search for case i may start: an answer that explains something."""
+        found = self.found[i]
+        return Given(found.answer.x.clamp(0, 1), found.answer.y) if found.answer is not None and found.missed < 1 else None
 
     def _try(self, route: str, pending: list[int]) -> None:
         """One route for the cases that are left; what it gives is kept where it is better than what there is."""
@@ -165,7 +162,7 @@ class Routing:
         if not able:
             return {}
         starts = {self.cases[i].key: self.start(i) for i in able}
-        search = replace(attack, device=self.attack.device, first=lambda cases: [starts[case.key] for case in cases])
+        search = replace(attack, device=self.attack.device, first=lambda cases, _: [starts[case.key] for case in cases])
         found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
         return dict(zip(able, found, strict=True))
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+from torch import Generator
 
 from attacker.attacks.base import Case
 from attacker.attacks.closed.router import ClosedForm, Routing
+from attacker.attacks.given import Given
 from attacker.attacks.matching import GradientMatching
 
 
@@ -15,8 +15,8 @@ def from_closed_form(attack: GradientMatching) -> GradientMatching:
     """The same search, started also from the best answer of the closed forms, where that explains anything of the gradient."""
     closed = ClosedForm(name=attack.name, stability=False, knows_defense=attack.knows_defense)
 
-    def first(cases: Sequence[Case]) -> list[Tensor | None]:
-        routing = Routing(replace(closed, device=attack.device), cases, torch.Generator(), None)
+    def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
+        routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
             routing.answer()
         except ValueError:  # which says that there is nothing to start from

@@ -1,0 +1,35 @@
+"""Where a search begins that was told a start."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Generator, Tensor
+
+if TYPE_CHECKING:
+    from attacker.attacks.base import Case
+
+
+class Given(NamedTuple):
+    """Examples x (n, *shape) in [0, 1] and their labels y (n,), of as many as are searched for, or fewer, in any order."""
+
+    x: Tensor
+    y: Tensor
+
+
+First = Callable[[Sequence["Case"], Generator], Sequence[Given | None]]
+"""A start for each case, or None."""
+
+
+def placed(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
+    """`own`, a start (V, *shape), with each given example at a place of its own label.
+
+    labels: (V,), of the places; None where they are searched for, so that any place will do. An example whose label has no place
+    left is left out: it would have to become another one.
+    """
+    x, free = own.clone(), list(range(len(own)))
+    for example, label in zip(given.x, given.y.tolist(), strict=True):
+        place = next((i for i in free if labels is None or int(labels[i]) == label), None)
+        if place is not None:
+            free.remove(place)
+            x[place] = example.to(x)
+    return x
