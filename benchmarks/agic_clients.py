@@ -40,9 +40,10 @@ class Federation:
             payload=encode(update),
         )
 
-    def train(self, asked: Options, steps: int, *, batch: int = 16, learning_rate: float = 0.01) -> None:
-        """Move the weights by steps on images of the same kind that nobody asks for."""
-        others = images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
+    def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
+        """Move the weights by steps on images of the same kind, none of which is among those of `apart`."""
+        pool = images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
+        others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])
         rng = torch.Generator().manual_seed(asked.seed + 1)
         chosen = [torch.randint(len(others), (batch,), generator=rng).tolist() for _ in range(steps)]
         batches = [(others.x[rows], others.y[rows] % self.data.num_classes) for rows in chosen]
