@@ -113,17 +113,32 @@ def federate(
     superlink: "Link | None" = None,
     public: Path | None = None,
 ) -> None:
-    """Run a federation under a progress bar, unless it has run in `folder` already. Raises DiskFull where it cannot fit."""
+    """Run a federation under a progress bar, unless it has run in `folder` already.
+
+    Raises DiskFull where it cannot fit, EngineError where it fails, and EmptyRunError where nobody answered when it had run.
+    """
     from fedsim import engine as engines
     from fedsim.places import Places
     from fedsim.run import Run
+    from fedsim.server import ending
     from fedsim.wire.room import check_room
 
     federation = Run(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
         places=Places(public=public.absolute() if public else None),
     )  # fmt: skip
+    said: list[str] = []
+
+    def on_words(words: str) -> None:
+        said.append(words)
+        err.print(f"[yellow]{escape(words)}[/]")
+
+    def check_end() -> None:
+        if (folder / "recording").exists():
+            ending.check_end(folder, lambda words: None if words in said else on_words(words))
+
     if federation.is_done():
+        check_end()
         err.print(f"{escape(str(folder))} is done already")
         return
     engines.set_verbosity(verbose)
@@ -150,29 +165,10 @@ def federate(
             client_gpus=client_gpus,
             superlink=superlink,
             on_round=on_round,
+            on_words=on_words,
             verbose=verbose,
         )
-    if superlink is None or (folder / "recording").exists():
-        _tell_missing(folder)
-
-
-def _tell_missing(folder: Path) -> None:
-    """Say which clients did not answer. Raises EngineError where none ever did."""
-    from fedsim.engine import EngineError
-    from fedsim.wire import Recording
-    from fedsim.wire.files import read_json_lines
-
-    rounds = [row for row in read_json_lines(folder / "metrics.jsonl") if row["round"]]
-    answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
-    recording = Recording(folder / "recording")
-    failed = next((row for row in recording.rows() if row.status in ("failed", "late")), None) if missing else None
-    reason = f", the first: {escape(failed.reason)}" if failed else ""
-    if missing:
-        err.print(f"[yellow]{missing} of {answers + missing} replies are missing[/]{reason}")
-    if rounds and not answers:
-        raise EngineError(f"no client ever answered{reason}")
-    if rounds and not recording.clients():
-        raise EngineError("nothing was recorded: no client of record.clients, or no round of record.rounds, took part")
+    check_end()
 
 
 app.command(epilog=SHOW)(show)

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+out = Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]

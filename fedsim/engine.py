@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsim.app import OnRound, client_app, server_app
 from fedsim.deployment import running
 from fedsim.deployment.commands import Link
+from fedsim.deployment.flower_commands import OnWords
 from fedsim.run import Run
 
 Engine = Literal["ray", "local", "deployment"]
@@ -36,18 +37,20 @@ def run(
     client_gpus: float | None = None,
     superlink: Link | None = None,
     on_round: OnRound | None = None,
+    on_words: OnWords | None = None,
     verbose: bool = False,
 ) -> None:
     """Run a federation to its end.
 
     superlink: of a deployment that is there; without one, the engine "deployment" starts its own processes on this machine.
+    on_words: is told what a deployment's server says of clients and replies that are missing, when it says so.
     client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
     Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
     """
     set_verbosity(verbose)
     experiment.check()
     if engine == "deployment":
-        run_deployment(experiment, superlink, on_round)
+        run_deployment(experiment, superlink, on_round, on_words)
         return
     if engine == "ray":
         resources = _resources(client_cpus, client_gpus)
@@ -103,7 +106,9 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
         raise EngineError(str(error)) from error
 
 
-def run_deployment(experiment: Run, superlink: Link | None, on_round: OnRound | None = None) -> None:
+def run_deployment(
+    experiment: Run, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
+) -> None:
     """Run an experiment on the SuperLink, where the clients and the server's folder are, or on processes of this machine.
 
     Raises EngineError where it fails.
@@ -118,10 +123,10 @@ def run_deployment(experiment: Run, superlink: Link | None, on_round: OnRound | 
     )
     try:
         if superlink is not None:
-            running.run_on(superlink, config, on_round=on_round)
+            running.run_on(superlink, config, on_round=on_round, on_words=on_words)
         else:
             count, seed = experiment.experiment.clients.count, experiment.client_seed
-            running.run_natively(config, experiment.out, count, seed=seed, on_round=on_round)
+            running.run_natively(config, experiment.out, count, seed=seed, on_round=on_round, on_words=on_words)
     except running.DeploymentFailed as error:
         raise EngineError(str(error)) from error
 

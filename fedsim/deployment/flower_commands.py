@@ -37,6 +37,12 @@ APP = {
 }
 """The app that is sent round: names, and no code. Each party runs what is installed with it, and nothing that a server sends."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+OnWords = Callable[[str], None]
+WORDS = re.compile(r"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+)$")
+"""What the server warns of in the log of a run: `fedsim.server.attendance`, `fedsim.server.ending`."""
+RAISED = "ServerApp failed with exception: "
+"""How Flower begins what it says of a run whose server failed."""
+SILENT = "the server's process ended without a word; see its log, start it again and go on with --resume"
 PATIENCE = 60.0
 """Seconds for which a SuperLink may not answer: one that was killed goes on from its database."""
 LONGEST = 120.0
@@ -110,34 +116,43 @@ class Submitted:
         found = re.search(r"Successfully started run (\d+)", self._text())
         return found[1] if found else None
 
-    def wait(self, watch: Callable[[], None]) -> None:
+    def wait(self, watch: Callable[[], None], on_words: OnWords | None = None) -> None:
         """Wait for the end of the run, calling `watch` several times a second.
 
-        Raises NotReached where there is none, and RunFailed where it did not complete: Flower's own exit status is 0 then.
+        on_words: is told what the server says of clients and replies that are missing.
+        Raises NotReached where there is no run, and RunFailed where it did not complete: Flower's own exit status is 0 then.
         """
         while self.processes.status(RUNNER) is None:
             watch()
+            self._hear(on_words)
             time.sleep(0.3)
         watch()
+        self._hear(on_words)
         if self.identity is None:
             raise NotReached(f"the SuperLink at {self.link.address} did not start the run: {_said(self._text())}")
-        status = self._status(watch)
+        status, details = self._status(watch)
         if status != "finished:completed":
-            raise RunFailed(status, _cause(self._text()))
+            raise RunFailed(status, _cause(status, details, self._text()))
 
     def stop(self) -> None:
         """Have the SuperLink stop the run, if there is one; whether it hears that is not waited for long."""
         if self.identity is not None:
             self._flwr("stop", self.identity, NAME)
 
-    def _status(self, watch: Callable[[], None]) -> str:
-        """How the run ended. Its log ends earlier where the SuperLink was away for a moment."""
+    def _hear(self, on_words: OnWords | None) -> None:
+        for line in self.processes.news(RUNNER):
+            found = WORDS.match(COLOURS.sub("", line))
+            if found and on_words is not None:
+                on_words(found[1])
+
+    def _status(self, watch: Callable[[], None]) -> tuple[str, str]:
+        """How the run ended, and what Flower says of it. Its log ends earlier where the SuperLink was away for a moment."""
         heard = time.monotonic()
         while True:
             try:
-                status, heard = self._asked(), time.monotonic()
+                (status, details), heard = self._asked(), time.monotonic()
                 if status.startswith("finished"):
-                    return status
+                    return status, details
             except NotReached:
                 if time.monotonic() - heard > PATIENCE:
                     raise
@@ -145,13 +160,14 @@ class Submitted:
                 watch()
                 time.sleep(0.3)
 
-    def _asked(self) -> str:
+    def _asked(self) -> tuple[str, str]:
         done = self._flwr("list", NAME, "--run-id", str(self.identity), "--format", "json")
         try:
             runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
-            return str(runs[0]["status"])
+            return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
         except (ValueError, KeyError, IndexError):
-            raise NotReached(f"{self.link.address} does not say how the run ended: {_said(done.stdout + done.stderr)}") from None
+            words = _said(_refused(done.stdout) or done.stdout + done.stderr)
+            raise NotReached(f"{self.link.address} does not say how the run ended: {words}") from None
 
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = _environment(self.home)
@@ -181,7 +197,17 @@ def _said(text: str) -> str:
     return " ".join(line for line in lines if line)[-600:] or "it said nothing"
 
 
-def _cause(text: str) -> str:
-    """The error that ended the server's app, in its last traceback."""
-    found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", text, re.MULTILINE)
-    return f"{found[-1][1]}" if found else ""
+def _refused(text: str) -> str:
+    """Why Flower's command failed, out of the JSON that it answers with; empty where it answered otherwise."""
+    try:
+        return str(json.loads(text)["error-message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _cause(status: str, details: str, log: str) -> str:
+    """Why a run did not complete: what ended the server's app, as Flower says it, or else by the last traceback in `log`."""
+    if details.startswith(RAISED):
+        return " ".join(details.removeprefix(RAISED).split())
+    found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", log, re.MULTILINE)
+    return str(found[-1][1]) if found else SILENT if status == "finished:failed" else ""

@@ -136,9 +136,10 @@ class Native:
 
     def _answers(self) -> bool:
         """Whether the SuperLink is well, as seen from where the server is."""
-        prefix, asked = self.hosts.prefix("server"), [self.link.address, *filter(None, [self.link.authority])]
+        prefix, address, authority = self.hosts.prefix("server"), self.link.address, self.link.authority
         if not prefix:
-            return is_healthy(*asked)
+            return is_healthy(address, authority)
+        asked = [address] if authority is None else [address, authority]
         return subprocess.run([*prefix, sys.executable, "-m", "fedsim.deployment.health", *asked]).returncode == 0
 
     def run(self, watch: Callable[[], None] = lambda: None, *, more: Sequence[str] = ()) -> int:

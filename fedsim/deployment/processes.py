@@ -40,6 +40,7 @@ class Processes:
         self.logs = logs
         self.environment = {**os.environ, **ENVIRONMENT, "PATH": _path(), **(environment or {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._heard: dict[str, int] = {}
 
     def start(self, name: str, command: Sequence[str], *, cwd: Path, prefix: Sequence[str] = ()) -> None:
         """Start `command` under `name`. prefix: a command that starts it, such as one that changes user or network.
@@ -50,6 +51,7 @@ class Processes:
             raise FileNotFoundError(f"{command[0]} is not installed here; it comes with: pip install 'flwr>=1.41,<1.42'")
         self.logs.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
+            self._heard[name] = log.tell()
             self._running[name] = subprocess.Popen(
                 [*prefix, *command],
                 cwd=cwd,
@@ -69,6 +71,14 @@ class Processes:
         path = self.log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-LAST_LINES:])
+
+    def news(self, name: str) -> list[str]:
+        """The whole lines that a process has said since it was started, or since this was last asked."""
+        with self.log(name).open("rb") as log:
+            log.seek(self._heard[name])
+            said, newline, _ = log.read().rpartition(b"\n")
+        self._heard[name] += len(said) + len(newline)
+        return said.decode(errors="replace").splitlines()
 
     def status(self, name: str) -> int | None:
         """The exit status of a process that has ended; None while it runs."""
@@ -99,18 +109,27 @@ class Processes:
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started. With SIGKILL at once."""
+        _signal(self._running[name], how)
+        self._await_end(name)
+
+    def _await_end(self, name: str) -> None:
         process = self._running.pop(name)
-        _signal(process, how)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         _signal(process, signal.SIGKILL)
         process.wait()
 
     def end_all(self) -> None:
-        """End all of them, the last one first; those that do not listen, after some seconds."""
-        for process in reversed(self._running.values()):
-            _signal(process, signal.SIGTERM)
-        for name in list(self._running):
+        """End all of them, the first one when the others have: they take leave of it. Those that do not listen, after seconds.
+
+        Each is asked once: whoever is asked again, gives up on what it still wants to do.
+        """
+        first, others = list(self._running)[:1], list(self._running)[1:]
+        for name in reversed(others):
+            _signal(self._running[name], signal.SIGTERM)
+        for name in others:
+            self._await_end(name)
+        for name in first:
             self.end(name)
 
     def __enter__(self) -> "Processes":

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.deployment import certificates
 from fedsim.deployment.commands import Link
-from fedsim.deployment.flower_commands import NotReached, RunFailed, Submitted
+from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, Submitted
 from fedsim.deployment.native import Native, Party
 from fedsim.deployment.preparing import Layout
 from fedsim.deployment.processes import Ended, Processes, ended_in_order, is_healthy
@@ -29,9 +29,10 @@ def run_config(settings: str, out: Path, *, device: str, threads: int | None, pu
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
 
 
-def run_on(link: Link, config: Config, *, on_round: OnRound | None = None) -> None:
+def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_words: OnWords | None = None) -> None:
     """Run on the SuperLink at `link`, whose clients are there already. Rounds are told where the run's folder is on this machine.
 
+    on_words: is told what the server says of clients and replies that are missing, wherever the folder is.
     Raises DeploymentFailed; on Ctrl-C and SIGTERM the SuperLink is told to stop the run.
     """
     if not is_healthy(link.address, link.authority):
@@ -42,7 +43,7 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None) -> No
         with ended_in_order(), Processes(home / "logs") as processes:
             submitted = Submitted.start(link, config, home=home, processes=processes)
             try:
-                submitted.wait(_Rounds(Path(str(config["out"])), on_round).tell)
+                submitted.wait(_Rounds(Path(str(config["out"])), on_round).tell, on_words)
             except (KeyboardInterrupt, SystemExit):
                 submitted.stop()
                 raise
@@ -52,7 +53,15 @@ def run_on(link: Link, config: Config, *, on_round: OnRound | None = None) -> No
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run_natively(config: Config, out: Path, count: int, *, seed: int | None, on_round: OnRound | None = None) -> None:
+def run_natively(
+    config: Config,
+    out: Path,
+    count: int,
+    *,
+    seed: int | None,
+    on_round: OnRound | None = None,
+    on_words: OnWords | None = None,
+) -> None:
     """Run on a SuperLink and `count` clients that are started here for it, with TLS and keys, and end with it.
 
     All clients can load all of the data, as in a simulation, and write into the run's folder `out`. seed: draws their secrets.
@@ -70,7 +79,7 @@ def run_natively(config: Config, out: Path, count: int, *, seed: int | None, on_
                 native.processes.check()
                 rounds.tell()
 
-            submitted.wait(watch)
+            submitted.wait(watch, on_words)
     except (NotReached, RunFailed, Ended) as error:
         raise DeploymentFailed(f"{error}\nthe logs of all processes are in {layout.root / 'logs'}") from error
     except FileNotFoundError as error:  # Flower is not installed

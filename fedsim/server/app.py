@@ -1,13 +1,14 @@
 """The Flower ServerApp: an honest training run, recorded, that goes on after a crash from its last whole round."""
 
 import errno
+import logging
 import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from fedsim.secagg.grid import SecureGrid
 from fedsim.secagg.recording import SecureRecording
 from fedsim.secagg.terms import Agreement, check_strategy
 from fedsim.server import checkpoint
+from fedsim.server.attendance import Attended, wait_for_all
 from fedsim.server.averaging import Averaging
 from fedsim.server.checkpoint import Checkpoint
+from fedsim.server.ending import check_end
 from fedsim.server.strategy import Recording
 from fedsim.wire.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
 from fedsim.wire.manifest import Manifest
@@ -31,7 +34,6 @@ from fedsim.wire.room import check_room, explain_full_disk, is_full_disk
 from fedsim.wire.selection import Wanted
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
-CONNECT_SECONDS = 60
 GO_ON = "go on later with --resume"
 
 
@@ -78,7 +80,8 @@ class Server:
     """One federation. A round counts from the moment when its checkpoint is written; all else of it can be undone."""
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
-        self.grid, self.settings = grid, settings
+        self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
+        self.settings, self._connected = settings, grid
         make_private(settings.folder)
         spec = settings.manifest
         model = models.build(spec.model, spec.data, seed=settings.seed)
@@ -97,7 +100,7 @@ class Server:
             return
         check_strategy(type(self.inner).__name__)
         self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
-        self.grid = SecureGrid(grid, settings.secure, seed=settings.seed, observe=watching.observe)
+        self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe)
 
     def _open(self, folder: Path) -> Recorder:
         """The recording to go on with, or a new one. Raises ValueError where what is there cannot be gone on with."""
@@ -115,8 +118,11 @@ class Server:
         return recorder
 
     def run(self) -> None:
-        """From the first round that is not committed to the last."""
-        _wait_for_clients(self.grid, self.settings.clients)
+        """From the first round that is not committed to the last.
+
+        Raises EmptyRunError where no client answered in any of them, and TimeoutError where clients do not come back.
+        """
+        wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
         if self.found is None:
             self._commit(0, attempt, arrays, monotonic())
@@ -132,6 +138,7 @@ class Server:
             aggregated, _ = self.strategy.aggregate_train(number, replies)
             arrays = arrays if aggregated is None else aggregated
             self._commit(number, attempt, arrays, started)
+        check_end(self.settings.folder, lambda words: logging.getLogger("flwr").warning("%s", words))
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
         """Where to start: global arrays, committed rounds, and the number of this attempt. Undoes what is not committed."""
@@ -178,15 +185,3 @@ class Server:
 def _finite(value: Any) -> Any:
     """What JSON knows of a number."""
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def _wait_for_clients(grid: Grid, clients: int) -> None:
-    """Raises ValueError where other than `clients` nodes are connected: Flower itself would wait for ever."""
-    deadline = monotonic() + CONNECT_SECONDS
-    while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
-        sleep(0.5)
-    if nodes != clients:
-        raise ValueError(
-            f"the federation has {nodes} nodes and the experiment clients.count = {clients}; make them equal "
-            f'(with flwr run: --federation-config "num-supernodes={clients}")'
-        )

@@ -14,7 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.deployment.mounts import why_not
+from fedsim.deployment.preparing import prepare
 from fedsim.deployment.processes import free_port
+from fedsim.experiment import read
 from fedsim.wire import Recording
 
 PROGRAM = [sys.executable, "-c", "from fedsim.cli import main; main()", "run"]
@@ -48,13 +51,17 @@ def test_interrupted_it_ends_all_that_it_started(tmp_path: Path, write_experimen
     command = [*PROGRAM, "e.toml", "--engine", "deployment", "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 300
-    while len(marked(mark)) < 3 and time.monotonic() < deadline:
+    while len(marked(mark)) < 3:
+        assert time.monotonic() < deadline
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, words = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted" in words
-    assert marked(mark) == []
+    deadline = time.monotonic() + 30
+    while marked(mark):  # what was killed may take a moment to be gone
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     assert list(tmp_path.glob("fedleak-*")) == []
 
 
@@ -68,6 +75,24 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.deploy
+def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runner_does_not_see_the_servers_folder(
+    tmp_path: Path, write_experiment: Any
+) -> None:
+    path, root = write_experiment.write(tmp_path, rounds=1, clients=2), Path(__file__).parents[2]
+    layout = prepare(read(path), tmp_path / "federation")
+    for data in layout.root.glob("clients/*/data/*"):
+        data.write_text("garbage")
+    command = [sys.executable, str(root / "deploy" / "native"), str(path), str(layout.root), "--insecure"]
+    command += ["--open"] if why_not() else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1, said
+    assert "no client ever answered: 2 of 2 replies are missing, the first: " in said
+    assert f"mend that, then delete all in {layout.attacked / 'recording'}, and all in {layout.run} but the link to it" in said
+    assert "recorded in" not in said
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,15 @@ def on_its_host(party: str) -> Sequence[str]:
 def test_a_host_that_is_cut_off_for_a_round_is_missing_there_and_nothing_else_is(
     tmp_path: Path, slowness: float, write_experiment: Any
 ) -> None:
-    timeout = min(300.0, max(40.0, 9 * slowness))
+    timeout = min(300.0, max(90.0, 9 * slowness))  # also how long the third round waits for the host that was cut off
+    deadline = time.monotonic() + 10 * timeout
     experiment = read(write_experiment.write(tmp_path, rounds=3, clients=2, timeout=timeout))
     layout = prepare(experiment, tmp_path / "federation", hosts=["10.77.0.1"])
     hosts = Hosts(bind="0.0.0.0", address="10.77.0.1", prefix=on_its_host)
     native = Native(layout, parties(layout, 2), secure=False, hosts=hosts, port=8000)
 
     def cut_off_for_the_second_round() -> None:
+        assert time.monotonic() < deadline, "the run hangs"
         done = len(read_json_lines(layout.run / "metrics.jsonl")) - 1
         ip("-n", host("client-1"), "link", "set", "eth0", "down" if done == 1 else "up")
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedsim.wire.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
 CLIENTS, SEED = 3, 7
+MOST_SECONDS = 1500
+"""For a run on a machine with one slow core."""
 WALLS = pytest.mark.skipif(why_not() != "", reason=why_not())
 
 
@@ -69,9 +72,11 @@ def story(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> St
     native = Native(layout, parties(layout, CLIENTS, seed=SEED), isolated=why_not() == "")
 
     lost: list[str] = []
+    deadline = time.monotonic() + MOST_SECONDS
 
     def lose() -> None:
         """A client when the first round has begun, the SuperLink when the second has."""
+        assert time.monotonic() < deadline, "the run hangs"
         begun = len(read_json_lines(layout.run / "metrics.jsonl"))
         if begun == 1 and not lost:
             lost.append("client-2")
@@ -97,24 +102,24 @@ def test_the_run_completes_through_the_loss_of_the_superlink_and_of_a_client(sto
     assert (story.status, story.lost) == (0, ["client-2", "superlink"])
     rows = Recording(story.layout.run / "recording").rows()
     assert [row.round for row in rows] == [1, 1, 1, 2, 2, 2]
-    lost = [(row.round, row.status) for row in rows if row.status != "complete"]
-    assert lost in ([], [(1, "late")], [(1, "failed")])  # a message that the client had fetched when it was killed is lost
     for number in (1, 2):
         assert len({row.client for row in rows if row.round == number}) == 3
+        lost = [row.status for row in rows if row.round == number and row.status != "complete"]
+        assert lost in ([], ["late"], ["failed"])  # a message on its way when the client, or the SuperLink, was killed is lost
     assert len({row.node for row in rows}) == 3  # who comes back is known by its key
-    assert {row.status for row in rows if row.round == 2} == {"complete"}
 
 
 def test_the_recording_is_whole_and_bit_for_bit_that_of_a_simulation(story: Story, tmp_path: Path) -> None:
     found = verify(story.layout.run)
     assert found.damaged == ()
-    assert found.intact == found.observations >= 5
+    assert found.intact == found.observations >= 4
     experiment = read(story.layout.experiment)
     simulated = Run(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
     engine.run(simulated, engine="local")
     expected = {(o.round, o.client): o for o in Recording(tmp_path / "run" / "recording").observations()}
     seen = list(Recording(story.layout.run / "recording").observations())
-    for o in (o for o in seen if o.round == 1 or len(seen) == 6):  # another mean starts another second round
+    whole = sum(o.round == 1 for o in seen) == CLIENTS
+    for o in (o for o in seen if o.round == 1 or whole):  # another mean starts another second round
         assert all(torch.equal(t, expected[o.round, o.client].update[name]) for name, t in o.update.items())
 
 

@@ -167,6 +167,12 @@ def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatc
     assert failed.stdout == ""
     assert "6 of 6 replies are missing, the first: OSError: sensor unplugged" in words(failed.stderr)
     assert "no client ever answered" in words(failed.stderr)
+    assert "mend that, then fedsim delete" in words(failed.stderr)
+    for again in ((), ("--resume",)):  # what is done already is not done well
+        told = run("--json", *again)
+        assert (told.exit_code, told.stdout) == (1, "")
+        assert "no client ever answered: 6 of 6 replies are missing" in words(told.stderr)
+        assert "is done already" not in words(told.stderr)
 
 
 def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +194,36 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
         (3, 0, 0),
         (2, 1, 0),
     ]
+    again = run()
+    assert again.exit_code == 0
+    assert words(again.stderr) == "1 of 6 replies are missing, the first: MemoryError: [bold]full out is done already"
+
+
+def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim import engine
+
+    said = ["2 of 3 clients are connected; :abc: [bold]wait", "1 of 6 replies are missing, the first: x"]
+
+    def deployed(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
+        for line in said:
+            on_words(line)
+
+    monkeypatch.setattr(engine, "run_deployment", deployed)
+    told = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    assert told.exit_code == 0, told.stderr
+    assert all(told.stderr.count(line) == 1 for line in said)
+    assert "done; there is on the server" in words(told.stderr)
+
+    def here(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
+        on_words("6 of 6 replies are late")
+        engine.run(experiment, engine="local")
+
+    monkeypatch.setattr(engine, "run_deployment", here)
+    monkeypatch.setattr("fedsim.server.ending.check_end", lambda folder, tell: tell("6 of 6 replies are late"))
+    told = fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
+    assert (told.exit_code, told.stderr.count("6 of 6 replies are late")) == (0, 1)
 
 
 def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:

@@ -1,5 +1,6 @@
 """Errors are one message on stderr and a status that says whose fault it was."""
 
+import io
 import json
 import math
 import subprocess
@@ -9,8 +10,18 @@ import time
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedsim import console
+
+CONSOLES = (console.out, console.err)
+
+
+def test_nothing_is_turned_into_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in CONSOLES:
+        monkeypatch.setattr(one, "_file", io.StringIO())
+        one.print(":abc: 127.0.0.1:100: a", Text.from_markup("plain"))
+        assert one.file.getvalue() == ":abc: 127.0.0.1:100: a plain\n"  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

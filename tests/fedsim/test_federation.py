@@ -234,7 +234,7 @@ def test_a_defense_remembers_from_round_to_round_each_client_its_own(federate: F
 def test_a_wrong_number_of_nodes_fails_at_once_with_the_mend(
     connected: int, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.server.app.CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("fedsim.server.attendance.CONNECT_SECONDS", 0.0)
     run = Run(experiment=tiny(), out=tmp_path / "run", device="cpu")
     began = time.monotonic()
     with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; .*"num-supernodes=3"'):

@@ -1,7 +1,10 @@
 """What is asked of Flower, and what its answers mean: its commands are played by a script."""
 
+import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,11 +64,69 @@ def test_a_run_that_failed_is_told_from_one_that_completed_though_flwr_run_ends_
     assert submitted.identity == "17"
 
 
+def listed(status: str, details: str) -> str:
+    return f"cat <<'END'\n{json.dumps({'runs': [{'status': status, 'status-details': details}]})}\nEND"
+
+
+def test_the_cause_is_what_the_superlink_says_of_the_run_also_where_the_log_broke_off(
+    play: Callable[[str, str], Submitted],
+) -> None:
+    said = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
+    with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
+        play("echo 'Successfully started run 17'", said).wait(lambda: None)
+
+
+@pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
+def test_a_server_that_died_without_a_word_is_told_with_the_mend(details: str, play: Callable[[str, str], Submitted]) -> None:
+    words = "the server's process ended without a word; see its log, start it again and go on with --resume"
+    with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
+        play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
+
+
+def test_a_run_that_somebody_stopped_did_not_die(play: Callable[[str, str], Submitted]) -> None:
+    with pytest.raises(RunFailed, match=r"^the run ended as finished:stopped$"):
+        play("echo 'Successfully started run 17'", listed("finished:stopped", "N/A")).wait(lambda: None)
+
+
+def test_the_servers_own_warnings_are_passed_on_from_the_log_each_once_and_nothing_else_is(
+    play: Callable[[str, str], Submitted], tmp_path: Path
+) -> None:
+    """The server's code writes them, through Flower's own formatter, and the runner finds them again."""
+    log = tmp_path / "said.log"
+    program = (
+        "import logging\n"
+        "from fedsim.server.attendance import Attended\n"
+        "from flwr.serverapp import Grid\n"
+        "Attended.__abstractmethods__ = frozenset()\n"
+        "inner = type('Two', (), {'get_node_ids': lambda self: [1, 2]})()\n"
+        "logging.getLogger('flwr').warning('5 clients are slow')\n"
+        "try: Attended(inner, 3, patience=0).get_node_ids()\n"
+        "except TimeoutError: pass\n"
+        "logging.getLogger('flwr').warning('%s', '1 of 6 replies are missing, the first: OSError: a [b] 100%')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    log.write_text(done.stdout + done.stderr)
+    assert log.read_text().count("WARNING") == 3
+    heard: list[str] = []
+    submitted = play(f"echo 'Successfully started run 17'; cat {log}; sleep 1; echo more", status("finished:completed"))
+    submitted.wait(lambda: None, heard.append)
+    assert heard == [
+        "2 of 3 clients are connected; start the others again, they are waited for up to 0 seconds",
+        "1 of 6 replies are missing, the first: OSError: a [b] 100%",
+    ]
+
+
 def test_a_run_that_was_not_started_or_is_not_known_any_more_is_no_success(play: Callable[[str, str], Submitted]) -> None:
     with pytest.raises(NotReached, match=r"did not start the run: .*Connection to the SuperLink is unavailable"):
         play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
     with pytest.raises(NotReached, match="does not say how the run ended: gone"):
         play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
+
+
+def test_what_flower_says_as_json_is_told_as_words(play: Callable[[str, str], Submitted]) -> None:
+    refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
+    with pytest.raises(NotReached, match=r"does not say how the run ended: The SuperLink is unavailable\. 1$"):
+        play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
 
 
 def test_one_that_never_answers_is_not_waited_for_without_end(

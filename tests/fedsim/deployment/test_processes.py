@@ -82,6 +82,31 @@ def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypa
     assert process.returncode == -signal.SIGKILL
 
 
+def test_the_first_one_is_there_until_the_others_have_taken_leave_and_nobody_is_asked_twice(tmp_path: Path) -> None:
+    """As a client does of its SuperLink: else that thinks for a minute that it is still there, and lets it in again no sooner."""
+    leaving = (
+        "import os, signal, sys, time\n"
+        "def leave(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    time.sleep(0.5)\n"
+        "    os.kill(int(sys.argv[1]), 0)\n"
+        "    print('left', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('here', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    names = ("client-0", "client-1")
+    with Processes(tmp_path) as processes:
+        processes.start("superlink", ["sleep", "60"], cwd=tmp_path)
+        superlink = processes._running["superlink"]
+        for name in names:
+            processes.start(name, [sys.executable, "-c", leaving, str(superlink.pid)], cwd=tmp_path)
+        wait_until(lambda: all("here" in processes.last_words(name) for name in names))
+    assert [processes.last_words(name) for name in names] == ["here\nleft"] * 2
+    assert superlink.returncode == -signal.SIGTERM
+
+
 def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start(RUNNER, ["true"], cwd=tmp_path)
@@ -93,6 +118,26 @@ def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(t
             processes.check()
         with pytest.raises(Ended, match="client-0 has ended with status 3"):
             processes.wait_for("client-0", lambda: False, timeout=30)
+
+
+def test_what_a_process_says_is_heard_once_in_whole_lines_and_not_what_one_before_it_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    with Processes(tmp_path) as processes:
+        processes.start("a", ["echo", "the first"], cwd=tmp_path)
+        processes.wait("a", 30)
+        processes.start("a", ["sh", "-c", "printf 'one\\ntw'; read x < go; echo o"], cwd=tmp_path)
+        heard: list[str] = []
+
+        def hear(lines: int) -> bool:
+            heard.extend(processes.news("a"))
+            return len(heard) >= lines
+
+        wait_until(lambda: hear(1))
+        assert heard == ["one"]
+        (tmp_path / "go").write_text("\n")
+        wait_until(lambda: hear(2))
+        assert heard == ["one", "two"]
+        assert processes.news("a") == []
 
 
 def test_a_program_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:

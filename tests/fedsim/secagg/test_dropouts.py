@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, of_partitions, recorded
 
 from fedsim import engine
+from fedsim.engine import EngineError
 from fedsim.run import Run
 from fedsim.upkeep import verify
 from fedsim.wire import Row
@@ -102,5 +103,6 @@ def test_below_the_threshold_the_round_is_lost_and_the_run_goes_on(
 
 def test_no_share_leaves_a_client_where_the_round_is_lost_before(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "fails", {(1, "collect"): (0, 1, 2)})
-    federate(rounds=1)
+    with pytest.raises(EngineError, match="no client ever answered: 5 of 5 replies are missing"):
+        federate(rounds=1)
     assert "unmask" not in {stage for stage, *_ in Failing.seen}

@@ -12,11 +12,13 @@ from secured import recorded, weights_after
 
 from fedsim import engine, records
 from fedsim.app import client_app, server_app
+from fedsim.engine import EngineError
 from fedsim.run import Run
 from fedsim.secagg import messages
 from fedsim.secagg.mod import Part
 from fedsim.secagg.participant import setup
 from fedsim.upkeep import verify
+from fedsim.wire import Recording
 
 Federate = Callable[..., Run]
 
@@ -148,7 +150,8 @@ def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., An
 
     for secure, words in ((False, "the server aggregates not"), (True, "the server aggregates securely")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
-        engine.run_local(server_app(lambda _, run=server: run), client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
+        with pytest.raises(EngineError, match="no client ever answered"):
+            engine.run_local(server_app(lambda _, run=server: run), client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
         rows = recorded(server).rows(rounds={1})
         assert {row.status for row in rows} == {"failed"}
         assert any(words in row.reason for row in rows)
@@ -219,8 +222,9 @@ def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
     assert verify(run.out).damaged == ()
 
 
-def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate) -> None:
-    run = federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
-    rows = recorded(run).rows()
+def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no client ever answered: .* are no finite numbers"):
+        federate(rounds=1, training={"learning_rate": 1e38, "batch_size": 4, "steps": 2})
+    rows = Recording(tmp_path / "run" / "recording").rows()
     assert {row.status for row in rows} == {"failed"}
     assert any("no finite numbers" in row.reason for row in rows)

@@ -1,0 +1,75 @@
+"""Waits for clients, no longer than was agreed and not in silence: Flower's strategies wait for ever."""
+
+import logging
+from collections.abc import Iterable
+from time import monotonic, sleep
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run as FlowerRun
+
+CONNECT_SECONDS = 60
+"""For which the clients may come, when a federation starts."""
+PAUSE = 0.5
+"""Seconds between two looks."""
+
+
+class Attended(Grid):
+    """A grid that tells its nodes only once there are `clients` of them, and else waits for up to `patience` seconds.
+
+    A warning says that it waits. TimeoutError, with the mend, where that was in vain.
+    """
+
+    def __init__(self, inner: Grid, clients: int, *, patience: float) -> None:
+        self.inner, self._clients, self._patience = inner, clients, patience
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = list(self.inner.get_node_ids())
+        return nodes if len(nodes) >= self._clients else self._wait(len(nodes))
+
+    def _wait(self, connected: int) -> list[int]:
+        deadline = monotonic() + self._patience
+        logging.getLogger("flwr").warning(
+            "%d of %d clients are connected; start the others again, they are waited for up to %g seconds",
+            connected, self._clients, self._patience,
+        )  # fmt: skip
+        while len(nodes := list(self.inner.get_node_ids())) < self._clients:
+            if monotonic() >= deadline:
+                raise TimeoutError(
+                    f"only {len(nodes)} of {self._clients} clients are connected, and the others were waited for "
+                    f"{self._patience:g} seconds; start them again, then go on with --resume"
+                )
+            sleep(PAUSE)
+        return nodes
+
+    def set_run(self, run: FlowerRun) -> None:
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> FlowerRun:
+        return self.inner.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.inner.create_message(*args, **kwargs)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.inner.send_and_receive(messages, timeout=timeout)
+
+
+def wait_for_all(grid: Grid, clients: int) -> None:
+    """Before the first round. Raises ValueError where, after `CONNECT_SECONDS`, other than `clients` nodes are connected."""
+    deadline = monotonic() + CONNECT_SECONDS
+    while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
+        sleep(PAUSE)
+    if nodes != clients:
+        raise ValueError(
+            f"the federation has {nodes} nodes and the experiment clients.count = {clients}; make them equal "
+            f'(with flwr run: --federation-config "num-supernodes={clients}")'
+        )

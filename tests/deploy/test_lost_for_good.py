@@ -1,0 +1,86 @@
+"""What is lost and does not come back by itself: the server, and a client. The run fails with the mend, which mends it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fedsim.deployment.native import Native, parties
+from fedsim.deployment.preparing import prepare
+from fedsim.deployment.processes import RUNNER
+from fedsim.experiment import read
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+pytestmark = pytest.mark.deploy
+ROUNDS, MOST_SECONDS = 12, 900
+
+
+@dataclass
+class Story:
+    """What each of three runs ended with, and what it said; then the rounds' rows of metrics."""
+
+    statuses: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_experiment: Any) -> Story:
+    folder, told = tmp_path_factory.mktemp("lost"), Story()
+    timeout = min(120.0, max(20.0, 9 * slowness))
+    experiment = read(write_experiment.write(folder, rounds=ROUNDS, clients=2, timeout=timeout))
+    layout = prepare(experiment, folder / "federation")
+    native = Native(layout, parties(layout, 2), secure=False)
+
+    def rounds() -> int:
+        return len(read_json_lines(layout.run / "metrics.jsonl")) - 1
+
+    def killing(party: str, after: int) -> Callable[[], None]:
+        deadline, killed = time.monotonic() + MOST_SECONDS, []
+
+        def watch() -> None:
+            assert time.monotonic() < deadline, "the run hangs"
+            if party and not killed and rounds() >= after:
+                killed.append(party)
+                native.kill(party)
+
+        return watch
+
+    def run(watch: Callable[[], None]) -> None:
+        told.statuses.append(native.run(watch))
+        told.said.append(" ".join(" ".join(native.processes.news(RUNNER)).split()))
+
+    with native:
+        run(killing("server", after=1))
+        native.start_server()
+        run(killing("client-1", after=rounds() + 1))
+        native.restart_client(native.parties[1])
+        run(killing("", after=0))
+    told.metrics = [row for row in read_json_lines(layout.run / "metrics.jsonl") if row["round"]]
+    told.recorded = [row.status for row in Recording(layout.run / "recording").rows(rounds={ROUNDS})]
+    return told
+
+
+def test_a_server_that_died_fails_the_run_with_the_mend(story: Story) -> None:
+    assert story.statuses[0] == 1
+    assert "the server's process ended without a word; see its log, start it again and go on with --resume" in story.said[0]
+
+
+def test_a_client_that_does_not_come_back_is_told_of_and_fails_the_run_with_the_mend(story: Story) -> None:
+    assert story.statuses[1] == 1
+    assert story.said[1].count("1 of 2 clients are connected; start the others again, they are waited for up to") == 1
+    assert "only 1 of 2 clients are connected, and the others were waited for" in story.said[1]
+    assert "start them again, then go on with --resume" in story.said[1]
+
+
+def test_done_as_it_says_there_the_run_comes_to_its_end_and_says_what_is_missing(story: Story) -> None:
+    assert story.statuses[2] == 0
+    assert [row["round"] for row in story.metrics] == [*range(1, ROUNDS + 1)]
+    missing = sum(row["missing"] for row in story.metrics)
+    assert 1 <= missing < ROUNDS
+    assert f"{missing} of {2 * ROUNDS} replies are missing, the first: " in story.said[2]
+    assert story.recorded == ["complete", "complete"]

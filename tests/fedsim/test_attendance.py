@@ -1,0 +1,146 @@
+"""Clients that are gone between two rounds are waited for: not in silence, not for ever, and not where all are there."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from fedsim import engine
+from fedsim.engine import EngineError, LocalGrid
+from fedsim.run import Run
+from fedsim.server import attendance
+from fedsim.server.attendance import Attended
+from fedsim.wire import Recording
+from fedsim.wire.files import read_json_lines
+
+Federate = Callable[..., Run]
+
+
+class Clock:
+    """Time that only passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 1000.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+        if self.slept > 10_000:  # pytest is told instead of hanging
+            raise AssertionError("waits without end")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(attendance, "monotonic", clock.monotonic)
+    monkeypatch.setattr(attendance, "sleep", clock.sleep)
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", clock.sleep)
+    return clock
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    monkeypatch.setattr(engine, "set_verbosity", lambda verbose: None)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    return lambda: [record.message for record in caplog.records if "connected" in record.message]
+
+
+class Leaving(LocalGrid):
+    """After the first round a client is gone, until it has been looked for so often."""
+
+    away = 0
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        self.looks = 0
+        return super().send_and_receive(messages, timeout=timeout)
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = list(super().get_node_ids())
+        if not hasattr(self, "looks"):
+            return nodes
+        self.looks += 1
+        return nodes[1:] if self.looks <= self.away else nodes
+
+
+@pytest.fixture
+def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    def go(looks: int) -> None:
+        monkeypatch.setattr(Leaving, "away", looks)
+        monkeypatch.setattr(engine, "LocalGrid", Leaving)
+
+    return go
+
+
+@pytest.mark.parametrize("changes", [{}, {"secure_aggregation": {"threshold": 2}}])
+def test_one_that_does_not_come_back_ends_the_federation_with_the_mend_and_resuming_goes_on(
+    changes: dict[str, Any],
+    federate: Federate,
+    leave: Callable[[int], None],
+    clock: Clock,
+    warnings: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave(10**9)
+    words = r"only 2 of 3 clients are connected, and the others were waited for 90 seconds; start them again, .*--resume"
+    with pytest.raises(EngineError, match=words):
+        federate(rounds=2, timeout=90, **changes)
+    assert 90 <= clock.now - 1000 <= 91
+    waiting = "2 of 3 clients are connected; start the others again, they are waited for up to 90 seconds"
+    assert warnings() == [waiting]  # once, however long it waits
+    assert [row["round"] for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+    monkeypatch.setattr(engine, "LocalGrid", LocalGrid)
+    run = federate(rounds=2, timeout=90, resume=True, **changes)
+    assert [row["missing"] for row in read_json_lines(run.out / "metrics.jsonl")[1:]] == [0, 0]
+
+
+def test_one_that_comes_back_in_time_is_asked_as_if_it_had_never_been_away(
+    federate: Federate, leave: Callable[[int], None], clock: Clock, warnings: Callable[[], list[str]]
+) -> None:
+    leave(20)
+    run = federate(rounds=2, timeout=90)
+    assert 0 < clock.now - 1000 < 20
+    assert len(warnings()) == 1
+    assert [row.status for row in Recording(run.out / "recording").rows()] == ["complete"] * 6
+
+
+def test_where_all_are_there_nobody_sleeps_and_nothing_is_said(
+    federate: Federate, clock: Clock, warnings: Callable[[], list[str]]
+) -> None:
+    federate(rounds=3)
+    assert (clock.slept, warnings()) == (0, [])
+
+
+def test_more_than_enough_are_enough() -> None:
+    class Many(LocalGrid):
+        def __init__(self) -> None:
+            pass
+
+        def get_node_ids(self) -> Iterable[int]:
+            return [1, 2, 3, 4]
+
+    assert list(Attended(Many(), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
+
+
+def test_it_looks_several_times_a_second_so_that_a_round_begins_when_all_are_back() -> None:
+    """With the system's own clock."""
+    back = threading.Event()
+
+    class Coming(LocalGrid):
+        def __init__(self) -> None:
+            pass
+
+        def get_node_ids(self) -> Iterable[int]:
+            return [1, 2] if back.is_set() else [1]
+
+    threading.Timer(0.2, back.set).start()
+    assert attendance.PAUSE <= 1
+    assert list(Attended(Coming(), 2, patience=30).get_node_ids()) == [1, 2]
