@@ -3,7 +3,7 @@
 import logging
 import threading
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from attacker.service.jobs import JobSpec, Value, Word
-from attacker.service.ledger import Ledger
+from attacker.service.ledger import Ledger, Recorded, Taken
 from attacker.service.names import PART, folder_of
 from attacker.service.queue import Queue
 
@@ -126,59 +126,61 @@ class Rules:
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
         self._queue, self._ledger = queue, Ledger(queue)
-        self._known: dict[str, set[int]] = {}
         self._turn = threading.Lock()
 
-    def arrived(self, recording: str, rounds: Iterable[int]) -> None:
-        """Submit the jobs for new rounds of a recording.
+    def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
+        """Submit the jobs for those rounds of a recording that were not taken before.
 
-        May be told of a round more than once, and after a restart of all of them again: each is taken once by each rule.
+        attempts: of all rounds that are there now, see `Taken`: each is taken once by each rule, also over restarts, and again
+        where it was recorded anew. created: when the recording was begun, see `Ledger.adopt`.
         Raises Full where too many jobs wait; what was not submitted is then tried again with the next round.
         """
         with self._turn:
-            known = self._known.setdefault(recording, set())
-            known |= set(rounds)
+            self._ledger.adopt(recording, created, attempts)
             for rule in self.rules:
-                if rule.wants(recording):
-                    self._follow(rule, recording, known)
+                if rule.wants(recording.id):
+                    self._follow(rule, recording, attempts)
 
-    def _follow(self, rule: Rule, recording: str, known: set[int]) -> None:
-        taken = self._ledger.taken(rule.name, recording)
-        if rule.rounds == "first" and taken:
+    def _follow(self, rule: Rule, recording: Recorded, attempts: Mapping[int, int]) -> None:
+        taken, chosen = self._ledger.taken(rule.name, recording), rule.chosen(attempts)
+        if rule.rounds == "first" and any(one.round not in chosen for one in taken):
             return
-        chosen = rule.chosen(known)
-        new = sorted(chosen - taken)
+        new = {Taken(*one) for one in attempts.items()} - taken
         if rule.rounds == "last":
-            self._leave_out(rule, recording, sorted(known - chosen - taken), "newer ones are there")
-        if rule.budget.behind is not None and len(new) > rule.budget.behind:
-            late, new = new[: -rule.budget.behind], new[-rule.budget.behind :]
+            self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "newer ones are there")
+        wanted = sorted(one for one in new if one.round in chosen)
+        if rule.budget.behind is not None and len(wanted) > rule.budget.behind:
+            late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
             self._leave_out(rule, recording, late, f"more than {rule.budget.behind} wait")
-        for round in new:
+        for one in wanted:
             if reason := self._spent(rule, recording):
-                self._leave_out(rule, recording, [round], reason)
+                self._leave_out(rule, recording, [one], reason)
             else:
-                self._submit(rule, recording, round)
+                self._submit(rule, recording, one, again=any(one.round == before.round for before in taken))
         self._catch_up(rule, recording)
 
-    def _submit(self, rule: Rule, recording: str, round: int) -> None:
-        clients = self._clients(rule, recording, round)
+    def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
+        clients = self._clients(rule, recording, one.round)
         if clients is None:
-            self._leave_out(rule, recording, [round], "none of its clients is asked for")
+            self._leave_out(rule, recording, [one], "none of its clients is asked for")
             return
-        rounds = f"1-{round}" if _whole_clients(rule) else str(round)
-        self._ledger.take(rule.name, recording, [round], rule.spec(recording, rounds, clients))
+        rounds = f"1-{one.round}" if _whole_clients(rule) else str(one.round)
+        self._ledger.take(rule.name, recording, [one], rule.spec(recording.id, rounds, clients))
+        if again:
+            told = "takes round %d again: it was recorded anew, in attempt %d"
+            log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
-    def _clients(self, rule: Rule, recording: str, round: int) -> tuple[str, ...] | None:
+    def _clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
         """Of a round, those that the rule is about, empty for all; None for nobody."""
         if "*" in rule.clients:
             return ()
         from fedsim.wire import Recording
 
-        rows = Recording(folder_of(self.root, recording) / "recording").rows(rounds=[round], on_damage=lambda error: None)
+        rows = Recording(folder_of(self.root, recording.id) / "recording").rows(rounds=[round], on_damage=lambda error: None)
         names = sorted({row.client for row in rows})
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
-    def _spent(self, rule: Rule, recording: str) -> str:
+    def _spent(self, rule: Rule, recording: Recorded) -> str:
         """Why there is no budget left for one more job; empty where there is."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
@@ -188,7 +190,7 @@ class Rules:
             return f"{budget.cpu_seconds:.0f} CPU-seconds were used on this recording"
         return ""
 
-    def _catch_up(self, rule: Rule, recording: str) -> None:
+    def _catch_up(self, rule: Rule, recording: Recorded) -> None:
         """Where too many rounds wait, the oldest give way."""
         if rule.budget.behind is None:
             return
@@ -198,14 +200,14 @@ class Rules:
             if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
                 self._tell(rule, recording, [round], reason)
 
-    def _leave_out(self, rule: Rule, recording: str, rounds: list[int], reason: str) -> None:
+    def _leave_out(self, rule: Rule, recording: Recorded, rounds: Sequence[Taken], reason: str) -> None:
         if rounds:
             self._ledger.take(rule.name, recording, rounds, None)
-            self._tell(rule, recording, rounds, reason)
+            self._tell(rule, recording, sorted(one.round for one in rounds), reason)
 
-    def _tell(self, rule: Rule, recording: str, rounds: list[int], reason: str) -> None:
+    def _tell(self, rule: Rule, recording: Recorded, rounds: list[int], reason: str) -> None:
         named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
-        log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording, named, reason)
+        log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
 
 
 def _whole_clients(rule: Rule) -> bool:

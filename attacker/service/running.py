@@ -24,7 +24,7 @@ CANCELLED = "cancelled"
 class Running:
     """seconds, megabytes: what the job may take; None: as much as it likes.
 
-    asked: why its worker was told to end it. end: writes down what became of it; None while it runs.
+    asked: why its worker was told to end it, or ended. end: writes down what became of it; None while it runs.
     """
 
     def __init__(self, queue: Queue, claim: Claim, hand: Hand, *, seconds: float | None, megabytes: float | None) -> None:
@@ -53,6 +53,8 @@ class Running:
         self._seen, result = self.hand.usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
+        elif self.end is not None:  # it waits again already
+            return
         elif self.asked is not None:
             self.end = self._cut_off(result)
         elif answer.state == "failed":
@@ -100,14 +102,22 @@ class Running:
         if now - self._measured >= MEASURE:
             self._measured, self._seen = now, self.hand.usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
-                self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {self.megabytes:.0f}"
-                self.hand.kill()
+                self._too_large(self.megabytes)
         if self.asked is None and cancelled:
             self._ask(CANCELLED, now)
         elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
             self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best so far is kept", now)
         if now > self._until:
             self.hand.kill()
+
+    def _too_large(self, megabytes: float) -> None:
+        """End its worker. What earlier jobs left in that is not the job's own: only a fresh one shows what the job takes."""
+        if self.asked is None:
+            self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
+            if self.hand.errands > 1:
+                log.info("job %s goes on in a fresh worker: with what others left in the last, %s", self.claim.id, self.asked)
+                self.released()
+        self.hand.kill()
 
     def _ask(self, reason: str, now: float) -> None:
         self.asked, self._until = reason, now + PATIENCE

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 OWN: Literal["own"] = "own"
+UNMEASURED = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Settings:
     every: float = 0.25
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a folder or file is not there, or a number is of no use."""
+        """Raises ValueError where a folder or file is not there, a number is of no use, or a limit cannot be watched."""
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is no folder: name the one that holds the runs, or make it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
@@ -75,8 +76,10 @@ class Settings:
             if number is not None and number < least:
                 raise ValueError(f"{option} must be at least {least}, got {number}")
         for option, limit in (("--job-seconds", self.job_seconds), ("--job-megabytes", self.job_megabytes)):
-            if limit is not None and limit <= 0:
+            if limit is not None and not limit > 0:  # nor no number
                 raise ValueError(f"{option} must be positive, got {limit}")
+        if self.job_megabytes is not None and not self.measures:
+            raise ValueError(f"--job-megabytes with --ray {self.ray}: {UNMEASURED}; use --ray local, or give no limit")
 
     @cached_property
     def folder(self) -> Path:
@@ -100,6 +103,11 @@ class Settings:
             return ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+    @property
+    def measures(self) -> bool:
+        """Whether all that a job takes is taken by its worker and what that starts."""
+        return self.ray in (None, "local")
 
     @property
     def needs_token(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 PATIENCE = 30.0
 """Seconds that one process waits for another one's transaction."""
 SCHEMA = """
@@ -42,14 +42,25 @@ CREATE TABLE publications (job TEXT PRIMARY KEY REFERENCES jobs (id), attempt IN
 CREATE TABLE taken (
     rule TEXT NOT NULL,
     recording TEXT NOT NULL,
+    identity TEXT NOT NULL,
     round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
     job TEXT REFERENCES jobs (id),
     created TEXT NOT NULL,
-    PRIMARY KEY (rule, recording, round)
+    PRIMARY KEY (rule, recording, identity, round, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE changes (version INTEGER NOT NULL);
 INSERT INTO changes VALUES (0);
 """
+TAKEN = SCHEMA[SCHEMA.index("CREATE TABLE taken") : SCHEMA.index("CREATE TABLE changes")]
+UPDATES = {
+    1: f"""
+ALTER TABLE taken RENAME TO taken_before;
+{TAKEN}INSERT INTO taken SELECT rule, recording, '', round, 0, job, created FROM taken_before;
+DROP TABLE taken_before;
+"""
+}
+"""What makes a file of each earlier version one of the next. In version 1 a round was taken of whatever recording had the id."""
 
 
 class Store:
@@ -68,10 +79,10 @@ class Store:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > VERSION:
                 raise ValueError(f"{path} is of version {version}, and this program knows {VERSION}: update it")
-            if not version:
-                for statement in SCHEMA.split(";\n"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {VERSION}")
+            steps = [UPDATES[step] for step in range(version, VERSION)] if version else [SCHEMA]
+            for statement in ";\n".join(steps).split(";\n"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _connection(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)

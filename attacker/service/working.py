@@ -6,21 +6,27 @@ from collections.abc import Sequence
 
 from attacker.service.catalogue import Arrived
 from attacker.service.crew import Crew
+from attacker.service.ledger import Recorded
 from attacker.service.parts import Parts
 from attacker.service.queue import Full
 from attacker.service.rules import Rules
+from attacker.service.settings import UNMEASURED
 from attacker.service.watching import Watcher
 
 log = logging.getLogger("attacker.service")
 
 
 class Works:
-    """Raises ValueError where the file of rules cannot be read."""
+    """Raises ValueError where the file of rules cannot be read, or limits what nobody measures."""
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
         self._parts = parts
         self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
+        limited = [rule.name for rule in self._rules.rules if rule.budget.cpu_seconds is not None] if self._rules else []
+        if limited and not settings.measures:
+            words = f"budget.cpu_seconds with --ray {settings.ray}: {UNMEASURED}; use --ray local, or leave it out"
+            raise ValueError(f"{settings.rules}: rule {limited[0]!r}: {words}")
         self._behind: set[str] = set()
         self._watcher = Watcher(
             parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
@@ -44,13 +50,12 @@ class Works:
             self._parts.metrics.arrived(rounds)
         if self._rules is None:
             return
-        new: dict[str, list[int]] = {recording: [] for recording in self._behind}
-        for one in rounds:
-            new.setdefault(one.recording, []).append(one.round)
-        self._behind.clear()
-        for recording, some in new.items():
+        new, self._behind = self._behind | {one.recording for one in rounds}, set()
+        for run in self._parts.catalogue.runs():
+            if run.id not in new or run.manifest is None:
+                continue
             try:
-                self._rules.arrived(recording, some)
+                self._rules.follow(Recorded(run.id, run.identity), run.index.attempts, created=run.manifest.created)
             except (Full, ValueError, OSError, sqlite3.Error) as error:
-                self._behind.add(recording)
-                log.warning("rules on %s are behind: %s", recording, error)
+                self._behind.add(run.id)
+                log.warning("rules on %s are behind: %s", run.id, error)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake import JOBS_REFUSED, Fake, grid, job, listed, recording
 from made_up import filled
+from page_service import wait_for
 from page_watched import Opening
 from playwright.sync_api import Page, expect
 
@@ -136,8 +137,7 @@ def test_an_answer_that_an_event_has_overtaken_changes_nothing(answer: str, fake
 
     def overtaken(query: dict[str, str]) -> Any:
         """What was true when it was asked for, and comes after the news of the end."""
-        while not fake.streams:
-            time.sleep(0.02)
+        wait_for(lambda: fake.streams)
         time.sleep(0.3)
         fake.tell("job", job("1", **DONE))
         time.sleep(0.5)
@@ -162,6 +162,7 @@ def test_a_failure_says_so_and_can_be_tried_again(fake: Fake, opened: Opening) -
     page = opened(fake.address, "#/run/big", expected=("503",))
     said = page.locator(".map .state")
     expect(said).to_contain_text("The index is being written; ask again.")
+    expect(page.locator("#link")).to_have_text("live")
     page.wait_for_timeout(2000)  # the page tries again by itself when it connects
     del fake.refusals["recordings/big/grid"]
     said.get_by_role("button", name="Try again").click()
@@ -199,16 +200,44 @@ def test_only_changed_arguments_are_sent_with_their_types(fake: Fake, opened: Op
     assert fake.posted[0][1]["arguments"] == {"steps": 25}
 
 
+SMALL = """[...document.querySelectorAll('a, button, summary')]
+  .filter((one) => one.checkVisibility() && getComputedStyle(one).display !== 'inline')
+  .filter((one) => Math.min(one.offsetHeight, one.offsetWidth) < 24).map((one) => one.textContent)"""
+
+
+@pytest.mark.parametrize("width", [320, 344, 360])
+@pytest.mark.parametrize("jobs", [0, 1, 1000])
+def test_the_bar_fits_a_phone_however_many_jobs_there_are(width: int, jobs: int, fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    fake.answers["jobs"] = listed([job(str(number), state="queued") for number in range(jobs)])
+    page = opened(fake.address, width=width)
+    busy = page.locator("#busy")
+    expect(busy).to_have_text(re.compile(f"^{jobs} waiting")) if jobs else expect(busy).to_be_hidden()
+    expect(page.locator("#link")).to_have_text("live")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_finger_finds_every_control_and_is_told_of_no_keys(fake: Fake, opened: Opening) -> None:
+    filled(fake, clients=["anna"], rounds=2)
+    page = opened(fake.address, width=360, has_touch=True, is_mobile=True)
+    assert {place: page.evaluate(SMALL) for place in seen_one_by_one(page, fake)} == {place: [] for place in VIEWS}
+    for keys, touched in ((page, True), (opened(fake.address), False)):
+        keys.goto(f"{fake.address}#/run/big")
+        expect(keys.get_by_role("grid")).to_have_accessible_description(re.compile("^Arrow keys"))
+        expect(keys.get_by_text("Arrow keys walk")).to_be_visible(visible=not touched)
+
+
 def test_nothing_is_wider_than_a_phone(fake: Fake, opened: Opening) -> None:
     filled(fake, clients=["anna", "a-very-long-name-of-a-client-without-any-space-in-it"], rounds=40)
-    page = opened(fake.address, width=360)
+    fake.answers["jobs"] = listed([job("1", state="running"), *(job(str(number), state="queued") for number in range(2, 1001))])
+    page = opened(fake.address, width=320)
     width = "document.documentElement.scrollWidth"
-    too_wide = {place: found for place in seen_one_by_one(page, fake) if (found := page.evaluate(width)) > 360}
+    too_wide = {place: found for place in seen_one_by_one(page, fake) if (found := page.evaluate(width)) > 320}
     assert too_wide == {}
     page.get_by_role("button", name="New attack").first.click()
     expect(page.get_by_role("dialog").get_by_label("Rounds")).to_be_visible()
     assert page.evaluate(
-        "(d => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 360)(document.querySelector('dialog'))"
+        "(d => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 320)(document.querySelector('dialog'))"
     )
 
 

@@ -12,7 +12,7 @@ from attacker.service.catalogue import views
 from attacker.service.catalogue.attacked import ALIVE, PLAIN, Source, read_source
 from attacker.service.catalogue.finding import Mark, find, is_run, mark, mark_of_work, subfolders
 from attacker.service.catalogue.lines import Scores, read_scores, read_training
-from attacker.service.catalogue.observed import Index, Rows, Seen, read_index, read_manifest, read_rows, words_of
+from attacker.service.catalogue.observed import Index, Rows, Seen, identity_of, read_index, read_manifest, read_rows, words_of
 from attacker.service.catalogue.shelf import Shelf
 from attacker.service.settings import Settings
 from attacker.service.shapes import RecordingTold
@@ -34,12 +34,14 @@ class Unknown(LookupError):
 class Run:
     """One run as it was at the last look.
 
+    identity: tells its recording from others of the same id, earlier or later; empty where its manifest cannot be read.
     marks:   of its parts: manifest, index, training, scores, and each attack's folder by its name.
     version: tells this state of its files from others, also after a restart.
     """
 
     id: str
     folder: Path
+    identity: str
     manifest: Manifest | None
     index: Index
     marks: Mapping[str, Mark]
@@ -49,7 +51,10 @@ class Run:
 
 
 class Arrived(NamedTuple):
-    """A round that was not there at the look before. lag: seconds since its last reply came; None where that is not known."""
+    """A round that was not there at the look before, or that was recorded anew since: in another recording, or another attempt.
+
+    lag: seconds since its last reply came; None where that is not known.
+    """
 
     recording: str
     round: int
@@ -198,9 +203,9 @@ class Catalogue:
         truth = bool(self.settings.truth_of(folder))
         if before and (before.marks, before.sources, before.told["truth"]) == (marks, sources, truth):
             return before
-        manifest, wrong = before.manifest if before else None, ""
+        identity, manifest, wrong = before.identity if before else "", before.manifest if before else None, ""
         if before is None or before.marks["manifest"] != marks["manifest"]:
-            manifest, wrong = _manifest(folder)
+            identity, manifest, wrong = _manifest(folder)
         elif manifest is None:
             wrong = before.told["trouble"][0]
         index = Index()
@@ -210,25 +215,35 @@ class Catalogue:
         trouble = [wrong] if wrong else list(index.trouble)
         told = views.recording(id, manifest, index, truth=truth, trouble=trouble)
         version = _digest(marks, sources, truth)
-        return Run(id=id, folder=folder, manifest=manifest, index=index, marks=marks, sources=sources, told=told, version=version)
+        return Run(
+            id=id,
+            folder=folder,
+            identity=identity,
+            manifest=manifest,
+            index=index,
+            marks=marks,
+            sources=sources,
+            told=told,
+            version=version,
+        )
 
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _manifest(folder: Path) -> tuple[Manifest | None, str]:
+def _manifest(folder: Path) -> tuple[str, Manifest | None, str]:
     try:
-        return read_manifest(folder), ""
+        return identity_of(folder), read_manifest(folder), ""
     except ValueError as error:
-        return None, words_of(error, folder)
+        return "", None, words_of(error, folder)
 
 
 def _arrived(run: Run, before: Run | None) -> list[Arrived]:
-    known = before.index.rounds if before else {}
-    now = time.time()
+    known = before.index.attempts if before and before.identity == run.identity else {}
+    now, attempts = time.time(), run.index.attempts
     return [
         Arrived(run.id, number, now - marks[-1] if isinstance(marks[-1], float) else None)
         for number, marks in run.index.rounds.items()
-        if number not in known
+        if known.get(number) != attempts[number]
     ]

@@ -1,5 +1,6 @@
 """What the index of a recording says, read anew only where it changed."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 from fedsim.wire import DamagedFile, Manifest, Recording
 from fedsim.wire import index as wire_index
+from fedsim.wire.manifest import MAX_BYTES
+from fedsim.wire.safe import read_bytes
 
 MOST_TOLD = 20
 """Damaged rows that are told one by one."""
@@ -53,6 +56,11 @@ class Index:
         return sum(marks[0] for marks in self.rounds.values())
 
     @property
+    def attempts(self) -> dict[int, int]:
+        """By round, how often the federation had been started when it was recorded: a resumed one may record a round anew."""
+        return {number: marks[2] for number, marks in self.rounds.items()}
+
+    @property
     def updated(self) -> float | None:
         times = [marks[-1] for marks in self.rounds.values() if isinstance(marks[-1], float) and isfinite(marks[-1])]
         return max(times) if times else None
@@ -67,6 +75,14 @@ class Index:
 def read_manifest(folder: Path) -> Manifest:
     """Of the run in `folder`. Raises ValueError, naming the file, where it is none."""
     return Manifest.read(folder / "recording" / "manifest.json")
+
+
+def identity_of(folder: Path) -> str:
+    """Tells the recording of the run in `folder` from others that were, or will be, in its place: a digest of its manifest.
+
+    A run that is resumed keeps it. Raises ValueError, naming the file, where that cannot be read.
+    """
+    return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
 
 
 def read_index(folder: Path, before: Index | None = None) -> Index:

@@ -19,6 +19,7 @@ from attacker.attacks.base import Sight
 from attacker.reconstruction import Slot
 from attacker.replay import Replay
 from attacker.scoring import Scorer
+from attacker.service import hands
 from attacker.service.crew import Crew
 from attacker.service.doing import answered
 from attacker.service.errands import Errand
@@ -275,8 +276,11 @@ def test_rows_of_a_table_are_no_images(tmp_path: Path) -> None:
     assert read_preview(tmp_path, JOB) is None
 
 
-def test_a_worker_that_is_killed_costs_nothing_but_time(root: Path, run: Path, tmp_path: Path) -> None:
-    """From the queue to the files, with workers as they are."""
+def test_a_worker_that_is_killed_costs_nothing_but_time(
+    root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
+    monkeypatch.setattr(hands, "PROGRAM", f"from attacker.attacks import memories; memories.SIGHTS = 0; {hands.PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
     settings = Settings(root=root, state=tmp_path / "state", workers=1, truth="own")
     queue = Queue(tmp_path / "queue.sqlite")
@@ -284,14 +288,13 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(root: Path, run: Path, t
     crew = Crew(settings, queue)
     crew.start()
     try:
-        seen, until = False, time.monotonic() + 120
+        seen, until = False, time.monotonic() + 300
         while queue.get(job.id).state not in ENDED and time.monotonic() < until:
-            preview = path_of(settings.state_folder, job.id)
-            if not seen and queue.get(job.id).progress.share > 0 and (preview.exists() or queue.get(job.id).progress.share > 0.5):
+            if not seen and path_of(settings.state_folder, job.id).exists():
                 seen = True
                 (hand,) = crew._running
                 os.kill(hand.pid, signal.SIGKILL)
-            time.sleep(0.02)
+            time.sleep(0.005)
     finally:
         crew.stop()
     now = queue.get(job.id)

@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from attacker.service.app import parts_of
-from attacker.service.catalogue import Arrived, Catalogue
+from attacker.service.catalogue import Catalogue
 from attacker.service.catalogue import lines as lines_module
 from attacker.service.doing import _Work, answered
 from attacker.service.errands import Errand
@@ -149,18 +149,22 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
 def test_a_disk_that_is_full_for_a_while_costs_no_round(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
+    shutil.copytree(root / "digits", root / "other")
     parts = parts_of(Settings(root=root, workers=0, rules=rules))
     works, take = Works(parts), parts.queue.added
+    arrived = parts.catalogue.look().arrived
 
     def full(*arguments: Any) -> Any:
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(parts.queue, "added", full)
-    works.arrived([Arrived(name, 1, None) for name in ("digits", "other")])
+    works.arrived(arrived)
     assert parts.queue.list() == []
     monkeypatch.setattr(parts.queue, "added", take)
     works.arrived([])
-    assert sorted(job.spec.recording for job in parts.queue.list()) == ["digits", "other"]
+    assert sorted((job.spec.recording, job.spec.rounds) for job in parts.queue.list()) == [
+        *[("digits", "1"), ("digits", "2"), ("other", "1"), ("other", "2")]
+    ]
     parts.queue.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from attacker.service.jobs import ENDED, STATES, Attacked, Job, JobSpec, Progress, Result
-from attacker.service.ledger import Ledger
+from attacker.service.ledger import Ledger, Recorded, Taken
 from attacker.service.queue import Claim, Fenced, Full, Limits, NotNow, Queue, Unknown
 
 SPEC = JobSpec(recording="photos", attack="cpl")
@@ -286,22 +286,25 @@ def test_a_result_holds_nothing_that_no_worker_says() -> None:
             Result.model_validate({"attacks": [{**good["attacks"][0], **wrong}]})
 
 
+PHOTOS, DIGITS = Recorded("photos", "a"), Recorded("digits", "a")
+
+
 def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     ledger = Ledger(queue)
-    job = ledger.take("live", "photos", [3], SPEC)
+    job = ledger.take("live", PHOTOS, [Taken(3, 1)], SPEC)
     assert job is not None
     assert job.origin == "rule live"
-    assert ledger.take("live", "photos", [4], None) is None
+    assert ledger.take("live", PHOTOS, [Taken(4, 1)], None) is None
     queue.close()
     queue = Queue(tmp_path / "q.sqlite", Limits(max_queued=2))
     ledger = Ledger(queue)
-    assert ledger.take("live", "photos", [3, 4], SPEC) is None
-    assert ledger.taken("live", "photos") == {3, 4}
-    assert ledger.take("other", "photos", [3], SPEC) is not None
+    assert ledger.take("live", PHOTOS, [Taken(3, 1), Taken(4, 1)], SPEC) is None
+    assert ledger.taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}
+    assert ledger.take("other", PHOTOS, [Taken(3, 1)], SPEC) is not None
     with pytest.raises(Full):
-        ledger.take("live", "photos", [5], SPEC)
-    assert ledger.taken("live", "photos") == {3, 4}, "a job that was refused has taken no round"
+        ledger.take("live", PHOTOS, [Taken(5, 1)], SPEC)
+    assert ledger.taken("live", PHOTOS) == {Taken(3, 1), Taken(4, 1)}, "a job that was refused has taken no round"
     assert queue.counts()["queued"] == 2
     queue.close()
 
@@ -309,33 +312,38 @@ def test_a_rule_takes_a_round_once_also_after_a_restart(tmp_path: Path) -> None:
 def test_the_ledger_counts_what_a_rule_has_cost(queue: Queue) -> None:
     ledger = Ledger(queue)
     for round in (1, 2, 3):
-        ledger.take("live", "photos", [round], SPEC)
+        ledger.take("live", PHOTOS, [Taken(round, 1)], SPEC)
     queue.submit(SPEC)
     before = queue.get(queue.list()[-1].id).created
     queue.crashed(begun(queue), "x", cpu=2.0)
     queue.publish(begun(queue), RESULT, cpu=3.0)
     queue.failed(begun(queue), "x", cpu=4.0)
-    assert ledger.cpu_seconds("live", "photos") == pytest.approx(9.0)
-    assert ledger.cpu_seconds("live", "digits") == 0
-    assert ledger.unfinished("live", "photos") == 1
+    assert ledger.cpu_seconds("live", PHOTOS) == pytest.approx(9.0)
+    assert ledger.cpu_seconds("live", DIGITS) == 0
+    assert ledger.unfinished("live", PHOTOS) == 1
     assert ledger.submitted_since("live", before) == 3
     assert ledger.submitted_since("live", "9999") == 0
 
 
 CLAIMS = """
-import sys
+import sys, time
 from pathlib import Path
 from attacker.service.jobs import Result
 from attacker.service.queue import Queue
 queue = Queue(Path(sys.argv[1]))
+left = int(sys.argv[3])
 while (claim := queue.claim(sys.argv[2])) is not None:
     queue.publish(claim, Result())
     print(claim.id, flush=True)
+    left -= 1
+    if not left:
+        time.sleep(600)
 """
 
 
-def working(path: Path, owner: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CLAIMS, str(path), owner], stdout=subprocess.PIPE, text=True)
+def working(path: Path, owner: str, most: int = 1000) -> subprocess.Popen[str]:
+    """A process that does jobs, and once it has done `most` of them waits for its end."""
+    return subprocess.Popen([sys.executable, "-c", CLAIMS, str(path), owner, str(most)], stdout=subprocess.PIPE, text=True)
 
 
 def test_several_processes_share_the_jobs_and_none_is_done_twice(tmp_path: Path) -> None:
@@ -355,7 +363,7 @@ def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_pat
     ids = {queue.submit(SPEC).id for _ in range(40)}
     kills = 0
     while queue.counts()["queued"]:
-        process = working(path, f"owner {kills}")
+        process = working(path, f"owner {kills}", most=15)
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
         time.sleep(0.003 * (kills % 7))

@@ -35,6 +35,10 @@ def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         one.end()
 
 
+LONG = 60.0
+"""Seconds for what takes one on a machine of one's own."""
+
+
 def tend(some: Roster, busy: list[Hand], seconds: float = 0.3) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -42,15 +46,31 @@ def tend(some: Roster, busy: list[Hand], seconds: float = 0.3) -> None:
         time.sleep(0.02)
 
 
+def stand_by(some: Roster) -> None:
+    """Tends it until one is on stand-by."""
+    until = time.monotonic() + LONG
+    while some._ready is None:
+        assert time.monotonic() < until
+        some.tend([])
+        time.sleep(0.02)
+
+
 def workers() -> set[int]:
     """Of this process, those that live."""
     found = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-    return {pid for pid in found if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"}
+    return {pid for pid in found if alive(pid)}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Callable[..., Roster]) -> None:
     some, before = tended(), workers()
-    tend(some, [])
+    stand_by(some)
     (waiting,) = workers() - before
     hand = some.take("photos", [])
     assert (hand.pid, hand.recording) == (waiting, "photos")
@@ -59,12 +79,12 @@ def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Cal
 
 def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., Roster]) -> None:
     some, before = tended(), workers()
-    tend(some, [])
+    stand_by(some)
     hand = some.take("photos", [])
     tend(some, [hand])
     assert workers() - before == {hand.pid}
     some.keep(hand)
-    tend(some, [])
+    stand_by(some)
     assert len(workers() - before) == 2
     assert some.take("photos", []) is hand, "one that knows the recording goes first"
     hand.end()
@@ -73,7 +93,7 @@ def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[
 def test_no_worker_meets_two_recordings(tended: Callable[..., Roster]) -> None:
     some, seen = tended(2), dict[int, str]()
     for recording in ("photos", "other", "photos", "third", "other"):
-        tend(some, [])
+        stand_by(some)
         hand = some.take(recording, [])
         assert seen.setdefault(hand.pid, recording) == hand.recording == recording
         some.keep(hand)
@@ -93,14 +113,13 @@ def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
 ) -> None:
     monkeypatch.setattr(hands, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
     some = tended()
-    for _ in range(20):
-        some.tend([])
-        time.sleep(0.05)
-        while not some._heard.empty():  # as the crew does
-            hand, said = some._heard.get()
-            assert said is None
-            assert hand is not None
-            some.fire(hand)
+    stand_by(some)
+    hand, said = some._heard.get(timeout=LONG)  # as the crew does
+    assert said is None
+    assert hand is not None
+    some.fire(hand)
+    tend(some, [])
+    assert some._heard.empty()
     assert (tmp_path / "starts").read_text() == "x"
     monkeypatch.setattr(hands, "PROGRAM", WAITS)
     hand = some.take("photos", [])
@@ -110,9 +129,9 @@ def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
 
 def test_all_of_them_end_with_the_roster(tended: Callable[..., Roster]) -> None:
     some, before = tended(), workers()
-    tend(some, [])
+    stand_by(some)
     some.keep(some.take("photos", []))
-    tend(some, [])
+    stand_by(some)
     assert len(workers() - before) == 2
     some.end()
     assert workers() == before

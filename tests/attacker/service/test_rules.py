@@ -1,15 +1,23 @@
 """Rules: which jobs come of rounds that arrive, within what budget, and that none comes twice."""
 
+import json
 import logging
-from collections.abc import Iterator
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from attacker.service import rules as module
+from attacker.service.app import parts_of
 from attacker.service.jobs import Result
+from attacker.service.ledger import Recorded
 from attacker.service.queue import Full, Limits, Queue
 from attacker.service.rules import Rules, read
+from attacker.service.settings import Settings
+from attacker.service.working import Works
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "rules.toml"
 
@@ -21,10 +29,23 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
-def rules(queue: Queue, tmp_path: Path, *lines: str) -> Rules:
+class Watched:
+    """Rules, and a folder of recordings whose rounds arrive one after the other."""
+
+    def __init__(self, path: Path, queue: Queue, root: Path) -> None:
+        self.rules = Rules(path, queue, root)
+        self.there: dict[Recorded, dict[int, int]] = {}
+
+    def arrived(self, id: str, rounds: Iterable[int], *, attempt: int = 1, identity: str = "a", created: str = "") -> None:
+        attempts = self.there.setdefault(Recorded(id, identity), {})
+        attempts.update(dict.fromkeys(rounds, attempt))
+        self.rules.follow(Recorded(id, identity), attempts, created=created)
+
+
+def rules(queue: Queue, tmp_path: Path, *lines: str) -> Watched:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n' + "\n".join(lines))
-    return Rules(path, queue, tmp_path)
+    return Watched(path, queue, tmp_path)
 
 
 def submitted(queue: Queue) -> list[tuple[str, str]]:
@@ -42,7 +63,7 @@ def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_
     assert job.origin == "rule live"
     assert (job.spec.attack, job.spec.arguments, job.spec.seed) == ("exact", {"route": "linear"}, 3)
     assert (job.spec.null, job.spec.priority, job.spec.clients) == (False, 2, ())
-    again = Rules(tmp_path / "rules.toml", queue, tmp_path)
+    again = Watched(tmp_path / "rules.toml", queue, tmp_path)
     again.arrived("photos", [1, 2, 3])
     assert submitted(queue)[3:] == [("photos", "3")]
 
@@ -90,7 +111,7 @@ def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root:
         f'[[rule]]\nname = "one"\nattack = "exact"\nclients = ["{names[1][:6]}*"]\n'
         '[[rule]]\nname = "none"\nattack = "exact"\nclients = ["zzz*"]\n'
     )
-    given = Rules(tmp_path / "rules.toml", queue, root)
+    given = Watched(tmp_path / "rules.toml", queue, root)
     given.arrived("digits", [1, 2])
     assert [(job.origin, job.spec.clients) for job in queue.list()] == [("rule one", (names[1],))] * 2
 
@@ -98,7 +119,7 @@ def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root:
 def test_an_attack_of_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "clients"\nattack = "agic"\nrounds = "every=3"\n')
-    Rules(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
+    Watched(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
     assert [rounds for _, rounds in submitted(queue)] == ["1-1", "1-4"]
 
 
@@ -165,6 +186,129 @@ def test_what_found_no_room_in_the_queue_is_tried_again_with_the_next_round(tmp_
     given.arrived("photos", [4])
     assert [rounds for _, rounds in submitted(queue)] == ["3", "4"]
     queue.close()
+
+
+def test_another_recording_of_the_same_name_is_another_recording(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path)
+    given.arrived("photos", [1, 2])
+    given.arrived("photos", [1], identity="b")
+    given.arrived("photos", [2, 3], identity="b")
+    assert submitted(queue) == [("photos", rounds) for rounds in "12123"]
+    given.arrived("photos", [], identity="a")
+    assert len(submitted(queue)) == 5, "one that comes back is known"
+
+
+def test_the_budget_of_a_recording_is_its_own(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0, behind = 2 }")
+    given.arrived("photos", [1])
+    claim = queue.claim("me")
+    assert claim is not None
+    queue.publish(claim, Result(), cpu=11.0)
+    given.arrived("photos", [1], identity="b")
+    given.arrived("photos", [2], identity="b")
+    given.arrived("photos", [1, 2], identity="c")
+    assert [rounds for _, rounds in submitted(queue)] == ["1", "2", "1", "2"], "what waits of an earlier one is not in the way"
+    given.arrived("photos", [2], identity="a")
+    assert len(submitted(queue)) == 4, "the first one has used all that it may"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "before", "after"), [("all", "1 2 3", "2 3"), ("first", "1", ""), ("last", "3", "3"), ("2", "2", "2")]
+)
+def test_a_round_that_was_recorded_anew_is_taken_again_and_the_log_says_so(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture, rounds: str, before: str, after: str
+) -> None:
+    """As by a federation that was killed in its third round, and resumed after its first."""
+    given = rules(queue, tmp_path, f'rounds = "{rounds}"')
+    given.arrived("photos", [1, 2, 3])
+    assert [rounds for _, rounds in submitted(queue)] == before.split()
+    assert "again" not in caplog.text
+    for _ in range(2):
+        given.arrived("photos", [2, 3], attempt=2)
+    assert [rounds for _, rounds in submitted(queue)] == before.split() + after.split()
+    again = [f"rule live, photos: takes round {round} again: it was recorded anew, in attempt 2" for round in after.split()]
+    assert [record.message for record in caplog.records if "again" in record.message] == again
+
+
+def test_the_first_round_is_taken_again_where_it_was_recorded_anew(queue: Queue, tmp_path: Path) -> None:
+    given = rules(queue, tmp_path, 'rounds = "first"')
+    given.arrived("photos", [1])
+    given.arrived("photos", [1], attempt=2)
+    given.arrived("photos", [2], attempt=2)
+    assert [rounds for _, rounds in submitted(queue)] == ["1", "1"]
+
+
+OLDER = """
+CREATE TABLE taken_older (
+    rule TEXT NOT NULL, recording TEXT NOT NULL, round INTEGER NOT NULL, job TEXT REFERENCES jobs (id), created TEXT NOT NULL,
+    PRIMARY KEY (rule, recording, round)
+) WITHOUT ROWID;
+INSERT INTO taken_older SELECT rule, recording, round, job, created FROM taken;
+DROP TABLE taken;
+ALTER TABLE taken_older RENAME TO taken;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.parametrize(
+    ("created", "expected"),
+    [
+        ("2020-01-01T00:00:00Z", "3"),
+        ("", "3"),
+        ("yesterday", "3"),
+        ("2020-01-01T00:00:00", "3"),
+        ("2999-01-01T00:00:00Z", "1 2 3"),
+    ],
+)
+def test_what_was_taken_before_an_update_counts_for_the_recording_that_was_there(
+    queue: Queue, tmp_path: Path, created: str, expected: str
+) -> None:
+    """A file of version 1, which knew a recording by its id alone."""
+    given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
+    given.arrived("photos", [1, 2], identity="of before")
+    jobs = queue.list()
+    queue.close()
+    with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as db:
+        db.executescript(OLDER)
+    updated = Queue(tmp_path / "queue.sqlite")
+    assert updated.list() == jobs
+    given = Watched(tmp_path / "rules.toml", updated, tmp_path)
+    given.arrived("photos", [1, 2], created=created)
+    given.arrived("photos", [3], created=created)
+    assert [rounds for _, rounds in submitted(updated)[2:]] == expected.split()
+    given.arrived("photos", [1, 2, 3], identity="b", created="2999-01-01T00:00:00Z")
+    assert [rounds for _, rounds in submitted(updated)[-3:]] == ["1", "2", "3"], "they count once"
+    claim = updated.claim("me")
+    assert claim is not None
+    updated.publish(claim, Result(), cpu=11.0)
+    before = submitted(updated)
+    given.arrived("photos", [4], created=created)
+    assert submitted(updated)[len(before) :] == ([] if expected == "3" else [("photos", "4")]), "what they cost counts, too"
+    updated.close()
+
+
+def test_a_run_that_was_deleted_and_run_again_under_its_name_is_attacked_from_its_first_round(
+    root: Path, tmp_path: Path, federated: Path
+) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
+    parts = parts_of(Settings(root=root, workers=0, rules=path))
+    works = Works(parts)
+    for _ in range(2):
+        works.arrived(parts.catalogue.look().arrived)
+    assert submitted(parts.queue) == [("digits", "1"), ("digits", "2")]
+    shutil.rmtree(root / "digits")
+    shutil.copytree(federated, root / "digits")
+    manifest = root / "digits" / "recording" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
+    works.arrived(parts.catalogue.look().arrived)
+    assert submitted(parts.queue)[2:] == [("digits", "1"), ("digits", "2")]
+    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
+        index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
+    works.arrived(parts.catalogue.look().arrived)
+    works.arrived(parts.catalogue.look().arrived)
+    assert submitted(parts.queue)[4:] == [("digits", "2")]
+    parts.queue.close()
 
 
 GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'

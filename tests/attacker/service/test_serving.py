@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from attacker.service.app import parts_of
 from attacker.service.serving import listening
 from attacker.service.settings import Settings
+from attacker.service.working import Works
 from fedsim.wire.files import alone, make_private
 
 LONG = 120.0
@@ -69,10 +71,10 @@ def add_round(run: Path, number: int) -> None:
         index.execute(f"{row} FROM observations WHERE round = 1", (number,))
 
 
-def raw(url: str, content: bytes, seconds: float = 10.0) -> bytes:
+def raw(url: str, content: bytes) -> bytes:
     """What the service answers to bytes, until it closes the connection."""
     host, port = re.match(r"http://([^:]+):(\d+)", url).groups()  # type: ignore[union-attr]
-    with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+    with socket.create_connection((host, int(port)), timeout=LONG) as connection:
         connection.sendall(content)
         found = b""
         while part := connection.recv(65536):
@@ -88,8 +90,7 @@ def test_what_happens_is_told_and_the_end_comes_at_once_with_listeners(serve: Ca
         told = events(stream)
         assert next(told) == ("hello", {"resumed": False})
         add_round(root / "digits", 3)
-        kind, recording = next(told)
-        assert (kind, recording["id"], recording["last_round"]) == ("recording", "digits", 3)
+        assert ("digits", 3) in ((one["id"], one["last_round"]) for kind, one in told if kind == "recording")
         job = client.post("/api/v1/jobs", json={"recording": "digits", "attack": "cpl"}).json()
         assert ("job", job["id"]) in ((kind, one.get("id")) for kind, one in told if kind == "job")
         with client.stream("GET", f"/api/v1/jobs/{job['id']}/events") as of_job:
@@ -145,8 +146,29 @@ def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
         ({"truth": (Path("/nowhere"),)}, "--truth"),
         ({"workers": -1}, "--workers"),
         ({"job_seconds": 0.0}, "--job-seconds"),
+        ({"job_seconds": float("nan")}, "--job-seconds must be positive"),
+        ({"job_megabytes": 0}, "--job-megabytes must be positive"),
+        ({"job_megabytes": 100, "ray": "10.0.0.1:6379"}, "--job-megabytes with --ray 10.0.0.1:6379: .* use --ray local"),
+        ({"job_megabytes": 100, "ray": "auto"}, "--job-megabytes with --ray auto"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_done(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Settings(**{"root": tmp_path, **wrong})
+
+
+def test_limits_that_ray_would_hide_are_watched_where_the_cluster_is_the_jobs_own(tmp_path: Path) -> None:
+    for ray in (None, "local"):
+        assert Settings(root=tmp_path, job_megabytes=100, ray=ray).measures
+
+
+def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
+    rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
+    for ray, refused in (("auto", True), ("local", False), (None, False)):
+        parts = parts_of(Settings(root=tmp_path, rules=rules, ray=ray))
+        words = rf"rules.toml: rule 'b': budget.cpu_seconds with --ray {ray}: .* use --ray local"
+        with pytest.raises(ValueError, match=words) if refused else nullcontext():
+            Works(parts)
+        parts.queue.close()

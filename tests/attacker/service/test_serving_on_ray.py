@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + LONG
     while not (found := condition()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+        time.sleep(0.02)
     return found
 
 
