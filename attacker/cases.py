@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacker.attacks import Attack, Case, unmet
-from attacker.attacks.base import case_key
+from attacker.attacks import Attack, Case
+from attacker.attacks.base import case_key, refused
 from fedsim.wire import Observation, Recording, Row
 from fedsim.wire.masked import SUM
 
@@ -97,7 +97,7 @@ def _unusable(recording: Recording, row: Row, attack: Attack) -> str:
         observation = recording.observation(row)
     except ValueError as error:
         return str(error)
-    return trouble(observation) or "; ".join(unmet(attack, Case((observation,))))
+    return trouble(observation) or refused(attack, Case((observation,)))
 
 
 def trouble(observation: Observation) -> str:
@@ -113,6 +113,8 @@ def trouble(observation: Observation) -> str:
             total = sum(bad.values())
             values = "1 value that is no number" if total == 1 else f"{total} values that are no numbers"
             return f"round {observation.round}: the {words} {values}, the first in {next(iter(bad))}"
+        if long := next((name for name, t in tensors.items() if not torch.isfinite(t.square().sum())), ""):
+            return f"round {observation.round}: the {words} values so large that their squares overflow, in {long}"
     return ""
 
 

@@ -15,7 +15,7 @@ from attacker.attacks.base import Look
 from fedsim.wire.files import write_tensors
 
 SUFFIX = ".checkpoint"
-FORM = 2
+FORM = 3
 """Grows when what searches keep changes its meaning."""
 
 
@@ -78,7 +78,9 @@ class FileMemory:
         found = self._kept.get(key)
         return None if found is None else {name: tensor.clone() for name, tensor in found.items()}
 
-    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        for gone in (key, drop):  # before there are two of them: histories of L-BFGS may be most of the memory
+            self._kept.pop(gone, None)
         self._kept[key] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         self._write()
 

@@ -15,6 +15,10 @@ from fedsim.wire import Manifest
 
 COPIES = 12
 """Tensors of the size of the model, and of the size of all activations, that one problem keeps alive at once."""
+LATENTS = 12
+"""Vectors as long as a latent that a search keeps of each problem, beside what its optimiser remembers."""
+TIMES = 2.5
+"""How often what an optimiser remembers is in memory at most: itself, as it is written down, and half of it while it grows."""
 MOST = 64
 """Cases that are attacked at once; more of them gain nothing."""
 SHARE = 0.5
@@ -36,17 +40,22 @@ def _parts(cases: list[Planned], footprint: "Footprint", chunk: int | None) -> I
 
 
 class Footprint:
-    """What one case takes, about, from its model: parameters and activations on the meta device."""
+    """What one case takes, about, from its model: parameters and activations on the meta device.
 
-    def __init__(self, manifest: Manifest, device: str) -> None:
+    remembers: vectors as long as a latent that the attack's optimiser keeps of each case; 0 of an attack without one.
+    """
+
+    def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:
         model = models.layout(manifest.model, manifest.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.activations = _activations(model, manifest.data.shape) or 20 * manifest.data.size
+        self.latents = int(manifest.data.size * (LATENTS + TIMES * remembers if remembers else 0))
         self.device = device
 
     def bytes(self, sizes: Sequence[int]) -> int:
         """Of a case with observations of `sizes` examples."""
-        return 4 * COPIES * (len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations)
+        examples = sum(max(1, size) for size in sizes)
+        return 4 * (COPIES * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
 
     def seconds(self, sizes: Sequence[int], cases: int) -> float:
         """Of one evaluation of the gradient of so many cases at once, on one core, about."""

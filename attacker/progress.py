@@ -1,5 +1,6 @@
 """Replays under a progress bar."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,18 @@ def _tell(result: Replayed, spec: AttackSpec) -> None:
         ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
         err.print(f"  {escape(', '.join(ways))}")
     err.print(f"  {result.done} done, {result.skipped} were done before, {len(result.failed)} failed")
-    for key, reason in list(result.failed.items())[:SHOWN]:
-        err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
+    _first(list(result.failed.items()))
     left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
     if left_out:
         err.print(f"  {'1 round was' if len(left_out) == 1 else f'{len(left_out)} rounds were'} left out of their client's case")
-    for key, round, reason in left_out[:SHOWN]:
-        words = reason if reason.startswith(f"round {round}") else f"round {round}: {reason}"
-        err.print(f"  [yellow]{escape(key)}[/]: {escape(words)}")
+    _first([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
     for note in result.notes:
         err.print(f"  {escape(note)}")
+
+
+def _first(reasons: Sequence[tuple[str, str]]) -> None:
+    """Of each case its reason, the first few."""
+    for key, reason in reasons[:SHOWN]:
+        err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
+    if len(reasons) > SHOWN:
+        err.print(f"  and {len(reasons) - SHOWN} more")

@@ -209,7 +209,7 @@ class Replay:
 
     @cached_property
     def _footprint(self) -> Footprint:
-        return Footprint(self.recording.manifest, self.device)
+        return Footprint(self.recording.manifest, self.device, remembered(self._attack))
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
@@ -261,9 +261,19 @@ class Replay:
 
 def evaluations(attack: object) -> int:
     """Of the gradient, by a search of one start that comes to its end; 1 for what is no search."""
-    parts = (getattr(attack, name, None) for name in ("matching", "search", "fallback"))
-    search = next((part for part in parts if part is not None), attack)
+    search = _search(attack)
     return int(getattr(search, "steps", 1)) * int(getattr(getattr(search, "optimiser", None), "period", 1))
+
+
+def remembered(attack: object) -> int:
+    """By its optimiser, of each case, in vectors as long as a latent; 0 of what is no search."""
+    return int(getattr(getattr(_search(attack), "optimiser", None), "remembers", 0))
+
+
+def _search(attack: object) -> object:
+    """The search that an attack makes, if it makes any, else the attack itself."""
+    parts = (getattr(attack, name, None) for name in ("matching", "search", "fallback"))
+    return next((part for part in parts if part is not None), attack)
 
 
 def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from attacker.attacks import AttackSpec, Case, Progress, unmet
-from attacker.attacks.base import Look
+from attacker.attacks import AttackSpec, Case, Progress
+from attacker.attacks.base import Look, refused
 from attacker.cases import trouble
 from attacker.checkpoints import FileMemory, Origin
 from attacker.reconstruction import Reconstruction
@@ -138,8 +138,8 @@ class Bench:
                 continue
             labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
             case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
-            if reasons := unmet(self.attack, case):
-                self._fail(member.key, f"{self.job.attack} cannot be used: {'; '.join(reasons)}", outcome)
+            if reason := refused(self.attack, case):
+                self._fail(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
                 continue
             cases.append(case)
         return cases

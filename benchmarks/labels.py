@@ -10,7 +10,7 @@ gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -77,7 +77,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 def _victims(asked: Options) -> list[Victim]:
     path = asked.data / "cifar10" / "train.npz" if asked.data else None
     if path is not None and path.exists():
-        data = datasets.load(f"npz:{path}")
+        data = replace(datasets.load(f"npz:{path}"), name=path.parent.name)
     else:
         if path is not None:
             print(f"{path} does not exist: digits only")
@@ -121,7 +121,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
                 scores[name].append(_overlap(recovered, torch.from_numpy(labels)))
             seconds[name] += clock.seconds
     return {
-        "data": victim.data.name.rpartition("/")[2],
+        "data": victim.data.name,
         "model": victim.name,
         "trained": victim.trained,
         "accuracy": victim.accuracy,

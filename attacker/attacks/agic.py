@@ -51,15 +51,22 @@ class Agic:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, each of one client, which agree in model, data, training and defense."""
+        """Attack `cases`, each of one client, which agree in model, data, training and defense.
+
+        Ctrl-C while rounds are linked is raised: nothing is linked by what was cut off. Later, it leaves out the cases whose
+        search had not begun.
+        """
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
         linked = [self._linked(case, rng, progress, memory) for case in cases]
         found: dict[str, Reconstruction] = {}
         for group, alike in _alike(linked):
             own = within(memory, f"joint {group}/")
-            for case, one in zip(alike, joint(alike, rng=rng, progress=progress, memory=own), strict=True):
-                found[case.key] = one
-        return [replace(found[case.key], case=asked.key) for asked, case in zip(cases, linked, strict=True)]
+            answers = joint(alike, rng=rng, progress=progress, memory=own)
+            found |= {case.key: one for case, one in zip(alike, answers, strict=True)}
+            if any(one.interrupted for one in answers):
+                break
+        asked_for = [(asked, case) for asked, case in zip(cases, linked, strict=True) if case.key in found]
+        return [replace(found[case.key], case=asked.key) for asked, case in asked_for]
 
     def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
         """The case without the observations that say nothing, and with links over the others."""
@@ -70,7 +77,8 @@ class Agic:
         if self.compare == "none" or len(sizes) == 1:
             return replace(case, links=unlinked(sizes, left_out))
         describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
-        described = describer(case, generator_for(rng, case, "linking"), progress, within(memory, "before/"))
+        own = within(memory, f"before/{case.key}/")
+        described = describer(case, generator_for(rng, case, "linking"), progress, own)
         training = case.observations[0].training
         links = link(
             described,
@@ -102,6 +110,7 @@ def agic(
     later: float = 0.1,
     robust: float = 0.0,
     coarse: float = 0.0,
+    compiled: bool = False,
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Agic:
@@ -115,6 +124,7 @@ def agic(
     compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
     later, robust: how much later epochs count, and from which distance on a round counts less; see GradientMatching.
     coarse: share of the steps, from the first on, in bfloat16 where the device has it: faster, and a little less is recovered.
+    compiled: as for `dlg`.
     Behind noise of known power, with distance euclidean, images are smoothed as for `cpl`.
     """
     if compare not in COMPARISONS:
@@ -141,6 +151,7 @@ def agic(
         later=later,
         robust=robust,
         coarse=coarse,
+        compiled=compiled,
         denoised=True,
         knows_defense=knows_defense,
         needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
@@ -181,7 +192,7 @@ def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
 def _problem(observation: Observation) -> str:
     """Why nothing can be read off an observation; "" where something can."""
     if not observation.num_examples:
-        return "the client reported no number of examples"
+        return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
     if not all(bool(t.isfinite().all()) for t in observation.update.values()):
         return "its update has values that are not finite"
     if not any(bool(t.any()) for t in observation.update.values()):

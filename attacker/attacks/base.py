@@ -112,8 +112,8 @@ class Memory(Protocol):
         """What was last kept under `key`, on the CPU; None where that is nothing."""
         ...
 
-    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
-        """Keep `state` under `key` in place of what was there; what was kept under other keys stays. Takes copies."""
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        """Keep `state` under `key` in place of what was there; what is under other keys stays, save `drop`. Takes copies."""
         ...
 
 
@@ -122,6 +122,9 @@ class Attack(Protocol):
 
     rng:    seeds the attack; what one case draws depends on its key and on nothing of its neighbours.
     memory: of these cases, where the attack keeps what it needs to go on after it was killed; one without it starts again.
+
+    After Ctrl-C it returns the best so far, where it has any: at least one answer then says that it was interrupted, and cases
+    that it had not come to have none. One that has no answer at all raises KeyboardInterrupt.
 
     An attack with the attribute `whole_clients` set gets all observations of a client as one case, others one at a time.
     """
@@ -137,7 +140,21 @@ class Attack(Protocol):
 def unmet(attack: Attack, case: Case) -> list[str]:
     """Why `attack` cannot work on `case`, in words; empty where it can. What needs NUM_EXAMPLES needs FEW_EXAMPLES, too."""
     implied = {Need.FEW_EXAMPLES} if Need.NUM_EXAMPLES in attack.needs else set()
-    return [need.value for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.met_by(case)]
+    return [_words(need, case) for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.met_by(case)]
+
+
+def _words(need: Need, case: Case) -> str:
+    words = str(need.value)
+    zero = need is Need.NUM_EXAMPLES and case.observations[0].num_examples == 0
+    return words.replace("no number", "0") if zero else words
+
+
+def refused(attack: Attack, case: Case) -> str:
+    """Why an attack that the user named cannot work on `case`, with the argument that mends it, if any; empty where it can."""
+    reasons = unmet(attack, case)
+    if Need.IMAGES.value in reasons:
+        reasons.append("--set criterion=gradient does without" if hasattr(attack, "criterion") else "--set tv=0 leaves it out")
+    return "; ".join(reasons)
 
 
 def generator_for(rng: Generator, case: Case, purpose: str) -> Generator:

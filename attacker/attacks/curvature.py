@@ -101,21 +101,40 @@ class History:
         if self.width < room or room == self.limit:
             return
         more = min(room, self.limit - room)
-        self.steps, self.changes = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (self.steps, self.changes))
-        self.products = torch.nn.functional.pad(self.products, (0, more, 0, more))
+        self._widen(more)
+
+    def _widen(self, more: int) -> None:
+        """Room for so many pairs more, in new memory. One tensor after the other: both histories twice may be too much."""
+        for name, places in (("steps", (0, 0, 0, more)), ("changes", (0, 0, 0, more)), ("products", (0, more, 0, more))):
+            setattr(self, name, torch.nn.functional.pad(getattr(self, name), places))
 
     def keep(self, rows: Tensor) -> None:
-        self.steps, self.changes, self.products = self.steps[rows], self.changes[rows], self.products[rows]
-        self.count, self.scale = self.count[rows], self.scale[rows]
+        for name in _ROWS:
+            setattr(self, name, getattr(self, name)[rows])
 
     def state(self) -> State:
-        names = ("steps", "changes", "products", "count", "scale")
-        return {name: getattr(self, name) for name in names} | {"width": torch.tensor(self.width)}
+        """Without the places that are not in use, which are most of a history at first."""
+        used = slice(self.width)
+        return {
+            "steps": self.steps[:, used],
+            "changes": self.changes[:, used],
+            "products": self.products[:, used, used],
+            "count": self.count,
+            "scale": self.scale,
+            "width": torch.tensor(self.width),
+            "room": torch.tensor(self.steps.shape[1]),
+        }
 
     @classmethod
     def of(cls, state: State, *, limit: int, least: float) -> "History":
-        tensors = {name: t.clone() for name, t in state.items() if name != "width"}
-        return cls(limit, least, **tensors, width=int(state["width"]))
+        """With as much room as it had: products of another number of vectors may be rounded otherwise."""
+        width = int(state["width"])
+        history = cls(limit, least, **{name: state[name] for name in _ROWS}, width=width)
+        history._widen(int(state["room"]) - width)
+        return history
+
+
+_ROWS = ("steps", "changes", "products", "count", "scale")
 
 
 def norm(t: Tensor) -> Tensor:

@@ -77,11 +77,13 @@ class Describer:
     def _images(
         self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Described]:
-        """With a first reconstruction of each round alone (AGIC, IV-B, step 1)."""
+        """With a first reconstruction of each round alone (AGIC, IV-B, step 1). Raises KeyboardInterrupt if one was cut off."""
         search = replace(self.matching, steps=self.pre_steps, restarts=1, device=self.device)
         found = []
         for one, observation in zip(described, case.observations, strict=True):
             alone = Case((observation,), known_labels=one.labels)
             (guess,) = search([alone], rng=rng, progress=progress, memory=within(memory, f"{one.round}/"))
+            if guess.interrupted:
+                raise KeyboardInterrupt
             found.append(one._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
         return found

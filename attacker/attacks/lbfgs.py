@@ -32,6 +32,10 @@ class LBFGS:
     min_curvature: float = 1e-10
     min_descent: float = 1e-9
 
+    @property
+    def remembers(self) -> int:
+        return 2 * self.history + (len(_ON_A_LINE) if self.line_search else 2)
+
     def start(self) -> "LBFGSStepper | SearchingStepper":
         return SearchingStepper(self) if self.line_search else LBFGSStepper(self)
 
@@ -88,7 +92,7 @@ class SearchingStepper:
             self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
             direction = -gradient
             self.lines = Lines.begun(loss, -gradient.square().sum(dim=1), _first_length(self.history, gradient, self.settings))
-            self.at = {"origin": z, "uphill": gradient, "direction": direction, "low": z, "low_uphill": gradient}
+            self.at = dict(zip(_ON_A_LINE, (z, gradient, direction, z, gradient), strict=True))
         else:
             self._go_on(self.history, self.lines, z, gradient, loss)
         return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
@@ -136,6 +140,7 @@ class SearchingStepper:
             self.at = _below("at", state)
 
 
+_ON_A_LINE = ("origin", "uphill", "direction", "low", "low_uphill")
 _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 

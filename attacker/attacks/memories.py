@@ -99,8 +99,8 @@ class _Within:
     def recall(self, key: str) -> dict[str, Tensor] | None:
         return self.whole.recall(self.prefix + key)
 
-    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
-        self.whole.keep(self.prefix + key, state)
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        self.whole.keep(self.prefix + key, state, drop=self.prefix + drop if drop else "")
 
 
 def within(memory: Memory | None, prefix: str) -> Memory | None:

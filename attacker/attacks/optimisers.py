@@ -4,7 +4,7 @@ Rows never mix, so problems may leave between two steps. L-BFGS has a file of it
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -37,10 +37,17 @@ class Stepper(Protocol):
 
 
 class Optimiser(Protocol):
-    """A rule that starts steppers. period: gradient evaluations that count as one iteration of the attack."""
+    """A rule that starts steppers.
+
+    period: gradient evaluations that count as one iteration of the attack.
+    remembers: vectors as long as a latent that a stepper keeps of each problem, at most.
+    """
 
     @property
     def period(self) -> int: ...
+
+    @property
+    def remembers(self) -> int: ...
 
     def start(self) -> Stepper: ...
 
@@ -52,6 +59,7 @@ class SGD:
     learning_rate: float = 0.1
     momentum: float = 0.9
     period: int = 1
+    remembers: ClassVar[int] = 1
 
     def start(self) -> "SGDStepper":
         return SGDStepper(self)
@@ -83,6 +91,7 @@ class Adagrad:
     learning_rate: float = 0.1
     epsilon: float = 1e-10
     period: int = 1
+    remembers: ClassVar[int] = 1
 
     def start(self) -> "AdagradStepper":
         return AdagradStepper(self)
@@ -121,6 +130,7 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     period: int = 1
+    remembers: ClassVar[int] = 2
 
     def start(self) -> "AdamStepper":
         return AdamStepper(self)

@@ -35,11 +35,15 @@ def score(
         scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
         summaries = summarise(_scores(scorer, sources))
         if as_json:
-            print_json([{**one.as_json(), "untold": scorer.untold[one.source]} for one in summaries])
+            print_json([{**one.as_json(), **_left_out(scorer, one.source)} for one in summaries])
             return
         _print_summaries(summaries)
         if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
             err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+
+
+def _left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
+    return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
 def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
@@ -57,6 +61,10 @@ def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
             bar.advance(task)
     if nothing and not rows:
         raise nothing
+    if superseded := [told for source in sources for told in scorer.superseded.get(source.name, {}).items()]:
+        key, words = superseded[0]
+        more = f", and {len(superseded) - 1} more cases like it" if len(superseded) > 1 else ""
+        err.print(f"{escape(key)} is {escape(words)}{more}")
     if untold := sorted({key for keys in scorer.untold.values() for key in keys}):
         many = "1 case has no truth and is" if len(untold) == 1 else f"{len(untold)} cases have no truth and are"
         hint = "was --truth given for every client?"

@@ -146,4 +146,5 @@ def _batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
     shown = ", ".join(f"{len(one.labels)} in round {one.round}" for one in other[:3]) + (
         f" and {len(other) - 3} more" if len(other) > 3 else ""
     )
-    return [f"{usual} examples in most rounds, {shown} (batches of {batch_size} were prescribed)"]
+    examples = "example" if usual == 1 else "examples"
+    return [f"{usual} {examples} in most rounds, {shown} (batches of {batch_size} were prescribed)"]

@@ -16,6 +16,7 @@ from attacker.report.pairs import Pair, read_pair
 from attacker.report.undone import Missing, no_truth, not_replayed, unfinished, waiting
 from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import summarise
+from attacker.scoring.counted import superseded
 from fedsim.wire import DamagedFile, Manifest, Recording
 from fedsim.wire.files import read_json_lines
 
@@ -132,7 +133,7 @@ def _attack(
         source=source,
         is_null=told["null"],
         oracles=tuple(told["oracles"]),
-        cases=sum(case["status"] == "complete" for case in facts["cases"]) if facts else None,
+        cases=_cases(folder / "reconstructions" / source, facts) if facts else None,
         interrupted=len({row["case"] for row in rows if row.get("interrupted")}),
         examples=tuple(_example(row, pairs) for row in rows),
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
@@ -140,6 +141,13 @@ def _attack(
         notes={row["case"]: row["notes"] for row in rows if row.get("notes") and row["case"] in apart},
         lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["failure"] is None})),
     )
+
+
+def _cases(folder: Path, told: Record) -> int:
+    """Those to attack; a case whose rounds are all in others that count is none."""
+    others = superseded(folder, told["cases"])
+    whole = {key for key, other in others.items() if not other.rest}
+    return sum(case["status"] == "complete" and case["key"] not in whole for case in told["cases"])
 
 
 def _unscored(
@@ -152,7 +160,7 @@ def _unscored(
         for name, other in facts.items()
         if other["null"] and other["spec"] == f"{told['spec']} without gradient" and other["seed"] == told["seed"]
     ]
-    scored = {example.case for example in attack.examples}
+    scored = {example.case for example in attack.examples} | set(superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None
     result = unscored(reconstructions / source, told, scored, manifest.data, null=null, most=SHOWN)
     missing += map(Missing, result.problems)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attacker.facts import spans
 from attacker.reconstruction import Reconstruction
+from attacker.scoring.counted import Superseded, superseded
 
 Record = dict[str, Any]
 
@@ -15,7 +17,9 @@ Record = dict[str, Any]
 class Linked:
     """One case of several rounds.
 
-    left_out: rounds that are no part of it, each with its reason. notes: what the attack says of the rounds.
+    rounds:   those that the answer is of; where there is none, those that there are for one.
+    left_out: rounds that are no part of it, each with its reason.
+    scored:   why not all of it is, in words. notes: what the attack says of the rounds.
     examples: how many it made, several: those of them said to be in several rounds; None and 0 where no answer can be read.
     """
 
@@ -23,21 +27,29 @@ class Linked:
     client: str
     rounds: tuple[int, ...]
     left_out: tuple[tuple[int, str], ...]
+    scored: str = ""
     notes: tuple[str, ...] = ()
     examples: int | None = None
     several: int = 0
 
+    @property
+    def which(self) -> str:
+        """The rounds in words."""
+        return spans(self.rounds).replace("-", " to ").replace(",", ", ")
+
 
 def linked(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
     """The cases of several rounds of an attack, in the order of its attack.json (`told`); folder: of its reconstructions."""
-    return tuple(_linked(folder, case) for case in told["cases"] if "rounds" in case)
+    others = superseded(folder, told["cases"])
+    return tuple(_linked(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
 
-def _linked(folder: Path, case: Record) -> Linked:
+def _linked(folder: Path, case: Record, other: Superseded | None) -> Linked:
     facts: Record = {
         "case": str(case["key"]),
         "client": str(case["client"]),
         "rounds": tuple(int(round) for round, _ in case["rounds"]),
+        "scored": "" if other is None else other.words,
         "left_out": tuple((int(round), str(reason)) for round, reason in case.get("left_out", ())),
     }
     try:
@@ -45,6 +57,7 @@ def _linked(folder: Path, case: Record) -> Linked:
     except ValueError:
         return Linked(**facts)
     several = sum(len(rounds) > 1 for rounds in rounds_of(found).values())
+    facts["rounds"] = tuple(sorted({slot.round for slot in found.slots}))
     return Linked(**facts, notes=found.notes, examples=len(found.x), several=several)
 
 

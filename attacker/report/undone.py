@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.report.commands import replay_command, score_command
+from attacker.scoring.counted import superseded
 
 Record = dict[str, Any]
 
@@ -25,8 +26,10 @@ def not_replayed(recording: Path) -> Missing:
 
 def waiting(run: Path, recording: Path, source: str, told: Record, scored: set[tuple[str, str]], *, truth: bool) -> list[Missing]:
     """What is left to replay and to score of one attack. truth: whether the run has any of its own."""
-    keys = [case["key"] for case in told["cases"] if case["status"] == "complete"]
-    files = {path.name for path in (run / "reconstructions" / source).iterdir()}
+    folder = run / "reconstructions" / source
+    others = superseded(folder, told["cases"])
+    keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in others]
+    files = {path.name for path in folder.iterdir()}
     left = sum(f"{key}.safetensors" not in files and f"{key}.failed.json" not in files for key in keys)
     unscored = sum((source, key) not in scored for key in keys)
     missing = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign
+from attacker.scoring.counted import superseded
 from attacker.scoring.environment import environment
 from attacker.scoring.holdings import holdings
 from attacker.scoring.measures import answered, measure, not_measured
@@ -44,6 +45,7 @@ class Scorer:
     lpips_net, lpips_weights: what LPIPS is computed with, see `perceptual.load`. Without a file given or found in torch's
            hub cache there is none, and rows say why.
     untold: keys of the cases without truth, which get no rows, by the name of the attack's folder that was scored.
+    superseded: of the same, why cases are not scored, or not all of their examples, by their keys, in words.
     Raises ValueError where the data set is not the one that truth refers to, or the file given is not of those weights.
     """
 
@@ -58,6 +60,7 @@ class Scorer:
     ) -> None:
         self.run = run
         self.untold: dict[str, list[str]] = {}
+        self.superseded: dict[str, dict[str, str]] = {}
         self._lpips = lpips_net, lpips_weights
         if lpips_weights or lpips_net not in BACKBONES:
             load_lpips(*self._lpips)
@@ -78,7 +81,8 @@ class Scorer:
     def score(self, folder: Path, only: Container[str] | None = None) -> list[Row]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
 
-        only: keys of cases, where the others are left as they were scored before.
+        only: keys of cases, where the others are left as they were scored before, save those of several rounds of the same
+        clients. What is in two of those is scored once, see `superseded`.
         Cases without truth are left out and kept in `untold`. Raises NoTruth, and changes no scores, where that is all of them,
         and ValueError, naming the file, where what replay wrote down of the attack cannot be read.
         """
@@ -91,11 +95,16 @@ class Scorer:
         pairs = make_private(make_private(self.run / "pairs") / folder.name)
         rows: list[Row] = []
         untold: dict[str, NoTruth] = {}
-        cases = [case for case in facts["cases"] if only is None or case["key"] in only]
+        others = superseded(folder, facts["cases"])
+        self.superseded[folder.name] = {key: other.words for key, other in others.items()}
+        cases = _asked(facts["cases"], only)
+        only = None if only is None else {case["key"] for case in cases}
         for case in cases:
-            if case["status"] == "complete":
+            other = others.get(case["key"])
+            if case["status"] == "complete" and (other is None or other.rest):
                 try:
-                    rows += list(self._case(folder, facts, case, pairs))
+                    found = self._case(folder, facts, case, pairs)
+                    rows += [row for row in found if other is None or other.rounds.isdisjoint(row["rounds"])]
                 except NoTruth as error:
                     untold[case["key"]] = error
         self.untold[folder.name] = list(untold)
@@ -195,6 +204,14 @@ class Scorer:
             path.write_text(json.dumps({"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}))
         path.chmod(0o600)
         return str(path.relative_to(self.run))
+
+
+def _asked(cases: Sequence[Row], only: Container[str] | None) -> list[Row]:
+    """The cases to score: with one of several rounds of a client all of that client's, for it may supersede them."""
+    if only is None:
+        return list(cases)
+    clients = {case["client"] for case in cases if "rounds" in case and case["key"] in only}
+    return [case for case in cases if case["key"] in only or ("rounds" in case and case["client"] in clients)]
 
 
 CASE = re.compile(rb'"case": "([^"\\]*)"')

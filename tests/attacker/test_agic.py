@@ -1,6 +1,6 @@
 """AGIC on whole clients: links, joint reconstruction, and recordings that are not as they should be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -112,6 +112,70 @@ def test_clients_of_different_structure_are_attacked_in_one_call(client: Client)
     first, second = agic(steps=1)([one, short], rng=seeded())
     assert (first.case, second.case) == (one.key, short.key)
     assert (len(first.x), len(second.x)) == (6, 4)
+
+
+def cut_off_at(call: int) -> tuple[Callable[[int, int, str], None], list[int]]:
+    """A progress that presses Ctrl-C once, and the iterations that it was told of."""
+    told: list[int] = []
+
+    def progress(done: int, most: int, words: str) -> None:
+        told.append(done)
+        if len(told) == call:
+            raise KeyboardInterrupt
+
+    return progress, told
+
+
+def test_nothing_is_linked_by_a_first_image_that_was_cut_off(client: Client) -> None:
+    progress, told = cut_off_at(23)  # in the third of six
+    with pytest.raises(KeyboardInterrupt):
+        agic(steps=3, pre_steps=10, compare="images")([client()[0]], rng=seeded(), progress=progress)
+    assert len(told) == 23
+
+
+def test_ctrl_c_ends_the_joint_searches_of_all_clients_and_keeps_those_that_are_over(client: Client) -> None:
+    cases = [Case(client(name)[0].observations[:rounds]) for name, rounds in (("c", 3), ("d", 2), ("e", 1))]
+    progress, told = cut_off_at(15)  # in the second of three groups, of which the one round comes first
+    found = agic(steps=10)(cases, rng=seeded(), progress=progress)
+    assert [(one.case, one.interrupted) for one in found] == [(cases[1].key, True), (cases[2].key, False)]
+    assert len(told) == 15
+
+
+class Dictionary:
+    """A memory that keeps each state."""
+
+    every, look = 0.0, None
+
+    def __init__(self) -> None:
+        self.kept: dict[str, dict[str, Tensor]] = {}
+
+    def recall(self, key: str) -> dict[str, Tensor] | None:
+        return self.kept.get(key)
+
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        self.kept.pop(drop, None)
+        self.kept[key] = {name: tensor.clone() for name, tensor in state.items()}
+
+
+def test_a_memory_does_not_give_one_client_the_first_images_of_another(client: Client) -> None:
+    other = tuple(reversed(ORDER))
+    cases = [client()[0], client("d", other)[0]]
+    attack = agic(steps=2, pre_steps=60, compare="images")
+    for one, alone in zip(attack(cases, rng=seeded(), memory=Dictionary()), cases, strict=True):
+        (own,) = attack([alone], rng=seeded())
+        assert [(s.round, s.example) for s in one.slots] == [(s.round, s.example) for s in own.slots]
+
+
+def test_a_search_that_was_cut_off_while_it_linked_goes_on_to_the_same_end(client: Client) -> None:
+    cases, attack, memory = [client()[0], client("d")[0]], agic(steps=3, pre_steps=10, compare="images"), Dictionary()
+    with pytest.raises(KeyboardInterrupt):
+        attack(cases, rng=seeded(), memory=memory, progress=cut_off_at(87)[0])  # in the third round of the second client
+    progress, told = cut_off_at(0)
+    went_on = attack(cases, rng=seeded(), memory=memory, progress=progress)
+    assert len(told) < 50
+    for one, whole in zip(went_on, attack(cases, rng=seeded()), strict=True):
+        assert torch.equal(one.x, whole.x)
+        assert one.slots == whole.slots
 
 
 def test_known_labels_are_an_oracle_and_say_so(client: Client) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec
+from attacker.attacks.memories import within
 from attacker.checkpoints import FileMemory, Origin, tidy, unfinished
 from attacker.reconstruction import Reconstruction
 from attacker.replay import Replay
@@ -68,6 +69,18 @@ def test_what_was_kept_is_recalled_by_another_process_and_gone_once_it_is_done(t
     second.forget()
     assert list(tmp_path.iterdir()) == []
     assert memory(tmp_path).recall("start 0") is None
+
+
+def test_what_is_dropped_is_gone_with_the_same_write(tmp_path: Path) -> None:
+    kept = memory(tmp_path)
+    kept.keep("restart 0", {"history": torch.zeros(10_000)})
+    within(kept, "joint/").keep("restart 0", STATE)
+    kept.keep("best", STATE, drop="restart 0")
+    assert (kept.recall("restart 0"), memory(tmp_path).recall("restart 0")) == (None, None)
+    assert kept.path.stat().st_size < 10_000
+    within(kept, "joint/").keep("best", {}, drop="restart 0")
+    assert memory(tmp_path).recall("joint/restart 0") is None
+    assert memory(tmp_path).recall("best") is not None
 
 
 def test_later_steps_do_not_change_what_was_kept(tmp_path: Path) -> None:

@@ -171,10 +171,11 @@ class Shelf:
     def recall(self, key: str) -> dict[str, Tensor] | None:
         return self.kept.get(key)
 
-    def keep(self, key: str, state: Mapping[str, Tensor]) -> None:
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
         if not self.calls:
             raise RuntimeError("killed")
         self.calls -= 1
+        self.kept.pop(drop, None)
         self.kept[key] = {name: t.clone() for name, t in state.items()}
 
 

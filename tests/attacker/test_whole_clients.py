@@ -6,8 +6,9 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,20 @@ def test_every_client_is_one_case_of_all_its_rounds_in_order(run: Path) -> None:
     assert (again.done, again.skipped, len(SEEN)) == (0, 2, 1)
 
 
+def test_cases_that_an_attack_had_not_come_to_at_ctrl_c_are_done_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
+        return [replace(_grey(cases[0], 0), interrupted=True)]
+
+    whole = Together.__call__
+    monkeypatch.setattr(Together, "__call__", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        replay(run, chunk=2).run()
+    monkeypatch.setattr(Together, "__call__", whole)
+    assert len(list(replay(run).folder.glob("*.safetensors"))) == 1
+    again = replay(run, chunk=2).run()
+    assert (again.done, again.skipped) == (2, 0)
+
+
 def test_other_rounds_are_other_cases_and_one_round_is_named_as_it_always_is(run: Path) -> None:
     whole = replay(run).run()
     some = replay(run, rounds=frozenset({1, 3}), clients=frozenset(clients(run)[:1])).run()
@@ -178,6 +193,53 @@ def test_an_update_that_is_no_number_fails_by_itself_where_rounds_are_attacked_o
     done = replay(run, "cpl").run()
     assert (done.done, list(done.failed)) == (5, [f"00002-{bad}"])
     assert "the update holds" in done.failed[f"00002-{bad}"]
+
+
+def test_an_update_whose_squares_overflow_is_left_out_in_words(run: Path) -> None:
+    bad, _ = clients(run)
+    alter(run, 2, bad, lambda t: t.fill_(1e30))
+    alter(run, 3, bad, lambda t: t.fill_(1e15))  # large, and good for all that
+    ((round, reason),) = (one for left in replay(run).run().left_out.values() for one in left)
+    assert round == 2
+    assert reason.startswith("round 2: the update holds values so large that their squares overflow, in ")
+
+
+def test_a_client_that_reported_no_examples_and_one_that_reported_nothing_are_told_apart(run: Path) -> None:
+    execute(run, "UPDATE observations SET num_examples = 0 WHERE round = 2")
+    execute(run, "UPDATE observations SET num_examples = NULL WHERE round = 3")
+    for (_, two), (_, three) in replay(run).run().left_out.values():
+        assert (two[-10:], three[-9:]) == ("reported 0", "no number")
+
+
+def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from attacker.progress import replay_with_progress
+
+    for round in (2, 3):
+        alter(run, round, "global", one_nan)
+    spec = AttackSpec(name="together")
+    replay_with_progress(Recording(run / "recording"), spec, run / "reconstructions")
+    said = capfd.readouterr().err
+    assert "4 rounds were left out" in said
+    assert said.count("the weights that were sent hold") == 3
+    assert "and 1 more" in said
+
+
+def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows() -> None:
+    from types import SimpleNamespace
+
+    from attacker.attacks.base import refused
+
+    rows: Any = SimpleNamespace(
+        observations=[SimpleNamespace(num_examples=1, data=SimpleNamespace(is_image=False), client="c")], known_labels=None
+    )
+    prior = "its prior is one of images, and these data are rows; "
+    needs = frozenset({Need.IMAGES})
+    agic, hgap = (replace(AttackSpec(name=name).build(), needs=needs) for name in ("agic", "hgap"))
+    assert refused(agic, rows) == prior + "--set tv=0 leaves it out"
+    assert refused(hgap, rows) == prior + "--set criterion=gradient does without"
+    assert refused(replace(agic, needs=frozenset()), rows) == ""
+    for name, setting in (("agic", {"tv": 0.0}), ("inverting_gradients", {"tv": 0.0}), ("hgap", {"criterion": "gradient"})):
+        assert Need.IMAGES not in AttackSpec(name=name, arguments=setting).build().needs
 
 
 def test_weights_that_are_no_numbers_take_their_round_from_every_client(run: Path) -> None:

@@ -94,7 +94,9 @@ class Routing:
         seconds = (perf_counter() - started) / len(self.cases)
         rest = [i for i, found in enumerate(self.found) if not found.exact]
         searched = self._search(rest) if rest else {}
-        return [self._reconstruction(i, seconds, searched.get(i)) for i in range(len(self.cases))]
+        cut_off = any(one.interrupted for one in searched.values())
+        said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
+        return [self._reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
         """Take the routes, one after the other, for the cases that have no exact answer yet, or only one of many."""

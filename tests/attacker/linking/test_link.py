@@ -160,6 +160,8 @@ def test_batches_may_change_their_size() -> None:
     links = link(client.rounds(batches), batch_size=8)
     assert linked(links, batches) == (24, 0)
     assert "3 examples in most rounds, 8 in round 1" in said(links)
+    links = link(client.rounds([batches[0][:1], batches[1][:1], batches[2][:3]]), batch_size=1)
+    assert "1 example in most rounds, 3 in round 3" in said(links)
 
 
 def test_rounds_that_are_whole_epochs_are_linked_one_to_the_next() -> None:

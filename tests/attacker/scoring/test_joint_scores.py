@@ -10,10 +10,11 @@ import torch
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, summarise
+from attacker.scoring.counted import superseded
 from attacker.scoring.originals import Original, Use, link_fields, originals, uses
 from fedsim import datasets
 from fedsim.truth import TruthWriter, Used, describe_dataset
-from fedsim.wire.files import write_json
+from fedsim.wire.files import read_json_lines, write_json
 
 USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
 """Indices by round, batch by batch: 5 is used in rounds 1 and 4, 7 in rounds 2 and 4."""
@@ -53,6 +54,13 @@ class Joint:
 
     def write(self, **changes: Any) -> None:
         replace(self.found, **changes).write(self.folder / "joint.safetensors")
+
+    def also(self, key: str, rounds: tuple[int, ...]) -> None:
+        """A second replay of the same client: other rounds, and the same answer."""
+        facts = json.loads((self.folder / "attack.json").read_text())
+        case = {**self.case, "key": key, "rounds": [[round, 1] for round in rounds], "cohorts": [["ada"]] * len(rounds)}
+        write_json(self.folder / "attack.json", {**facts, "cases": [*facts["cases"], case]})
+        replace(self.found, case=key).write(self.folder / f"{key}.safetensors")
 
     def rows(self) -> dict[int, dict[str, Any]]:
         rows = Scorer(self.run, [self.run / "truth"]).score(self.folder)
@@ -107,6 +115,49 @@ def test_a_case_of_one_round_claims_no_link(joint: Joint) -> None:
         3: ([1], [1], None),
         5: ([1], [1], None),
     }
+
+
+def of_cases(joint: Joint, only: set[str] | None = None) -> set[tuple[str, int]]:
+    """(case, index) of all rows that there are once these were scored."""
+    Scorer(joint.run, [joint.run / "truth"]).score(joint.folder, only)
+    return {(row["case"], row["index"]) for row in read_json_lines(joint.run / "scores.jsonl")}
+
+
+ALL = {("joint", 3), ("joint", 5), ("joint", 7), ("joint", 9)}
+
+
+def test_of_two_replays_of_a_client_the_one_of_more_rounds_is_scored(joint: Joint) -> None:
+    joint.also("fewer", (1, 2))
+    assert of_cases(joint) == ALL
+    scorer = Scorer(joint.run, [joint.run / "truth"])
+    scorer.score(joint.folder)
+    assert scorer.superseded[joint.folder.name] == {"fewer": "not scored: its rounds are counted in case joint"}
+
+
+def test_a_case_that_is_done_counts_before_a_larger_one_that_was_cut_off_or_not_attacked(joint: Joint) -> None:
+    joint.also("fewer", (1,))
+    joint.write(interrupted=True)
+    assert of_cases(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
+    (joint.folder / "joint.safetensors").unlink()
+    assert of_cases(joint) == {("fewer", 3), ("fewer", 5), ("joint", 7), ("joint", 9)}
+
+
+def test_of_overlapping_replays_no_example_of_a_round_counts_twice(joint: Joint) -> None:
+    writer = TruthWriter(joint.run / "truth", "ada")
+    writer.write(5, 1, [[13, 3]])
+    joint.also("later", (4, 5))
+    assert of_cases(joint) == {*ALL, ("later", 13), ("later", 3)}
+    found = superseded(joint.folder, json.loads((joint.folder / "attack.json").read_text())["cases"])
+    assert found["later"].words == "scored by examples of round 5 alone: its other rounds are counted in case joint"
+
+
+def test_what_a_live_replay_supersedes_loses_the_scores_it_had(joint: Joint) -> None:
+    facts = json.loads((joint.folder / "attack.json").read_text())
+    write_json(joint.folder / "attack.json", {**facts, "cases": []})
+    joint.also("fewer", (1, 2))
+    assert {case for case, _ in of_cases(joint, {"fewer"})} == {"fewer"}
+    joint.also("joint", (1, 2, 4))
+    assert of_cases(joint, {"joint"}) == ALL
 
 
 def test_first_uses_and_rounds_by_hand() -> None:

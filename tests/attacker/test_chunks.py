@@ -1,0 +1,78 @@
+"""How many cases are attacked at once: memory that an attack's optimiser takes is part of what a case takes."""
+
+import pytest
+import torch
+
+from attacker import chunks
+from attacker.attacks import AttackSpec
+from attacker.attacks.lbfgs import LBFGS
+from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser
+from attacker.chunks import Footprint
+from attacker.replay import remembered
+from defenses import DefenseSpec
+from fedsim.wire import DataSpec, Manifest, ModelSpec, Training
+
+GB = 10**9
+LENET = ModelSpec(name="lenet_cpl")
+CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
+
+
+def footprint(attack: str, **arguments: object) -> Footprint:
+    training = Training(learning_rate=0.1, batch_size=1, steps=1)
+    manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
+    return Footprint(manifest, "cpu", remembered(AttackSpec(name=attack, arguments=arguments).build()))
+
+
+@pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
+def test_an_optimiser_keeps_as_many_vectors_as_it_says(optimiser: Optimiser) -> None:
+    size, stepper, z = 10_000, optimiser.start(), torch.zeros(1, 10_000)
+    stretch = torch.linspace(0.1, 10, size)
+    for _ in range(60):
+        z = stepper.step(z, stretch * (z - 1), (stretch * (z - 1).square()).sum(dim=1) / 2, 0.5)
+    kept = sum(t.numel() for t in stepper.state().values())
+    assert round(kept / size) == optimiser.remembers
+
+
+def test_a_history_and_its_copy_in_a_checkpoint_are_in_what_a_case_takes() -> None:
+    history = 2 * 100 * 4 * 64 * CIFAR.size
+    more = footprint("cpl").bytes([64]) - footprint("cpl", optimiser="adam").bytes([64])
+    assert 2 * history < more < 3 * history
+
+
+def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "budget", lambda device: (6 * GB, 2))
+    history = 2 * 100 * 4 * 64 * CIFAR.size
+    assert 4 < footprint("cpl").cases_at_once([64], 600) < 6 * GB / (2 * history)
+    assert footprint("cpl", optimiser="adam").cases_at_once([64], 600) == chunks.MOST
+    assert footprint("cpl").cases_at_once([1], 600) == chunks.MOST  # of single images there is room for all
+
+
+@pytest.mark.parametrize(
+    ("attack", "arguments", "vectors"),
+    [
+        ("cpl", {}, 202),
+        ("cpl", {"optimiser": "wolfe"}, 205),
+        ("inverting_gradients", {}, 2),
+        ("agic", {"optimiser": "lbfgs"}, 202),
+        ("exact", {}, 202),
+        ("hgap", {}, 202),
+        ("rgap", {}, 0),
+    ],
+)
+def test_what_is_remembered_is_that_of_the_search_within(attack: str, arguments: dict[str, object], vectors: int) -> None:
+    assert remembered(AttackSpec(name=attack, arguments=arguments).build()) == vectors
+
+
+def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_again() -> None:
+    settings, z = LBFGS(history=100), torch.zeros(2, 1000)
+    stepper, other = settings.start(), settings.start()
+    for _ in range(4):
+        z = stepper.step(z, 2 * z - 1 + 0.1 * torch.cos(3 * z), z.square().sum(dim=1), 0.5)
+    state = stepper.state()
+    assert state["history.steps"].shape == (2, 3, 1000)
+    other.load(state)
+    assert stepper.history is not None
+    assert other.history is not None
+    assert other.history.steps.shape == stepper.history.steps.shape
+    assert torch.equal(other.history.steps, stepper.history.steps)
+    assert torch.equal(other.history.products, stepper.history.products)
