@@ -76,6 +76,33 @@ def test_under_each_picture_stand_its_rounds_and_those_claimed(
     assert page.classed("wrong") == (len(set(claimed) - set(rounds)) > 0 and len(claimed) > 1)
 
 
+def test_the_rounds_of_a_case_are_those_that_its_answer_is_of(make_run: Any, report: Any) -> None:
+    run = make_run()
+    source = put_together(run, claims=((1, 0), (2, 0), (4, 1)))
+    folder = run.path / "reconstructions" / source
+    told = json.loads((folder / "attack.json").read_text())
+    rounds = [[number, 1] for number in (1, 2, 3, 4)]
+    write_json(folder / "attack.json", {**told, "cases": [{**told["cases"][0], "rounds": rounds, "left_out": []}]})
+    assert "ada 31 to 2, 4 2 1 pass 1" in report(run).text
+
+
+def test_a_case_whose_rounds_are_in_another_is_said_to_be_and_is_neither_missing_nor_counted(make_run: Any, report: Any) -> None:
+    run = make_run()
+    source = put_together(run)
+    score_as(run, source, [1, 2], [1, 2])
+    folder = run.path / "reconstructions" / source
+    told = json.loads((folder / "attack.json").read_text())
+    fewer = {**told["cases"][0], "key": "fewer", "rounds": [[1, 1]], "left_out": []}
+    write_json(folder / "attack.json", {**told, "cases": [told["cases"][0], fewer]})
+    answer = Reconstruction.read(folder / "joint.safetensors")
+    replace(answer, case="fewer", slots=(Slot(1, "ada", 1, 0, 0),)).write(folder / "fewer.safetensors")
+    page = report(run)
+    assert page.text.count("not scored: its rounds are counted in case joint") == 1
+    assert "are not scored yet" not in page.text
+    assert "Reconstructions without an original" not in page.text
+    assert "1of several rounds each" in page.text
+
+
 def test_an_attack_of_single_rounds_has_no_such_table_and_no_claims(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
