@@ -1,5 +1,6 @@
 """Observations as a server would make them, of one client that trains on known examples."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from fedsim.wire import DataSpec, ModelSpec, Observation, Training
 from fedsim.wire.codec import encode
 
 Observe = Callable[..., Observation]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background, for all below
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """A deployment of processes on this machine, and how patient to be with it."""
 
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in the background, for all below
 
 EXPERIMENT = """
 rounds = {rounds}
