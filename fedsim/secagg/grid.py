@@ -2,15 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
 from numpy.typing import NDArray
 
 from fedsim import records
+from fedsim.grid import Around
 from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import Outcome
 from fedsim.secagg.terms import Agreement
@@ -19,7 +18,7 @@ FAILED = 90
 """Code of the error replies that a strategy gets."""
 
 
-class SecureGrid(Grid):
+class SecureGrid(Around):
     """Sends messages of training as four exchanges each, and every other message as it is.
 
     What a strategy gets back are replies of those whose vectors are in the sum, all alike: the weights that it sent plus the mean
@@ -34,7 +33,8 @@ class SecureGrid(Grid):
     def __init__(
         self, inner: Grid, agreement: Agreement, *, seed: int = 0, observe: Callable[[Outcome], None] | None = None
     ) -> None:
-        self.inner, self.agreement = inner, agreement
+        super().__init__(inner)
+        self.agreement = agreement
         self._seed, self._observe = seed, observe
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -55,28 +55,12 @@ class SecureGrid(Grid):
             self._observe(outcome)
         return replies(asked, outcome)
 
-    def set_run(self, run: FlowerRun) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> FlowerRun:
-        return self.inner.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.inner.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.inner.get_node_ids()
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Of whatever is no training: a round cannot be pushed, and pulled later."""
         sent = list(messages)
         if any(message.metadata.message_type.partition(".")[0] == "train" for message in sent):
             raise NotImplementedError("secure aggregation takes several exchanges; use send_and_receive")
         return self.inner.push_messages(sent)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.inner.pull_messages(message_ids)
 
 
 def replies(asked: dict[int, Message], outcome: Outcome) -> list[Message]:

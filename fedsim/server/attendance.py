@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Iterable
 from time import monotonic, sleep
-from typing import Any
 
-from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
+
+from fedsim.grid import Around
 
 CONNECT_SECONDS = 60
 """For which the clients may come, when a federation starts."""
@@ -15,14 +14,15 @@ PAUSE = 0.5
 """Seconds between two looks."""
 
 
-class Attended(Grid):
+class Attended(Around):
     """A grid that tells its nodes only once there are `clients` of them, and else waits for up to `patience` seconds.
 
     A warning says that it waits. TimeoutError, with the mend, where that was in vain.
     """
 
     def __init__(self, inner: Grid, clients: int, *, patience: float) -> None:
-        self.inner, self._clients, self._patience = inner, clients, patience
+        super().__init__(inner)
+        self._clients, self._patience = clients, patience
 
     def get_node_ids(self) -> Iterable[int]:
         nodes = list(self.inner.get_node_ids())
@@ -42,25 +42,6 @@ class Attended(Grid):
                 )
             sleep(PAUSE)
         return nodes
-
-    def set_run(self, run: FlowerRun) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> FlowerRun:
-        return self.inner.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.inner.create_message(*args, **kwargs)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.inner.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.inner.send_and_receive(messages, timeout=timeout)
 
 
 def wait_for_all(grid: Grid, clients: int) -> None:
