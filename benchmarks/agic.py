@@ -21,7 +21,8 @@ import agic_linking
 import torch
 from agic_clients import Federation
 from contract import Options, cpu_seconds, options, told
-from single_cases import Client, Images, client, images
+from single_cases import Client, client
+from splits import Images, images
 
 from attacker.attacks import Case, agic, exact
 from attacker.attacks.layer_weights import by_depth

@@ -9,7 +9,8 @@ import torch
 from agic_clients import Federation
 from attacked import attacked, guessed
 from contract import Options
-from single_cases import Images, client, images
+from single_cases import client
+from splits import Images, images
 
 from attacker.attacks import Case, cpl
 from attacker.linking import Links

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from contract import Options
-from single_cases import Images, images
+from splits import Images, images
 from torch import Tensor
 
 from defenses import DefenseSpec

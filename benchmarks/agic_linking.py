@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from agic_clients import Federation
 from contract import Options, cpu_seconds
-from single_cases import Images, images
+from splits import Images, images
 
 from attacker.attacks import Case, agic
 from attacker.attacks.agic import Comparison

@@ -8,7 +8,8 @@ import torch
 from attacked import attacked, row_of
 from contract import Options
 from cpl_paper import Rows
-from single_cases import Client, Images, client, images
+from single_cases import Client, client
+from splits import Images, images
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, exact

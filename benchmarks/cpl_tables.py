@@ -25,7 +25,7 @@ from cpl_cases import (
     smoothed,
     squeezed,
 )
-from single_cases import Images
+from splits import Images
 from torch import Tensor
 
 from attacker.attacks import cpl, dlg, inverting_gradients

@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 from contract import Options, cpu_seconds, options, told
-from single_cases import client, images
+from single_cases import client
+from splits import images
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 

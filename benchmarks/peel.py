@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from contract import Options, cpu_seconds, options, told
-from single_cases import Images, client, images
+from single_cases import client
+from splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, Case, cpl, rgap

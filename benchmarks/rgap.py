@@ -22,7 +22,8 @@ import torch
 from contract import Options, cpu_seconds, options, told
 from rgap_limits import limits
 from rgap_linear import linear
-from single_cases import Images, client, images
+from single_cases import client
+from splits import Images, images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed.chain import chain_of

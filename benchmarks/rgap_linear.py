@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from contract import Options, cpu_seconds
 from scipy.optimize import linear_sum_assignment
-from single_cases import Client, Images, client, images
+from single_cases import Client, client
+from splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact

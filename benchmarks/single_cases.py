@@ -1,69 +1,18 @@
-"""Images of the data sets that are at hand, and what a server sees of a client that takes one step on one of them."""
+"""What a server sees of a client that trains on given examples."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from contract import Options
 from torch import Tensor
 
 from attacker.attacks import Case
 from defenses import DefenseSpec
-from fedsim import datasets, models
+from fedsim import models
 from fedsim.training import train
 from fedsim.wire import DataSpec, ModelSpec, Observation, Training
 from fedsim.wire.codec import encode
-
-FILES = {
-    "cifar10": "cifar10/test.npz",
-    "cifar100": "cifar100/cifar100_4k.npz",
-    "lfw": "lfw/lfw32.npz",
-    "mnist": "mnist/mnist10k.npz",
-}
-PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
-EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = {"photos": PHOTOS, "cifar10": PHOTOS, "cifar100": PHOTOS, "lfw": PHOTOS}
-EMBEDDED |= {"mnist": ("digits", {})}
-"""What stands in for a file that is not there."""
-
-
-@dataclass(frozen=True)
-class Images:
-    """name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: what the model's builder is told."""
-
-    name: str
-    x: Tensor
-    y: Tensor
-    data: DataSpec
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def of_two_classes(self) -> "Images":
-        """With odd and even labels for classes, and so one logit."""
-        return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
-
-    def first(self, count: int) -> "Images":
-        return replace(self, x=self.x[:count], y=self.y[:count])
-
-    def of(self, rows: Sequence[int]) -> "Images":
-        return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
-
-
-def images(asked: Options, name: str, count: int) -> Images:
-    """So many of a data set of `FILES`, evenly spread over the file in --data, or over what is embedded; photos are."""
-    path = asked.data / FILES[name] if asked.data and name in FILES else None
-    if path is not None and path.exists():
-        found = datasets.load(f"npz:{path}")
-    else:
-        if path is not None:
-            print(f"{path} does not exist: {EMBEDDED[name][0]} instead")
-        found = datasets.load(EMBEDDED[name][0], **EMBEDDED[name][1])
-    chosen = np.linspace(0, len(found.train) - 1, count).round().astype(int)
-    x, y = found.train[chosen]
-    return Images(Path(found.name.removeprefix("npz:")).parent.name or found.name, x, y, found.spec)
 
 
 @dataclass(frozen=True)

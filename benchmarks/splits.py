@@ -1,0 +1,170 @@
+"""Tuning, validation and report parts of every data set, by content hash, once for all benchmarks.
+
+An example belongs to one part, whichever benchmark draws it and whatever file it comes from:
+
+    tuning      chooses settings, presets, thresholds and calibration curves
+    validation  checks a choice before it is reported
+    report      is what published tables are measured on, and nothing else
+
+`tuned.json` lists the examples that have chosen a setting, by purpose. An example listed there is never in the report part, and
+`refuse_tuned` raises where a benchmark is about to report on one.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from contract import Options
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim import datasets
+from fedsim.datasets.base import Examples
+from fedsim.wire import DataSpec
+
+Part = Literal["tuning", "validation", "report"]
+PARTS: tuple[Part, ...] = get_args(Part)
+TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
+"""Part of each tenth of all content hashes."""
+TUNED = Path(__file__).with_name("tuned.json")
+FILES = {
+    "cifar10": "cifar10/train.npz",
+    "cifar100": "cifar100/cifar100_4k.npz",
+    "lfw": "lfw/lfw32.npz",
+    "mnist": "mnist/mnist10k.npz",
+    "imagenet": "imagenet128/train.npz",
+}
+PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
+EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(("photos", "cifar10", "cifar100", "lfw", "imagenet"), PHOTOS)
+EMBEDDED["mnist"] = ("digits", {})
+"""Embedded data set used where the file is absent. It has helped to choose settings: its rows say so and are not published."""
+
+
+class TunedOn(ValueError):
+    """A benchmark was about to report on examples that chose one of its settings."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Examples of one part of a data set.
+
+    name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: what the model's builder is told.
+    part: the part that they are from; "embedded" for data that is shipped and has helped to choose settings.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    data: DataSpec
+    part: str = "embedded"
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def of_two_classes(self) -> "Images":
+        """Return the images with the parity of their labels as class, and so one logit."""
+        return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
+
+    def first(self, count: int) -> "Images":
+        """Return the first `count` images."""
+        return replace(self, x=self.x[:count], y=self.y[:count])
+
+    def of(self, rows: Sequence[int]) -> "Images":
+        """Return the images with these indices."""
+        return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
+
+
+def images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
+    """Draw `count` examples of one part of a data set of `FILES`, in the order of their hashes.
+
+    skip: number of examples of the part to pass over, so that two draws share none.
+    Where --data has no such file, draws from the embedded data set, whose part is "embedded". Raises ValueError where the part
+    has too few examples, and TunedOn where one of the report part is listed in `tuned.json`.
+    """
+    path = asked.data / FILES[name] if asked.data and name in FILES else None
+    if path is None or not path.exists():
+        return _embedded(name, count, skip, missing=path)
+    loaded = _load(path)
+    chosen = draw(loaded.examples.values, count, part=part, skip=skip, source=str(path))
+    if part == "report":
+        refuse_tuned(digest(value) for value in loaded.examples.values[chosen])
+    x, y = loaded.examples[chosen]
+    return Images(name, x, y, loaded.spec, part)
+
+
+def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source: str = "the data set") -> NDArray[np.int64]:
+    """Return the indices of `count` examples of a part, in the order of their hashes.
+
+    values: (N, ...), as stored. Examples with the same content count once. Raises ValueError where there are too few.
+    """
+    if part not in PARTS:
+        raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
+    by_hash = {digest(value): i for i, value in enumerate(values)}
+    own = [by_hash[key] for key in sorted(by_hash) if part_of(key) == part]
+    if len(own) < skip + count:
+        raise ValueError(f"the {part} part of {source} has {len(own)} examples, and {skip + count} were asked for")
+    return np.array(own[skip : skip + count], dtype=np.int64)
+
+
+def digest(value: NDArray[Any]) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of an example's shape and bytes."""
+    content = np.ascontiguousarray(value)
+    return hashlib.sha256(str(content.shape).encode() + content.tobytes()).hexdigest()[:16]
+
+
+def part_of(key: str) -> Part:
+    """Return the part of the example with this digest; one that chose a setting is in the tuning part."""
+    return "tuning" if key in _tuned() else TENTHS[int(key, 16) % 10]
+
+
+def refuse_tuned(keys: Iterable[str]) -> None:
+    """Raise TunedOn where one of the examples with these digests has chosen a setting."""
+    for key in keys:
+        if key in _tuned():
+            raise TunedOn(f"example {key} chose {_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
+
+
+def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
+    """Add examples to `tuned.json`. purpose: the setting that they chose."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[purpose] = sorted({*known.get(purpose, []), *keys})
+    path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    _tuned.cache_clear()
+
+
+@cache
+def _tuned() -> dict[str, str]:
+    """Purpose of each listed example, by digest."""
+    known = json.loads(TUNED.read_text()) if TUNED.exists() else {}
+    return {key: purpose for purpose, keys in known.items() for key in keys}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    examples: Examples
+    spec: DataSpec
+
+
+@cache
+def _load(path: Path) -> _Loaded:
+    """All examples of an archive, its own held-out ones included: the parts take the place of its split."""
+    found = datasets.load(f"npz:{path}")
+    values, labels = (np.concatenate([getattr(one, name) for one in (found.train, found.test)]) for name in ("values", "labels"))
+    return _Loaded(Examples(values=values, labels=labels), found.spec)
+
+
+def _embedded(name: str, count: int, skip: int, *, missing: Path | None) -> Images:
+    if missing is not None:
+        print(f"{missing} does not exist: {EMBEDDED[name][0]} instead, which has helped to choose settings")
+    kind, arguments = EMBEDDED[name]
+    found = datasets.load(kind, **arguments)
+    order = np.random.default_rng(0).permutation(len(found.train))
+    chosen = np.resize(order, skip + count)[skip:]  # repeats where the embedded data set is too small
+    x, y = found.train[chosen]
+    return Images(kind, x, torch.as_tensor(y), found.spec)
