@@ -16,6 +16,7 @@ from attacker.attacks.initialisation import normal_after_normalisation, start
 from attacker.attacks.layer_weights import by_depth
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.memories import within
+from attacker.attacks.nulls import blinded, linked_by_sizes
 from attacker.attacks.optimisers import Adam
 from attacker.attacks.papers import PLATEAU
 from attacker.attacks.priors import flat, total_variation
@@ -57,7 +58,10 @@ class Agic:
         search had not begun.
         """
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
-        linked = [self._linked(case, rng, progress, memory) for case in cases]
+        if self.sees_gradient:
+            linked = [self._linked(case, rng, progress, memory) for case in cases]
+        else:
+            linked = [_without_gradient(case) for case in blinded(cases)]
         found: dict[str, Reconstruction] = {}
         for group, alike in _alike(linked):
             own = within(memory, f"joint {group}/")
@@ -187,6 +191,16 @@ def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
         known = torch.cat([own for own, problem in zip(each, problems, strict=True) if not problem])
     said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
     return Case(kept, known), said
+
+
+def _without_gradient(case: Case) -> Case:
+    """The case with the links that numbers of examples tell, without the rounds that nobody trained in: what a null may know."""
+    if case.links is not None:
+        return case
+    kept = [observation for observation in case.observations if observation.num_examples]
+    if not kept:
+        raise ValueError(f"no round can be used: {_problem(case.observations[0])}")
+    return Case(tuple(kept), links=linked_by_sizes(kept))
 
 
 def _problem(observation: Observation) -> str:

@@ -21,6 +21,7 @@ from attacker.attacks.given import First
 from attacker.attacks.initialisation import Init
 from attacker.attacks.labels import LabelRule
 from attacker.attacks.layer_weights import LayerWeights
+from attacker.attacks.nulls import blinded
 from attacker.attacks.objectives import Objective
 from attacker.attacks.optimisers import Optimiser
 from attacker.attacks.priors import Prior, flat
@@ -109,4 +110,4 @@ class GradientMatching:
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training, defense and number of examples."""
-        return Search(self, cases, rng, progress, memory).run()
+        return Search(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()

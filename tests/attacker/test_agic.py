@@ -67,10 +67,11 @@ def test_without_links_every_place_is_an_example_of_its_own(client: Client) -> N
     assert [slot.example for slot in found.slots] == list(range(12))
 
 
-def test_the_null_answers_for_as_many_examples_and_does_not_look_at_their_gradient(client: Client) -> None:
+def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_two_are_the_same(client: Client) -> None:
+    """More than the six examples: scoring compares the first six. See also test_nulls."""
     case, _ = client()
     (null,) = without_gradient(agic(steps=3))([case], rng=seeded())
-    assert len(null.x) == 6
+    assert len(null.x) == 12
     assert null.route == "prior alone"
     assert null.confidence.abs().max() == 0
 

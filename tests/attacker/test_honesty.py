@@ -1,15 +1,20 @@
 """The wall between attacks and truth: what is on either side, and that the guard would see a hole."""
 
 import inspect
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from attacker.attacks import ATTACKS, Case
 from attacker.reconstruction import Reconstruction
+from fedsim.wire import DataSpec, ModelSpec, Observation
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
@@ -55,17 +60,63 @@ def test_a_hole_in_the_wall_is_seen(copied: Path, file: str, line: str) -> None:
     assert "BROKEN" in told.stdout
 
 
-def test_attacks_work_where_neither_flower_nor_data_nor_truth_exist() -> None:
-    """The attack of `test_matching`, in a process in which all that could hold truth cannot be imported."""
-    names = ["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", "fedsim.truth", "fedsim.datasets", "fedsim.partition"]
-    program = BLOCKED.format(names=[*names, "fedsim.client", "fedsim.server", "attacker.scoring"]) + (
-        "import torch, attacker.replay\n"
-        "from attacker.attacks import AttackSpec, ATTACKS\n"
-        "print(sorted(ATTACKS), [AttackSpec(name=n).build().needs is not None for n in ATTACKS])\n"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+SEALED = """
+import pickle, sys
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+import torch
+import attacker.replay
+from attacker.attacks import ATTACKS, AttackSpec, Case
+
+rounds = pickle.loads(Path(sys.argv[1]).read_bytes())
+opened = []
+
+def watch(event, given):
+    if event == "open" and isinstance(given[0], str | bytes) and not str(given[0]).endswith((".py", ".pyc", ".so")):
+        opened.append(str(given[0]))
+
+sys.addaudithook(watch)
+for name in ATTACKS:
+    for null in (False, True):
+        few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
+        attack = AttackSpec(name=name, arguments=few, null=null).build()
+        cases = [Case(tuple(rounds))] if getattr(attack, "whole_clients", False) else [Case((rounds[0],))]
+        (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
+        print("ran", name, null, found.attack, tuple(found.x.shape[1:]))
+print("opened", [path for path in opened if Path(path).resolve().is_relative_to(Path(sys.argv[1]).resolve().parent)])
+print("loaded", *sorted(m for m in sys.modules if m.startswith(("fedsim.", "attacker.")) and sys.modules[m] is not None))
+"""
+TRUTHFUL = (
+    "fedsim.truth", "fedsim.datasets", "fedsim.partition", "fedsim.client", "fedsim.server", "fedsim.training", "fedsim.secagg",
+    "fedsim.run", "fedsim.engine", "fedsim.experiment", "fedsim.deployment", "attacker.scoring", "attacker.commands",
+)  # fmt: skip
+"""All that could hold what a client trained on."""
+
+
+def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
+    tmp_path: Path, observe: Callable[..., Observation]
+) -> None:
+    """Each of them, and its null, on two rounds of one example; the folder of the recording holds truth that nobody opens."""
+    data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
+    seen = [observe((x, torch.tensor([2])), model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.01) for _ in "12"]
+    (tmp_path / "rounds").write_bytes(pickle.dumps([replace(one, round=number) for number, one in enumerate(seen, start=1)]))
+    (tmp_path / "truth.json").write_text("{}")
+    program = BLOCKED.format(names=["flwr", "ray", "pydantic", "typer", "sklearn", "skimage", *TRUTHFUL]) + SEALED
+    command = [sys.executable, "-c", program, str(tmp_path / "rounds")]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert told.returncode == 0, told.stderr
-    assert "cpl" in told.stdout
+    *ran, opened, loaded = told.stdout.splitlines()
+    assert ran == [f"ran {name} {null} {name} (1, 8, 8)" for name in ATTACKS for null in (False, True)]
+    assert opened == "opened []"
+    assert not [module for module in loaded.split()[1:] if module.startswith(TRUTHFUL)]
+
+
+@pytest.mark.parametrize("module", ["fedsim.truth", "fedsim.datasets", "attacker.scoring"])
+def test_what_is_blocked_there_could_not_be_reached_by_an_attack(module: str) -> None:
+    program = BLOCKED.format(names=TRUTHFUL) + f"import {module}"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert "ModuleNotFoundError" in told.stderr
 
 
 def test_nothing_that_an_attack_takes_mentions_truth_or_data_sets() -> None:

@@ -14,6 +14,7 @@ from attacker.attacks.closed.routes import ROUTES
 from attacker.attacks.closed.walk import OURS, Walk
 from attacker.attacks.given import Given
 from attacker.attacks.matching import GradientMatching
+from attacker.attacks.nulls import blinded
 from attacker.attacks.simulation import schedule
 from attacker.reconstruction import Reconstruction, slots_of
 
@@ -55,7 +56,7 @@ class ClosedForm:
 
         Raises ValueError, in words, where no route can be taken and there is no fallback.
         """
-        return Routing(self, cases, rng, progress, memory).run()
+        return Routing(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
 
 
 @dataclass

@@ -1,0 +1,44 @@
+"""What a null may know: everything that a server knows before any client has answered."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from attacker.attacks.base import Case
+from attacker.linking import Links
+from fedsim.wire.codec import encode
+from fedsim.wire.masked import SUM
+from fedsim.wire.observation import Observation
+
+
+def blinded(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases without what their clients sent, and without what an oracle told of their examples.
+
+    What stays: model, weights sent, training, name of the defense, client, round and number of examples. A null that is given
+    nothing else cannot read an update by mistake, whatever it is made of.
+    """
+    return [Case(tuple(_blinded(observation) for observation in case.observations), links=case.links) for case in cases]
+
+
+def _blinded(observation: Observation) -> Observation:
+    nothing = {name: torch.zeros_like(w) for name, w in observation.weights.items()}
+    return replace(observation, payload=encode(nothing), buffers_after={}, metrics={})
+
+
+def linked_by_sizes(observations: Sequence[Observation]) -> Links:
+    """Return which places of a client's rounds hold the same example, as far as the numbers of examples tell.
+
+    A client that trains for whole epochs passes over the same examples in every round. One that takes a single step a round ends
+    a pass with a batch that is not full, and begins it again. Elsewhere, and in sums of changing cohorts, every place holds an
+    example of its own. Observations without a number of examples have no places.
+    """
+    training, start = observations[0].training, 0
+    changing = observations[0].client == SUM and len({observation.cohort for observation in observations}) > 1
+    places = []
+    for observation in observations:
+        size = observation.num_examples or 0
+        places.append(torch.arange(start, start + size))
+        ends = training.epochs is not None or (training.steps == 1 and size < training.batch_size)
+        start = 0 if ends and not changing else start + size
+    return Links(tuple(places), torch.ones(1 + max(int(place.max()) for place in places if len(place))))

@@ -1,0 +1,109 @@
+"""Whether the null of any attack reads an update: part of calibration.py.
+
+The null of each registered attack, and of each start and fallback that its arguments name, answers for the rounds of one client
+four times: as they were sent, and with noise of the same shape, zeros, and the update a thousand times as long in their place.
+Answers are compared to the bit. Random pixels of 8x8 are enough: nothing is recovered here, and no data set has a part in it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from contract import Options, options, told
+from single_cases import client
+from torch import Tensor
+
+from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
+from attacker.attacks.agic import COMPARISONS
+from attacker.attacks.base import Need
+from attacker.attacks.closed_forms import FALLBACKS
+from attacker.reconstruction import Reconstruction
+from fedsim.wire import DataSpec
+from fedsim.wire.codec import encode
+
+Row = dict[str, Any]
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
+"""Examples of four rounds, two passes over the same four."""
+CHOICES: Mapping[str, Sequence[Any]] = {"closed_form_start": (True,), "fallback": (*FALLBACKS, "none"), "compare": COMPARISONS}
+"""Values of arguments by which an attack takes another way to its start or its links."""
+CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
+    "zeros": torch.zeros_like,
+    "scaled": lambda u: 1000 * u,
+}
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "")
+    told("calibration_nulls", *nulls(asked), asked)
+
+
+def nulls(asked: Options) -> tuple[list[Row], Row]:
+    """Return a row for each null, with what changed, and how many of them changed with the update."""
+    rows = [_row(asked, spec) for spec in _specs()]
+    return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
+
+
+def _specs() -> Iterator[AttackSpec]:
+    for name in ATTACKS:
+        yield AttackSpec(name=name, null=True)
+        known = signature(ATTACKS[name]).parameters
+        for argument in set(CHOICES) & set(known):
+            yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in CHOICES[argument])
+
+
+def _row(asked: Options, spec: AttackSpec) -> Row:
+    attack = _built(spec, asked.device)
+    cases = _cases(attack)
+    expected = _answers(attack, cases, asked.seed)
+    changed = [
+        words
+        for words, change in CHANGES.items()
+        if not all(map(_same, expected, _answers(attack, [_changed(case, change) for case in cases], asked.seed)))
+    ]
+    return {"null of": str(replace(spec, null=False)), "cases": len(cases), "changed by": ", ".join(changed)}
+
+
+def _built(spec: AttackSpec, device: str) -> Attack:
+    few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
+    return replace(spec, arguments={**few, **spec.arguments}).build(device=device)
+
+
+def _cases(attack: Attack) -> list[Case]:
+    """One case of all rounds for an attack of whole clients, else one for each."""
+    of = client("lenet_dlg", DATA, seed=0)
+    x = torch.rand(4, *DATA.shape, generator=torch.Generator().manual_seed(5))
+    size = 1 if Need.SINGLE_EXAMPLE in attack.needs else 2
+    rounds = []
+    for number, labels in enumerate(PASSES, start=1):
+        rows = list(labels[:size])
+        case = of.case([(x[rows], torch.tensor(rows))], "c")
+        rounds.append(replace(case.observations[0], round=number))
+    return [Case(tuple(rounds))] if getattr(attack, "whole_clients", False) else [Case((one,)) for one in rounds]
+
+
+def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
+    """The case of a client that sent something else."""
+    sent = [{name: change(u) for name, u in observation.update.items()} for observation in case.observations]
+    changed = [replace(one, payload=encode(update)) for one, update in zip(case.observations, sent, strict=True)]
+    return Case(tuple(changed))
+
+
+def _answers(attack: Attack, cases: Sequence[Case], seed: int) -> list[Reconstruction]:
+    return attack(cases, rng=torch.Generator().manual_seed(seed))
+
+
+def _same(one: Reconstruction, other: Reconstruction) -> bool:
+    """Whether two answers are equal to the bit, in all but the time that they took."""
+    tensors = all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "confidence", "loss"))
+    plain = ("slots", "notes", "iterations", "evaluations", "restarts", "route", "oracles", "interrupted")
+    return tensors and all(getattr(one, name) == getattr(other, name) for name in plain)
+
+
+if __name__ == "__main__":
+    main()

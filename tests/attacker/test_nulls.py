@@ -1,0 +1,182 @@
+"""The null of every registered attack: its answer says nothing of what a client sent."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import ATTACKS, AttackSpec, Case
+from attacker.reconstruction import Reconstruction
+from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.wire.codec import Payload, encode
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
+"""Labels of four rounds, two passes over the same four examples."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
+    "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
+    "agic without links": {"name": "agic", "compare": "none"},
+    "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
+    "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
+    "cpl with a box and simulated steps": {"name": "cpl", "boxed": True, "local_steps": "simulated", "optimiser": "wolfe"},
+    "cpl with restarts": {"name": "cpl", "restarts": 3},
+    "dlg from a closed form": {"name": "dlg", "closed_form_start": True},
+    "exact and agic": {"name": "exact", "fallback": "agic"},
+    "exact and dlg": {"name": "exact", "fallback": "dlg"},
+    "exact and inverting_gradients": {"name": "exact", "fallback": "inverting_gradients"},
+    "exact and nothing": {"name": "exact", "fallback": "none"},
+    "exact by search": {"name": "exact", "route": "optimisation"},
+    "hgap by its gradient": {"name": "hgap", "criterion": "gradient"},
+    "inverting_gradients from a closed form": {"name": "inverting_gradients", "closed_form_start": True},
+    "without knowing the defense": {"name": "cpl", "knows_defense": False},
+}
+SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {
+    title: AttackSpec(name=said["name"], arguments={k: v for k, v in said.items() if k != "name"}, null=True)
+    for title, said in VARIANTS.items()
+}
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
+    "zeros": torch.zeros_like,
+    "scaled": lambda u: 1000 * u,
+    "no number": lambda u: torch.full_like(u, float("nan")),
+}
+MEASURED = {"seconds"}
+
+
+Rounds = Callable[..., list[Observation]]
+
+
+@pytest.fixture
+def rounds(observe: Callable[..., Observation]) -> Rounds:
+    """Of a client, rounds with so many examples each, between which the server moves on."""
+
+    def make(examples: int, defense: str = "") -> list[Observation]:
+        x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+        weights, found = None, []
+        for number, labels in enumerate(PASSES, start=1):
+            rows = list(labels[:examples])
+            batch = x[rows], torch.tensor(rows)
+            settings = {"model": ModelSpec(name="lenet_dlg"), "data": DATA, "learning_rate": 0.01, "defense": defense}
+            seen = replace(observe(batch, weights=weights, **settings), round=number)
+            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
+            found.append(seen)
+        return found
+
+    return make
+
+
+def null_of(spec: AttackSpec, observations: list[Observation]) -> list[Reconstruction]:
+    """The answers of a null, few of its steps."""
+    few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
+    attack = replace(spec, arguments={**few, **spec.arguments}).build()
+    whole = getattr(attack, "whole_clients", False)
+    cases = [Case(tuple(observations))] if whole else [Case((one,)) for one in observations]
+    return attack(cases, rng=torch.Generator().manual_seed(3))
+
+
+def same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+def sent(observation: Observation, change: Callable[[Tensor], Tensor]) -> Observation:
+    """The observation of a client that sent something else: an update, buffers and metrics."""
+    update = {name: change(u) for name, u in observation.update.items()}
+    loss = float(next(iter(update.values())).sum())
+    return replace(observation, payload=encode(update), buffers_after=update, metrics={"loss": loss})
+
+
+def examples_of(spec: AttackSpec) -> int:
+    return 1 if spec.name in ("idlg", "rgap", "hgap") else 2
+
+
+@pytest.mark.parametrize("title", SPECS)
+def test_the_answer_of_a_null_stays_to_the_bit_whatever_was_sent(title: str, rounds: Rounds) -> None:
+    check_that_nothing_changes(title, rounds(examples_of(SPECS[title])))
+
+
+@pytest.mark.parametrize("defense", ["top_k(0.1)", "gaussian(snr_db=20)"])
+@pytest.mark.parametrize("title", ["agic", "cpl", "exact", "dlg"])
+def test_it_stays_where_a_defense_leaves_traces_in_what_was_sent(title: str, defense: str, rounds: Rounds) -> None:
+    check_that_nothing_changes(title, rounds(2, defense))
+
+
+def check_that_nothing_changes(title: str, observations: list[Observation]) -> None:
+    spec = SPECS[title]
+    expected = null_of(spec, observations)
+    for words, change in CHANGES.items():
+        found = null_of(spec, [sent(one, change) for one in observations])
+        for one, other in zip(expected, found, strict=True):
+            names = [f.name for f in fields(one) if f.name not in MEASURED]
+            changed = [name for name in names if not same(getattr(one, name), getattr(other, name))]
+            assert not changed, f"{title}: {', '.join(changed)} changed with an update of {words}"
+
+
+@pytest.mark.parametrize("title", SPECS)
+def test_a_null_answers_where_nothing_that_was_sent_can_be_decoded(title: str, rounds: Rounds) -> None:
+    spec = SPECS[title]
+    unreadable = Payload(tensors={}, codec="none that there is")
+    for found in null_of(spec, [replace(one, payload=unreadable) for one in rounds(examples_of(spec))]):
+        assert found.route == "prior alone"
+        assert found.confidence.abs().max() == 0
+
+
+def test_every_registered_attack_and_every_argument_that_adds_a_start_is_among_them() -> None:
+    assert {spec.name for spec in SPECS.values()} == set(ATTACKS)
+    for name in ATTACKS:
+        for argument in ("closed_form_start", "fallback", "compare"):
+            if argument in signature(ATTACKS[name]).parameters:
+                assert any(spec.name == name and argument in spec.arguments for spec in SPECS.values())
+
+
+def test_oracles_of_the_attack_are_not_told_to_its_null(rounds: Rounds) -> None:
+    (first, *_), attack = rounds(2), AttackSpec(name="cpl", arguments={"steps": 2, "agreement": 1.0}, null=True).build()
+    told = Case((first,), known_labels=torch.tensor([0, 3]), known_logits=torch.ones(2, 4))
+    both = [attack([case], rng=torch.Generator().manual_seed(0))[0] for case in (Case((first,)), told)]
+    assert torch.equal(both[0].x, both[1].x)
+    assert both[1].oracles == ()
+
+
+def test_an_attackers_own_images_are_not_chosen_by_the_update(tmp_path: Path, rounds: Rounds) -> None:
+    np.savez(tmp_path / "own.npz", images=np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), labels=np.arange(4))
+    spec = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}, null=True)
+    observations = rounds(2)
+    for one, other in zip(null_of(spec, observations), null_of(spec, [sent(o, torch.neg) for o in observations]), strict=True):
+        assert torch.equal(one.x, other.x)
+
+
+def links_of(found: Reconstruction) -> list[tuple[int, int]]:
+    return [(slot.round, slot.example) for slot in found.slots]
+
+
+def test_the_null_of_many_rounds_links_what_numbers_of_examples_tell(observe: Callable[..., Observation]) -> None:
+    def client(sizes: list[int], **training: object) -> Case:
+        seen = []
+        for number, size in enumerate(sizes, start=1):
+            batch = torch.rand(size, 1, 8, 8), torch.arange(size)
+            one = observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA)
+            seen.append(replace(one, round=number, training=replace(one.training, batch_size=2, **training)))
+        return Case(tuple(seen))
+
+    null = AttackSpec(name="agic", arguments={"steps": 1}, null=True).build()
+    rng = torch.Generator().manual_seed(0)
+    (apart,) = null([client([2, 2, 2])], rng=rng)
+    assert links_of(apart) == [(1, 0), (1, 1), (2, 2), (2, 3), (3, 4), (3, 5)]
+    (short,) = null([client([2, 1, 2, 1])], rng=rng)
+    assert links_of(short) == [(1, 0), (1, 1), (2, 2), (3, 0), (3, 1), (4, 2)]
+    (epochs,) = null([client([2, 2], steps=None, epochs=1)], rng=rng)
+    assert links_of(epochs) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_settings_are_those_of_the_attack(rounds: Rounds) -> None:
+    """A null draws its starts by the seed: another seed is another answer, so that equal bits above are no accident."""
+    settings: Mapping[str, Any] = {"steps": 2}
+    attack = AttackSpec(name="cpl", arguments=settings, null=True).build()
+    one, other = (attack([Case((rounds(2)[0],))], rng=torch.Generator().manual_seed(seed))[0] for seed in (0, 1))
+    assert not torch.equal(one.x, other.x)
