@@ -46,7 +46,10 @@ def attack(run: Path, *, defended: bool) -> list[Summary]:
 
 
 def _tell(summary: Summary) -> None:
-    null = f", its null {summary.null.success.value:.0%}" if summary.null else ""
+    if summary.success is None:
+        err.print(f"[bold]{summary.attack}[/]: nothing finished yet")
+        return
+    null = f", its null {summary.null.success.value:.0%}" if summary.null and summary.null.success else ""
     quality = f", {summary.psnr.value:.1f} dB" if summary.psnr else ""
     defense = f" under {summary.defense}" if summary.defense else ""
     knows = "" if summary.knows_defense else ", ignoring the defense"

@@ -12,7 +12,9 @@ from attacker.commands.truth import truth_of
 from fedsim.console import Json, err, errors_told, out, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from attacker.scoring import Scorer, Summary
+    from attacker.scoring import Estimate, Scorer, Summary
+
+NOTHING = "nothing finished yet"
 
 
 def score(
@@ -79,14 +81,18 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         table.add_column(title, justify="right")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
-        null = f"{one.null.success.value:.0%}" if one.null else "not run"
-        success = f"{one.success.value:.0%} ({one.success.low:.0%}-{one.success.high:.0%})"
+        null = "not run" if one.null is None else _share(one.null.success)
+        success = f"{_share(one.success)} ({one.success.low:.0%}-{one.success.high:.0%})" if one.success else NOTHING
         quality = f"{one.psnr.value:.1f} dB" if one.psnr else f"MSE {one.mse.value:.2g}" if one.mse else ""
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
-        labels = "told" if "labels" in one.oracles else f"{one.label_success.value:.0%}"
+        labels = "told" if "labels" in one.oracles else _share(one.label_success)
         name = escape(one.spec) + (f"\n[dim]{escape(one.ways)}[/]" if one.ways else "")
         table.add_row(name, str(one.examples), success, null, labels, quality, oracles)
     out.print(table)
+
+
+def _share(estimate: "Estimate | None") -> str:
+    return NOTHING if estimate is None else f"{estimate.value:.0%}"
 
 
 def _sources(folder: Path) -> tuple[Path, list[Path]]:

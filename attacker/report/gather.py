@@ -139,7 +139,7 @@ def _attack(
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
         linked=together,
         notes={row["case"]: row["notes"] for row in rows if row.get("notes") and row["case"] in apart},
-        lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["failure"] is None})),
+        lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["pair"] is not None})),
     )
 
 

@@ -65,7 +65,7 @@ def amount(count: float) -> str:
 
 def best(run: Run) -> AttackOnRun | None:
     """The scored attack that recovered most, of those within the threat model where there are any."""
-    scored = [attack for attack in run.attacks if attack.summary]
+    scored = [attack for attack in run.attacks if attack.summary and attack.summary.success]
     fair = [attack for attack in scored if not attack.oracles] or scored
     return max(fair, key=_strength, default=None)
 
@@ -73,7 +73,7 @@ def best(run: Run) -> AttackOnRun | None:
 def _strength(attack: AttackOnRun) -> tuple[float, float, bool, float, float]:
     """Of equals, one that has a null beside it, and one on more examples: it says more."""
     assert attack.summary
-    success, label_success = attack.summary.success, attack.summary.label_success
+    success, label_success = _of(attack.summary.success), _of(attack.summary.label_success)
     psnr = attack.summary.psnr
     return success.value, label_success.value, attack.summary.null is not None, success.low, psnr.value if psnr else 0.0
 
@@ -83,7 +83,7 @@ def verdict(run: Run) -> str:
     winner = best(run)
     if winner is None or winner.summary is None:
         return _unscored(run)
-    fair = [attack.summary for attack in run.attacks if attack.summary and bool(attack.oracles) == bool(winner.oracles)]
+    fair = [a.summary for a in run.attacks if a.summary and a.summary.success and bool(a.oracles) == bool(winner.oracles)]
     text = _nothing(fair, winner.summary, run) if all(summary.gone for summary in fair) else _something(winner.summary, run)
     return text[0].upper() + text[1:] + "." + _oracle(run, winner.summary)
 
@@ -101,24 +101,24 @@ def _unscored(run: Run) -> str:
 
 def _nothing(fair: Sequence[Summary], top: Summary, run: Run) -> str:
     if len(fair) == 1:
-        text = f"{_under(run)}{_told(top, run)} recovers no more than its null does: {_share(top.success, run)}"
+        text = f"{_under(run)}{_told(top, run)} recovers no more than its null does: {_share(_of(top.success), run)}"
     else:
-        text = f"{_under(run)}no attack recovers more than its null does: the best of them got {_share(top.success, run)}"
+        text = f"{_under(run)}no attack recovers more than its null does: the best of them got {_share(_of(top.success), run)}"
     readers = [summary for summary in fair if _reads_labels(summary)]
     if not readers:
         return text
-    reader = max(readers, key=lambda summary: summary.label_success.value)
-    return f"{text}; but {attack_name(reader.attack)} read {recovered(reader.label_success)} labels"
+    reader = max(readers, key=lambda summary: _of(summary.label_success).value)
+    return f"{text}; but {attack_name(reader.attack)} read {recovered(_of(reader.label_success))} labels"
 
 
 def _something(top: Summary, run: Run) -> str:
-    text = f"{_under(run)}{_told(top, run)} recovered {_share(top.success, run)}"
+    text = f"{_under(run)}{_told(top, run)} recovered {_share(_of(top.success), run)}"
     if _reads_labels(top):
-        text += f" and read {recovered(top.label_success)} labels"
-    if top.null is None:
+        text += f" and read {recovered(_of(top.label_success))} labels"
+    if top.null is None or top.null.success is None:
         return f"{text}, with no null to compare it with"
-    text += f"; without the gradient it recovers {recovered(top.null.success)}"
-    return text if top.success.low > top.null.success.high else f"{text}, so that chance is not ruled out"
+    text += f"; without the gradient it recovers {recovered(_of(top.null.success))}"
+    return text if _of(top.success).low > top.null.success.high else f"{text}, so that chance is not ruled out"
 
 
 def _under(run: Run) -> str:
@@ -140,19 +140,26 @@ def _share(success: Estimate, run: Run) -> str:
 
 def _reads_labels(summary: Summary) -> bool:
     """Whether more labels were read than by the null, and none was told."""
-    if summary.null is None or "labels" in summary.oracles:
+    if summary.null is None or summary.null.label_success is None or "labels" in summary.oracles:
         return False
-    return summary.label_success.low > summary.null.label_success.high
+    return _of(summary.label_success).low > summary.null.label_success.high
+
+
+def _of(estimate: Estimate | None) -> Estimate:
+    """The share of a summary with finished cases."""
+    assert estimate is not None
+    return estimate
 
 
 def _oracle(run: Run, top: Summary) -> str:
     """What more an attack got that was told more than a server knows."""
-    told = [a for a in run.attacks if a.oracles and a.summary and a.summary.success.value > top.success.value]
+    scored = [a for a in run.attacks if a.oracles and a.summary and a.summary.success]
+    told = [a for a in scored if a.summary and _of(a.summary.success).value > _of(top.success).value]
     if not told or top.oracles:
         return ""
     more = max(told, key=_strength).summary
     assert more is not None
-    return f" {_told(more, run)} recovered {recovered(more.success)}."
+    return f" {_told(more, run)} recovered {recovered(_of(more.success))}."
 
 
 def privacy(row: Mapping[str, Any]) -> str:

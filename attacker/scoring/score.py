@@ -22,6 +22,7 @@ from attacker.scoring.measures import answered, measure, not_measured
 from attacker.scoring.originals import Original, Use, claimed, link_fields, originals, uses
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
+from attacker.scoring.states import MATCHED_NO_MORE, WAITS, State
 from fedsim.truth import TruthReader, Used
 from fedsim.wire.files import alone, append_json_lines, json_lines, make_private, write_bytes
 
@@ -145,8 +146,8 @@ class Scorer:
     def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
         observed = uses(case)
         examples, truth, labels = self._originals(observed)
-        found, reason = _read(folder, case["key"], truth)
-        common = {**_common(folder, facts), "data": self.data.name, "case": case["key"]}
+        found, state, reason = _read(folder, case["key"], truth)
+        common = {**_common(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
         common |= {"client": case["client"], "environment": environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
@@ -154,7 +155,7 @@ class Scorer:
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
             yield from (
-                {**common, **place, **link_fields(example, None), **_failure(reason)}
+                {**common, **place, **link_fields(example, None), **_without_answer(state, reason)}
                 for example, place in zip(examples, places, strict=True)
             )
             return
@@ -168,7 +169,7 @@ class Scorer:
         for i, (candidate, place) in enumerate(zip(assigned, places, strict=True)):
             place |= link_fields(examples[i], None if candidate is None else said[candidate])
             if candidate is None:
-                yield {**common, **place, **_failure("fewer reconstructions than examples")}
+                yield {**common, **place, **_without_answer(state, MATCHED_NO_MORE)}
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -256,19 +257,29 @@ def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:
     return read
 
 
-def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, str]:
-    """A case's reconstruction, or why there is none that could be compared with `truth`."""
+def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
+    """A case's reconstruction, its state, and why there is nothing that could be compared with `truth`, where that is so.
+
+    A case that was cut off, and failed when it was attacked again, has failed.
+    """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
     if not path.exists():
-        return None, json.loads(failed.read_text())["reason"] if failed.exists() else "not attacked yet"
+        return (None, "failed", _reason(failed)) if failed.exists() else (None, "waiting", WAITS)
     try:
         found = Reconstruction.read(path)
     except ValueError as error:
-        return None, str(error)
+        return None, "failed", str(error)
+    if found.interrupted and failed.exists():
+        return None, "failed", _reason(failed)
     if found.x.shape[1:] != truth.shape[1:] or not found.x.shape[:1] == found.y.shape == found.confidence.shape:
         shapes = f"{tuple(found.x.shape)}, {tuple(found.y.shape)} labels and {tuple(found.confidence.shape)} confidences"
-        return None, f"{path}: holds examples {shapes}, and examples of this data are {tuple(truth.shape[1:])}"
-    return found, ""
+        return None, "failed", f"{path}: holds examples {shapes}, and examples of this data are {tuple(truth.shape[1:])}"
+    return found, "interrupted" if found.interrupted else "done", ""
+
+
+def _reason(failed: Path) -> str:
+    """Why a case failed, as replay wrote it down."""
+    return str(json.loads(failed.read_text())["reason"])
 
 
 def _common(folder: Path, facts: Row) -> Row:
@@ -281,6 +292,8 @@ def _common(folder: Path, facts: Row) -> Row:
     }
 
 
-def _failure(reason: str) -> Row:
+def _without_answer(state: State, reason: str) -> Row:
+    """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
     absent = ("label_recovered", "label_recovered_name", "confidence", "pair")
-    return {**dict.fromkeys(absent), **not_measured(reason), "label_success": False}
+    row = {**dict.fromkeys(absent), **not_measured(reason), "label_success": False}
+    return {**row, "success": None, "label_success": None, "failure": None} if state == "waiting" else row

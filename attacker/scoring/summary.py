@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from attacker.scoring.states import count_cases, finished
 from attacker.scoring.statistics import Estimate, mean, rate
 
 Row = dict[str, Any]
@@ -16,8 +17,10 @@ Row = dict[str, Any]
 class Summary:
     """The scores of one attack on one run, beside those of the same attack without a gradient.
 
-    examples: rows, one for each example and case. The estimates count each distinct example once, by the mean of its rows:
-    the same image attacked in five rounds is no five independent images.
+    cases: how many there are, by state, see `states.State`.
+    examples: rows of finished cases, one for each example and case. The estimates are of these alone: None where no case is
+    finished. They count each distinct example once, by the mean of its rows: the same image attacked in five rounds is no five
+    independent images.
     psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
     linked_right: share of the examples said to be in several rounds that were in all of these; None where none was said to be.
     lpips_net: the network of LPIPS, where there is one.
@@ -31,9 +34,10 @@ class Summary:
     knows_defense: bool
     defense: str
     oracles: tuple[str, ...]
+    cases: Mapping[str, int]
     examples: int
-    success: Estimate
-    label_success: Estimate
+    success: Estimate | None
+    label_success: Estimate | None
     psnr: Estimate | None
     ssim: Estimate | None
     ssim_global: Estimate | None
@@ -55,7 +59,7 @@ class Summary:
 
         None where there is no null on the same examples: fewer of them would widen its interval and flatter the defense.
         """
-        if self.null is None or self.null.examples != self.examples:
+        if self.null is None or self.null.examples != self.examples or self.success is None or self.null.success is None:
             return None
         return self.success.value <= self.null.success.value and self.success.high <= self.null.success.high
 
@@ -83,22 +87,24 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
 
 def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
-    """A summary beside that of its null on the same cases."""
-    cases = {row["case"] for row in rows}
-    same = [row for row in null if row["case"] in cases]
-    return _summary(rows, _summary(same) if same else None)
+    """A summary beside that of its null on the same cases; of the null's count those that the attack finished, too."""
+    cases, done = {row["case"] for row in rows}, finished(rows)
+    same, counted = [row for row in null if row["case"] in cases], {row["case"] for row in done}
+    beside = _summary(same, [row for row in finished(same) if row["case"] in counted]) if same else None
+    return _summary(rows, done, beside)
 
 
 def _plain(row: Row) -> str:
     return str(row["spec"]).removesuffix(" without gradient")
 
 
-def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
+def _summary(rows: Sequence[Row], done: Sequence[Row], null: Summary | None = None) -> Summary:
+    """done: the rows that count."""
     first = rows[0]
 
     def means(key: str) -> list[float]:
         by_example: dict[int, list[float]] = {}
-        for row in rows:
+        for row in done:
             if row.get(key) is not None:
                 by_example.setdefault(row["index"], []).append(row[key])
         return [sum(values) / len(values) for values in by_example.values()]
@@ -106,15 +112,15 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
     def estimate(key: str) -> Estimate | None:
         return mean(values) if (values := means(key)) else None
 
-    def share(key: str) -> Estimate:
-        values = means(key)
-        return rate(sum(values), len(values))
+    def share(key: str) -> Estimate | None:
+        return rate(sum(values), len(values)) if (values := means(key)) else None
 
-    efforts = [row for row in rows if row.get("iterations") is not None]
+    efforts = [row for row in done if row.get("iterations") is not None]
     return Summary(
         **{key: first[key] for key in ("run", "source", "attack", "spec", "knows_defense", "defense")},
         oracles=tuple(first["oracles"]),
-        examples=len(rows),
+        cases=count_cases(rows),
+        examples=len(done),
         success=share("success"),
         label_success=share("label_success"),
         psnr=estimate("psnr"),
@@ -127,8 +133,8 @@ def _summary(rows: Sequence[Row], null: Summary | None = None) -> Summary:
         categorical_right=estimate("categorical_right"),
         seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
-        failures=sum(row["failure"] is not None for row in rows),
-        linked_right=share("link_correct") if means("link_correct") else None,
+        failures=sum(row["failure"] is not None for row in done),
+        linked_right=share("link_correct"),
         routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
         null=null,
     )

@@ -1,0 +1,52 @@
+"""What became of each case: shares and means are of finished cases only."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+State = Literal["done", "failed", "interrupted", "waiting"]
+"""done: the attack came to its end and has a reconstruction. failed: it gave up with a reason, or its file cannot be read.
+
+interrupted: the search was cut off, and there is the best so far. waiting: not attacked yet, or cut off before any answer.
+"""
+STATES: tuple[State, ...] = get_args(State)
+FINISHED: frozenset[State] = frozenset({"done", "failed"})
+WAITS = "not attacked yet"
+MATCHED_NO_MORE = "fewer reconstructions than examples"
+"""The failure of an example of a case that is done: others of the case have a reconstruction."""
+
+Row = Mapping[str, Any]
+
+
+def state_of(row: Row) -> State:
+    """The state of a row's case; of rows written before they had one, by their failure."""
+    if (said := row.get("state")) in STATES:
+        state: State = said
+        return state
+    if row.get("interrupted"):
+        return "interrupted"
+    failure = row.get("failure")
+    if failure == WAITS:
+        return "waiting"
+    return "done" if failure is None or failure == MATCHED_NO_MORE else "failed"
+
+
+def finished(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of cases that came to their end, with an answer or without."""
+    return [row for row in rows if state_of(row) in FINISHED]
+
+
+def count_cases(rows: Iterable[Row]) -> dict[str, int]:
+    """The number of cases by state, each state that occurs, in the order of `STATES`."""
+    counted = Counter({row["case"]: state_of(row) for row in rows}.values())
+    return {state: counted[state] for state in STATES if counted[state]}
+
+
+def unfinished(cases: Mapping[str, int]) -> int:
+    """Of the number of cases by state, those that did not come to their end."""
+    return sum(count for state, count in cases.items() if state not in FINISHED)
+
+
+def count_in_words(cases: Mapping[str, int], states: Sequence[State] = STATES) -> str:
+    """ "2 done, 3 waiting"."""
+    return ", ".join(f"{cases[state]:,} {state}" for state in states if cases.get(state))

@@ -1,0 +1,109 @@
+"""What became of each case: rows, and shares of finished cases alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay import Replay
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.states import State, count_cases, state_of
+from fedsim import engine
+from fedsim.experiment import validate
+from fedsim.run import Run
+from fedsim.wire import Recording
+from fedsim.wire.files import write_json
+
+EXPERIMENT = {
+    "rounds": 1,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": 5},
+    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+}
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Path:
+    """The folder of an attack on five observations of one example each, all of them solved."""
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
+    recording, out = Recording(tmp_path / "run" / "recording"), tmp_path / "run" / "reconstructions"
+    return Replay(recording=recording, spec=AttackSpec(name="exact"), out=out).run().folder
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    run = folder.parents[1]
+    return Scorer(run, [run / "truth"]).score(folder)
+
+
+def cut_off(path: Path) -> None:
+    replace(Reconstruction.read(path), interrupted=True).write(path)
+
+
+def give_up(path: Path) -> None:
+    write_json(path.with_suffix("").with_suffix(".failed.json"), {"reason": "no way"})
+
+
+def test_cases_that_were_cut_off_or_never_begun_are_apart_from_those_that_failed(attacked: Path) -> None:
+    done, failed, unreadable, interrupted, waiting = sorted(attacked.glob("*.safetensors"))
+    failed.unlink()
+    give_up(failed)
+    unreadable.write_bytes(b"no tensors")
+    cut_off(interrupted)
+    waiting.unlink()
+    rows = {row["case"]: row for row in rows_of(attacked)}
+    states = {done: "done", failed: "failed", unreadable: "failed", interrupted: "interrupted", waiting: "waiting"}
+    assert {key: row["state"] for key, row in rows.items()} == {path.stem: state for path, state in states.items()}
+    assert rows[failed.stem]["success"] is False
+    assert rows[failed.stem]["failure"] == "no way"
+    assert rows[interrupted.stem]["psnr"] > 60
+    unknown = {key: rows[waiting.stem][key] for key in ("success", "label_success", "psnr", "mse", "failure", "pair")}
+    assert set(unknown.values()) == {None}
+
+
+def test_a_share_is_of_finished_cases_alone(attacked: Path) -> None:
+    first, second, third, *_ = sorted(attacked.glob("*.safetensors"))
+    first.unlink()
+    give_up(first)
+    second.unlink()
+    cut_off(third)
+    (summary,) = summarise(rows_of(attacked))
+    assert summary.cases == {"done": 2, "failed": 1, "interrupted": 1, "waiting": 1}
+    assert summary.success is not None
+    assert (round(summary.success.value, 6), summary.success.count) == (round(2 / 3, 6), 3)
+    assert (summary.examples, summary.failures) == (3, 1)
+
+
+def test_with_no_finished_case_there_is_no_share_and_not_one_of_nothing(attacked: Path) -> None:
+    for path in attacked.glob("*.safetensors"):
+        path.unlink()
+    (summary,) = summarise(rows_of(attacked))
+    assert (summary.success, summary.label_success, summary.psnr, summary.examples) == (None, None, None, 0)
+    assert summary.cases == {"waiting": 5}
+
+
+def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> None:
+    path = min(attacked.glob("*.safetensors"))
+    cut_off(path)
+    give_up(path)
+    assert next(row for row in rows_of(attacked) if row["case"] == path.stem)["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        ({"failure": None, "interrupted": False}, "done"),
+        ({"failure": None}, "done"),
+        ({"failure": "fewer reconstructions than examples"}, "done"),
+        ({"failure": None, "interrupted": True}, "interrupted"),
+        ({"failure": "not attacked yet", "interrupted": None}, "waiting"),
+        ({"failure": "out of memory"}, "failed"),
+        ({"failure": None, "state": "waiting"}, "waiting"),
+    ],
+)
+def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: State) -> None:
+    assert state_of(row) == state
+    assert count_cases([{**row, "case": "one"}]) == {state: 1}
