@@ -12,7 +12,7 @@ from torch import Tensor
 from attacker.attacks import Case, GradientMatching
 from attacker.attacks.closed.router import ClosedForm
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.metrics import mse, ssim, succeeded
 from fedsim.wire import DataSpec
 
@@ -28,7 +28,8 @@ def attacked(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked
 
 
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The answer's examples within [0, 1], and their labels, in the order of the originals."""
+    """The answer's examples within [0, 1], and their labels, in the order of the originals; surplus ones are left out."""
+    found = keep_first(found, len(x))
     order = [i for i in assign(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
 

@@ -1,20 +1,56 @@
 """Which reconstruction is to be compared with which original: a gradient knows no order within a batch."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, isnan, nan
+
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacker.reconstruction import Reconstruction
 
-def assign(x: Tensor, truth: Tensor) -> list[int | None]:
+
+def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
     """For each original, the index of its reconstruction: one to one, with the least total mean squared error.
 
-    x: (M, *shape), truth: (N, *shape). More of x than of truth, where a client used an example twice in a round, is a choice
-    that favours the attack. None where fewer reconstructions than originals are there: a failure of the attack.
+    x: (M, *shape), truth: (N, *shape). places: of each original, how many reconstructions may be of it; by default 1. Of
+    several the first counts. No more of x than places in all, see `keep_first`: truth must not choose among the rest.
+    None where fewer reconstructions than originals are there: a failure of the attack.
     """
     assigned: list[int | None] = [None] * len(truth)
-    if len(x) and len(truth):
-        distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])
+    owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
+    if len(x) > len(owners):
+        raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: keep the first of them before they are assigned")
+    if len(x) and owners:
+        distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])[owners]
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
-        for original, candidate in zip(*linear_sum_assignment(distances.clamp(max=1e9).numpy()), strict=True):
-            assigned[int(original)] = int(candidate)
+        for place, candidate in zip(*linear_sum_assignment(distances.clamp(max=1e9).numpy()), strict=True):
+            known = assigned[owners[place]]
+            assigned[owners[place]] = int(candidate) if known is None else min(known, int(candidate))
     return assigned
+
+
+def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
+    """The candidates of an attack by its own ranking, the best first.
+
+    confidence: (M,), NaN where the attack is undecided: those come after all others, by explained (M,) where that is known.
+    Equal candidates stay in their order.
+    """
+    sure = confidence.tolist()
+    parts = [nan] * len(sure) if explained is None else explained.tolist()
+
+    def key(i: int) -> tuple[bool, float]:
+        undecided = isnan(sure[i])
+        value = parts[i] if undecided else sure[i]
+        return undecided, inf if isnan(value) else -value
+
+    return sorted(range(len(sure)), key=key)
+
+
+def keep_first(found: Reconstruction, most: int) -> Reconstruction:
+    """The first `most` examples of a reconstruction by the attack's own ranking, in that order, with their slots."""
+    kept = rank(found.confidence)[:most]
+    numbers = {example: number for number, example in enumerate(kept)}
+    slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
+    return replace(found, x=found.x[kept], y=found.y[kept], confidence=found.confidence[kept], slots=slots)

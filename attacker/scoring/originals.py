@@ -1,5 +1,6 @@
 """Which examples were behind the rounds of a case, and whether an attack claims the right rounds for each."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -47,6 +48,19 @@ def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
             if known.rounds[-1] != round:
                 found[index] = replace(known, rounds=(*known.rounds, round))
     return list(found.values())
+
+
+def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
+    """Of each example, how many candidates may be of it: as often as one pass of one round used it, in the round of most uses.
+
+    used: of each round. epochs: passes of a round. That is 1, unless a round's steps ran over the end of the client's data, or
+    several clients of a sum hold the same example: there an attack that returns as many examples as were reported returns
+    some of them twice, and none too many.
+    """
+    places: Counter[int] = Counter()
+    for one in used:
+        places |= Counter({index: -(-uses // epochs) for index, uses in Counter(i for _, _, i in one.examples).items()})
+    return places
 
 
 def claimed(found: Reconstruction) -> list[tuple[int, ...]]:

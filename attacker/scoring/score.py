@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.assignment import assign
+from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.counted import superseded
 from attacker.scoring.environment import environment
 from attacker.scoring.holdings import holdings
 from attacker.scoring.measures import answered, measure, not_measured
-from attacker.scoring.originals import Original, Use, claimed, link_fields, originals, uses
+from attacker.scoring.originals import Original, Use, claimed, count_places, link_fields, originals, uses
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.states import MATCHED_NO_MORE, WAITS, State
@@ -131,6 +131,11 @@ class Scorer:
         examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
+    def _places(self, observed: Sequence[Use], facts: Row) -> Counter[int]:
+        """By index in the data set, how many candidates each example of a case has room for."""
+        epochs = facts["run"].get("training", {}).get("epochs") or 1
+        return count_places((self.used(one.round, one.attempt, *one.clients) for one in observed), epochs)
+
     def used(self, round: int, attempt: int, *clients: str) -> Used:
         """What clients used in a round, one after the other. Raises NoTruth where no folder of truth says."""
         return Used(tuple(step for client in clients for step in self._used(round, attempt, client).steps))
@@ -152,6 +157,9 @@ class Scorer:
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
         common |= {"notes": None if found is None else list(found.notes)}
+        room = self._places(observed, facts)
+        counts = [room[example.index] for example in examples]
+        common["surplus"] = None if found is None else max(0, len(found.x) - sum(counts))
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
             yield from (
@@ -159,9 +167,10 @@ class Scorer:
                 for example, place in zip(examples, places, strict=True)
             )
             return
+        found = keep_first(found, sum(counts))
         x = answered(found.x, self.data.spec)
-        read = labels_read(labels.tolist(), found.y.tolist())
-        assigned = assign(x.clamp(0, 1), truth)
+        read = labels_read(labels.tolist(), found.y.tolist(), counts)
+        assigned = assign(x.clamp(0, 1), truth, counts)
         matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
         chosen = [candidate for candidate in assigned if candidate is not None]
         measured = dict(zip(matched, measure(found.x[chosen], truth[matched], self.data.spec, self.lpips), strict=True))
@@ -244,16 +253,16 @@ def replace_rows(path: Path, rows: Sequence[Row], source: str, only: Container[s
         append_json_lines(path, *rows)
 
 
-def labels_read(true: Sequence[int], recovered: Sequence[int]) -> list[bool]:
+def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
     """For each true label, whether it is among the recovered ones, each of which counts once.
 
-    A gradient does not say which image has which label: the multiset is what leaks.
+    A gradient does not say which image has which label: the multiset is what leaks. places: how often each true one is in it.
     """
     left = Counter(recovered)
     read = []
-    for label in true:
+    for label, count in zip(true, places or [1] * len(true), strict=True):
         read.append(left[label] > 0)
-        left[label] -= 1
+        left[label] -= count
     return read
 
 

@@ -23,6 +23,7 @@ class Summary:
     independent images.
     psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
     linked_right: share of the examples said to be in several rounds that were in all of these; None where none was said to be.
+    surplus: candidates beyond the examples that there are, over all cases: none of them was compared with truth.
     lpips_net: the network of LPIPS, where there is one.
     routes: how many cases were answered in which way.
     """
@@ -49,6 +50,7 @@ class Summary:
     seconds: float | None
     iterations: float | None
     failures: int
+    surplus: int
     routes: Mapping[str, int]
     linked_right: Estimate | None = None
     null: "Summary | None" = None
@@ -134,6 +136,7 @@ def _summary(rows: Sequence[Row], done: Sequence[Row], null: Summary | None = No
         seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
         failures=sum(row["failure"] is not None for row in done),
+        surplus=sum({row["case"]: row.get("surplus") or 0 for row in done}.values()),
         linked_right=share("link_correct"),
         routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
         null=null,

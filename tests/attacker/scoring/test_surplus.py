@@ -1,0 +1,143 @@
+"""An attack that returns more candidates than there are examples: its own ranking says which of them count."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nan
+
+from attacker.reconstruction import Reconstruction, Slot
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.assignment import assign, keep_first, rank
+from attacker.scoring.originals import count_places
+from fedsim import datasets
+from fedsim.truth import TruthWriter, Used, describe_dataset
+from fedsim.wire.files import write_json
+
+KNOWN = dict.fromkeys(("model", "defense", "gradient", "network", "inputs", "secure_aggregation"), "")
+EIGHT = tuple(range(8))
+
+
+class Surplus:
+    """A run of one case, whose client used some digits in each of its rounds, and an answer that is made up."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder = run, run / "reconstructions" / "cpl-00000000"
+        self.data = datasets.load("digits")
+        self.folder.mkdir(parents=True)
+        describe_dataset(run / "truth", lambda: datasets.described(self.data, "digits", {}))
+
+    def rows(
+        self, used: Sequence[Sequence[int]], candidates: Sequence[int], confidence: Sequence[float], **training: Any
+    ) -> dict[int, dict[str, Any]]:
+        """Rows by index. used: digits of each round. candidates: digits that the attack found, and -1 for noise."""
+        writer, rounds = TruthWriter(self.run / "truth", "ada"), range(1, len(used) + 1)
+        for number, indices in zip(rounds, used, strict=True):
+            writer.write(number, 1, [indices])
+        case = {"key": "one", "round": 1, "attempt": 1, "client": "ada", "status": "complete", "num_examples": len(used[0])}
+        if len(used) > 1:
+            case |= {"rounds": [[number, 1] for number in rounds], "cohorts": [["ada"]] * len(used)}
+        facts = {"attack": "cpl", "spec": "cpl()", "null": False, "knows_defense": True, "oracles": [], "seed": 0}
+        write_json(self.folder / "attack.json", {**facts, "run": {"name": "run", **KNOWN, "training": training}, "cases": [case]})
+        x, y = self.data.train[[max(index, 0) for index in candidates]]
+        noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        x[[index < 0 for index in candidates]] = noise[[index < 0 for index in candidates]]
+        Reconstruction(
+            case="one", x=x, y=y, confidence=torch.tensor(confidence), slots=(Slot(1, "ada", 1, 0, 0),), loss=torch.zeros(1),
+            iterations=1, evaluations=1, restarts=1, seconds=1.0, route="optimisation", attack="cpl()", oracles=(), seed=0,
+        ).write(self.folder / "one.safetensors")  # fmt: skip
+        return {row["index"]: row for row in Scorer(self.run, [self.run / "truth"]).score(self.folder)}
+
+
+@pytest.fixture
+def surplus(tmp_path: Path) -> Surplus:
+    return Surplus(tmp_path)
+
+
+def test_good_candidates_that_the_attack_ranks_low_count_for_nothing(surplus: Surplus) -> None:
+    """24 candidates for 8 examples: whoever picked the good third of them by truth would say that all is recovered."""
+    rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.9] * 16 + [0.1] * 8)
+    assert not any(row["success"] for row in rows.values())
+    assert {row["surplus"] for row in rows.values()} == {16}
+    (summary,) = summarise(rows.values())
+    assert summary.surplus == 16
+    assert summary.success is not None
+    assert summary.success.value == 0
+
+
+def test_good_candidates_that_the_attack_ranks_first_count(surplus: Surplus) -> None:
+    rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.1] * 16 + [0.9] * 8)
+    assert all(row["success"] and row["label_success"] for row in rows.values())
+
+
+def test_labels_of_the_surplus_are_not_read(surplus: Surplus) -> None:
+    wrong, right = surplus.data.train[[0, 1]][1].tolist()
+    assert wrong != right
+    rows = surplus.rows([[1]], [0, 1], [0.9, 0.8])
+    assert (rows[1]["label_recovered"], rows[1]["label_success"], rows[1]["success"]) == (wrong, False, False)
+
+
+def test_an_attack_that_finds_an_example_anew_in_each_round_must_merge_what_it_finds(surplus: Surplus) -> None:
+    rows = surplus.rows([EIGHT, EIGHT, EIGHT], [*EIGHT, *EIGHT, *EIGHT], [0.9] * 8 + [0.8] * 16)
+    assert {row["surplus"] for row in rows.values()} == {16}
+    assert all(row["success"] for row in rows.values())
+    rows = surplus.rows([EIGHT, EIGHT, EIGHT], [one for one in EIGHT for _ in range(3)], [0.9] * 24)
+    assert sum(row["success"] for row in rows.values()) == 3
+
+
+def test_one_candidate_each_for_an_example_that_a_round_used_twice_is_no_surplus(surplus: Surplus) -> None:
+    """The client reported three examples, and the attack returns three: it cannot know that two of them are one."""
+    rows = surplus.rows([[4, 5, 4]], [4, 4, 5], [0.9, 0.8, 0.1])
+    assert {index: (row["success"], row["surplus"]) for index, row in rows.items()} == {4: (True, 0), 5: (True, 0)}
+
+
+def test_passes_over_the_same_examples_make_no_room_for_more_candidates(surplus: Surplus) -> None:
+    rows = surplus.rows([[4, 5, 5, 4]], [-1, -1, 4, 5], [0.9, 0.8, 0.7, 0.6], epochs=2)
+    assert not any(row["success"] for row in rows.values())
+    assert {row["surplus"] for row in rows.values()} == {2}
+
+
+def test_fewer_candidates_than_examples_all_count(surplus: Surplus) -> None:
+    rows = surplus.rows([EIGHT], [3, 5], [nan, 0.1])
+    assert [index for index, row in rows.items() if row["success"]] == [3, 5]
+    assert {row["surplus"] for row in rows.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "explained", "order"),
+    [
+        ([0.1, 0.9, 0.5], None, [1, 2, 0]),
+        ([0.5, 0.5, 0.5], [0.1, 0.2, 0.3], [0, 1, 2]),
+        ([nan, 0.0, nan], None, [1, 0, 2]),
+        ([nan, 0.0, nan, nan], [0.1, 0.0, 0.7, nan], [1, 2, 0, 3]),
+    ],
+    ids=["by confidence", "equals in order", "undecided last", "undecided by what they explain"],
+)
+def test_ranking(confidence: list[float], explained: list[float] | None, order: list[int]) -> None:
+    assert rank(torch.tensor(confidence), None if explained is None else torch.tensor(explained)) == order
+
+
+def test_truth_does_not_choose_among_candidates() -> None:
+    with pytest.raises(ValueError, match="3 reconstructions for 2 examples"):
+        assign(torch.zeros(3, 1), torch.zeros(2, 1))
+    assert assign(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.1]])) == [1, 0]
+    assert assign(torch.tensor([[0.2], [1.0], [0.0]]), torch.tensor([[1.0], [0.1]]), [1, 2]) == [1, 0]
+
+
+def test_the_slots_of_kept_examples_follow_them() -> None:
+    slots = tuple(Slot(1, "ada", 1, position, position) for position in range(3))
+    found = Reconstruction(
+        case="one", x=torch.arange(3.0)[:, None], y=torch.arange(3), confidence=torch.tensor([0.1, 0.9, 0.5]), slots=slots,
+        loss=torch.zeros(1), iterations=1, evaluations=1, restarts=1, seconds=1.0, route="", attack="", oracles=(), seed=0,
+    )  # fmt: skip
+    kept = keep_first(found, 2)
+    assert (kept.x.flatten().tolist(), kept.y.tolist(), kept.confidence.tolist()) == ([1, 2], [1, 2], pytest.approx([0.9, 0.5]))
+    assert [(slot.position, slot.example) for slot in kept.slots] == [(1, 0), (2, 1)]
+
+
+def test_how_many_candidates_an_example_has_room_for() -> None:
+    used = [Used(((4, 5), (4,))), Used(((5, 6),))]
+    assert count_places(used) == {4: 2, 5: 1, 6: 1}
+    assert count_places([Used(((4, 5), (5, 4)))], epochs=2) == {4: 1, 5: 1}
