@@ -14,7 +14,7 @@ test: .venv/.installed-dev  ## all that a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	OMP_NUM_THREADS=1 $(BIN)/pytest  # small tensors: a second thread only waits where the machine is shared
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs  # small tensors: a second thread only waits where the machine is shared
 
 test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
 	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true

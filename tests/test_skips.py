@@ -1,0 +1,44 @@
+"""A run of the tests says how many were skipped and why: real data may be absent, and a gate without it must say so."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SKIPPING = """
+import pytest
+
+@pytest.fixture
+def data():
+    pytest.skip("no data at there")
+
+def test_first(data): ...
+def test_second(data): ...
+
+@pytest.mark.skipif(True, reason="no compiler")
+def test_third(): ...
+
+def test_that_runs(): ...
+"""
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_skipped_tests_are_counted_by_their_reasons(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_skipping.py").write_text(SKIPPING)
+    lines = run(tmp_path).splitlines()
+    assert "tests skipped: 3: 2 because no data at there; 1 because no compiler" in lines
+    assert "tests skipped: 0" in run(tmp_path, "-k", "runs").splitlines()
+
+
+def test_make_test_shows_each_reason_and_the_gate_repeats_the_count() -> None:
+    root = Path(__file__).parents[1]
+    (line,) = [line for line in (root / "Makefile").read_text().splitlines() if "$(BIN)/pytest" in line and "tests/" not in line]
+    assert " -rs" in line
+    gate = root / ".ci" / "run"
+    if gate.exists():  # not in a release
+        assert "tests skipped" in gate.read_text()
