@@ -26,7 +26,12 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
     )
     with progress_bar() as bar:
         task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
-        result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
+        try:
+            result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
+        except KeyboardInterrupt:
+            left, total = replay.left()
+            err.print(f"  {left} of {total} cases {'is' if left == 1 else 'are'} not finished")
+            raise
     _tell(result, spec)
     return result
 

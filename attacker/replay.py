@@ -151,6 +151,10 @@ class Replay:
     def _pending(self) -> list[Planned]:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
+    def left(self) -> tuple[int, int]:
+        """How many cases could be attacked and have no answer that came to its end, and how many cases there are."""
+        return len(self._pending()), len(self.plan.cases)
+
     def run(self, watch: Watch | None = None) -> Replayed:
         """Attack every case that is not done yet.
 

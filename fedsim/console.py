@@ -18,6 +18,9 @@ out = Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
 
+IN_PART = 3
+"""Exit status of work that was done in part: some cases have no answer, or are not finished."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
@@ -41,6 +44,8 @@ def progress_bar() -> Progress:
 @contextmanager
 def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
     """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C.
+
+    A command itself ends with `IN_PART` where its work was done in part.
 
     kept: what Ctrl-C leaves behind, in words.
     """

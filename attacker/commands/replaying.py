@@ -9,7 +9,7 @@ import typer
 
 from attacker.commands.choices import Overrides, check_takes_route, device_of
 from attacker.commands.truth import truth_of
-from fedsim.console import Json, assignment, errors_told, print_json
+from fedsim.console import IN_PART, Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:
     from attacker.attacks import AttackSpec
@@ -55,7 +55,11 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attack every recorded observation, or client; what is done already is skipped, and what was cut off goes on."""
+    """Attack every recorded observation, or client; what is done already is skipped, and what was cut off goes on.
+
+    Exit status: 0 where every case has an answer; 3 where some failed, of the attack or of its null; 1 where no case could be
+    attacked; 2 for wrong arguments; 130 after Ctrl-C.
+    """
     with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
         from attacker.progress import replay_with_progress
@@ -94,6 +98,8 @@ def replay(
             print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
         if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
+        if any(result.failed for result in results):
+            raise typer.Exit(IN_PART)
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:

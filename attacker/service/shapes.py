@@ -74,7 +74,11 @@ class TrainingRows(TypedDict):
 
 
 class AttackOnRecording(TypedDict):
-    """An attack on a recording. cases: that hold an update. success: share of the distinct examples; psnr: their mean in dB."""
+    """An attack on a recording. cases: that hold an update, of which so many are done, failed, interrupted and waiting.
+
+    success: share of the `examples` recovered, which are distinct ones, of finished and scored cases; null where there are none.
+    psnr: their mean in dB. scored: cases. waiting: those that the attack is at among them.
+    """
 
     source: str
     attack: str
@@ -86,7 +90,10 @@ class AttackOnRecording(TypedDict):
     cases: int
     done: int
     failed: int
+    interrupted: int
+    waiting: int
     scored: int
+    examples: int
     success: Number
     psnr: Number
     confidence: Number
@@ -97,7 +104,7 @@ class AttacksOnRecording(TypedDict):
     next: Text
 
 
-CellState = Literal["none", "waiting", "running", "done", "failed"]
+CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class Cell(TypedDict):

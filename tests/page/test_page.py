@@ -29,7 +29,7 @@ def test_a_run_is_listed_with_its_worst_attack(service: str, opened: Opening) ->
     page = opened(service)
     card = page.get_by_role("article").filter(has_text="photos")
     expect(card).to_contain_text("3 clients")
-    expect(card).to_contain_text("100 % recovered by Exact, its null 0 %")
+    expect(card).to_contain_text("100 % of 6 examples recovered by Exact, its null 0 %")
     card.get_by_role("link", name="photos").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("photos")
     assert page.url.endswith(RUN)

@@ -144,6 +144,7 @@ def _examples(
     if run.manifest is None:
         return []
     data, file = run.manifest.data, file_of(source.name, facts.key)
+    rows = [row for row in rows if row.state != "waiting"]
     if rows:
         cells = {} if data.is_image else images.rows_paired(run.folder, rows, data)
         return list(views.scored(rows, links, cells, images=data.is_image))

@@ -24,7 +24,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 ALIVE = 180.0
 """Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
 
-State = Literal["none", "waiting", "running", "done", "failed"]
+State = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class CaseFacts(NamedTuple):
@@ -42,7 +42,7 @@ class CaseFacts(NamedTuple):
 class Source:
     """One attack's folder.
 
-    cases:    by key. answers, failures: of those that came to their end. running: keys of those under way.
+    cases:    by key. answers: also the best so far of those cut off. failures: reasons. running: keys of those under way.
     marks:    of each file that was read, by its name.
     trouble:  files that cannot be read, in words.
     """
@@ -64,13 +64,16 @@ class Source:
 
     def state(self, key: str) -> State:
         """What became of a case."""
-        if key in self.answers:
+        cut_off = key in self.answers and self.answers[key].interrupted
+        if key in self.answers and not cut_off:
             return "done"
         if key in self.failures:
             return "failed"
         if self.cases[key].status != "complete":
             return "none"
-        return "running" if key in self.running else "waiting"
+        if key in self.running:
+            return "running"
+        return "interrupted" if cut_off else "waiting"
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
@@ -106,7 +109,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
                     failures[key] = f"its reconstruction cannot be read: {words_of(error, run)}"
                     trouble.append(words_of(error, run))
     kept = {key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "knows_defense", "cases")}
-    failures = {key: reason for key, reason in failures.items() if key not in answers}
+    failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
     return Source(
         name=name,
         **kept,

@@ -10,7 +10,7 @@ from attacker.service.catalogue.observed import Seen
 from attacker.service.shapes import Cell, Grid, Leak
 from fedsim.wire.masked import SUM
 
-ORDER: tuple[State, ...] = ("none", "done", "failed", "waiting", "running")
+ORDER: tuple[State, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
 """Of several cases of a cell, the last of these is told: what is still to come."""
 
 
@@ -55,7 +55,7 @@ def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str,
         spec=source.spec,
         null=source.null,
         round=number,
-        examples=len(rows) or sum(answer.examples for answer in answers),
+        examples=sum(row.finished for row in rows) or sum(answer.examples for answer in answers),
         success=success(rows),
         psnr=psnr(rows),
         confidence=_confidence(source, keys),
@@ -88,8 +88,8 @@ def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[s
 
 def _confidence(source: Source, keys: Sequence[str]) -> float | None:
     """The attack's own, of what it answered; a case that failed explains nothing."""
-    answered = [source.answers[key].confidence for key in keys if key in source.answers]
-    return mean([*answered, *(0.0 for key in keys if key in source.failures)])
+    answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
+    return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
 def _cell(row: Seen, verdicts: Sequence[Verdict]) -> Cell:

@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attacker.scoring.states import FINISHED, State, state_of
 from fedsim.wire import DamagedFile
 from fedsim.wire.safe import opened, parse_json
 
@@ -16,10 +17,12 @@ MAX_ROUND = 2**53
 class Score(NamedTuple):
     """One row of the scores, in what is shown of it: a true example, and what a case made of it.
 
-    example: its index in its data set, which tells how many different ones there are. pair: its file below the run.
+    state: of the case, when it was scored; shares are of finished ones. pair: its file below the run.
+    example: its index in its data set, which tells how many different ones there are.
     """
 
     case: str
+    state: State
     rounds: tuple[int, ...]
     client: str
     batch: int
@@ -34,6 +37,11 @@ class Score(NamedTuple):
     confidence: float | None
     failure: str | None
     pair: str | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the attack on its case came to its end."""
+        return self.state in FINISHED
 
 
 Scores = Mapping[str, Mapping[str, Sequence[Score]]]
@@ -97,6 +105,7 @@ def _score(row: Mapping[str, Any]) -> Score:
     pair = row["pair"]
     return Score(
         case=str(row["case"]),
+        state=state_of(row),
         rounds=rounds,
         client=str(row["client"]),
         batch=_count(row["batch"]),

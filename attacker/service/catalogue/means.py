@@ -1,4 +1,4 @@
-"""Means as the report has them: each distinct example counts once, however often it was attacked."""
+"""Means as the report has them: of finished cases, and each distinct example counts once, however often it was attacked."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,12 +13,17 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def success(scores: Sequence[Score]) -> float | None:
     """The share of distinct examples that were recovered; of one attacked several times, the mean."""
-    return _by_example((row.example, float(row.success)) for row in scores)
+    return _by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
 def psnr(scores: Sequence[Score]) -> float | None:
     """The mean over distinct examples, in dB."""
-    return _by_example((row.example, row.psnr) for row in scores if row.psnr is not None)
+    return _by_example((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
+
+
+def count_finished(scores: Sequence[Score]) -> int:
+    """How many examples the share is of: distinct ones of finished cases."""
+    return len({row.example for row in scores if row.finished})
 
 
 def _by_example(values: Iterable[tuple[int, float]]) -> float | None:

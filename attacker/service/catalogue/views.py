@@ -1,5 +1,6 @@
 """What is told of recordings, their attacks and cases, put together from what was read. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -8,9 +9,9 @@ from typing import NamedTuple
 
 from attacker.report.pairs import Pair
 from attacker.service.catalogue.answers import Whole
-from attacker.service.catalogue.attacked import CaseFacts, Source
+from attacker.service.catalogue.attacked import CaseFacts, Source, State
 from attacker.service.catalogue.lines import Score
-from attacker.service.catalogue.means import mean, psnr, success
+from attacker.service.catalogue.means import count_finished, mean, psnr, success
 from attacker.service.catalogue.observed import Index, Seen
 from attacker.service.shapes import (
     AttackOnRecording,
@@ -78,6 +79,7 @@ def attack(source: Source, scores: Mapping[str, Sequence[Score]]) -> AttackOnRec
     """One attack's folder in numbers."""
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
+    states = Counter(map(source.state, source.cases))
     return AttackOnRecording(
         source=source.name,
         attack=source.attack,
@@ -87,9 +89,12 @@ def attack(source: Source, scores: Mapping[str, Sequence[Score]]) -> AttackOnRec
         oracles=list(source.oracles),
         knows_defense=source.knows_defense,
         cases=sum(case.status == "complete" for case in source.cases.values()),
-        done=len(source.answers),
-        failed=len(source.failures),
-        scored=sum(key in scores for key in source.cases),
+        done=states["done"],
+        failed=states["failed"],
+        interrupted=states["interrupted"],
+        waiting=states["waiting"] + states["running"],
+        scored=sum(any(row.finished for row in scores.get(key, ())) for key in source.cases),
+        examples=count_finished(rows),
         success=success(rows),
         psnr=psnr(rows),
         confidence=mean(answered),
@@ -113,8 +118,13 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[Score]) -> CaseTold:
         confidence=answer.confidence if answer else None,
         success=success(scores),
         psnr=psnr(scores),
-        reason=source.failures.get(facts.key) or facts.reason or None,
+        reason=source.failures.get(facts.key) or facts.reason or _why_unfinished(source.state(facts.key)),
     )
+
+
+def _why_unfinished(state: State) -> str | None:
+    """What is missing of a case that did not come to its end; None of others."""
+    return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
 
 
 def whole_case(

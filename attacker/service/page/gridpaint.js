@@ -59,18 +59,34 @@ export function paintCell(context, cell, x, y, w, h, ink) {
   if (typeof cell.leak === "number") {
     context.fillStyle = colour(cell.leak, ink.theme);
     context.fillRect(x, y, w, h);
-    if (cell.state === "running" || cell.state === "waiting") dot(context, x, y, w, h, ink, cell.state === "running");
+    unfinished(context, cell.state, x, y, w, h, ink);
     return;
   }
   context.strokeStyle = ink.rule;
   context.lineWidth = 1;
   context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
   if (cell.state === "failed") cross(context, x, y, w, h, ink.red);
-  else if (cell.state === "running" || cell.state === "waiting") dot(context, x, y, w, h, ink, cell.state === "running");
+  else if (unfinished(context, cell.state, x, y, w, h, ink)) return;
   else if (cell.state === "done") {
     context.fillStyle = ink.rule;
     context.fillRect(x, y, w, h);
   } else if (cell.status !== "complete" && cell.status !== "masked") dash(context, x, y, w, h, ink.soft);
+}
+
+/** The sign of a case that is still to come to its end; false where it has. */
+function unfinished(context, state, x, y, w, h, ink) {
+  if (state === "running" || state === "waiting") dot(context, x, y, w, h, ink, state === "running");
+  else if (state === "interrupted") pause(context, x, y, w, h, ink.accent);
+  else return false;
+  return true;
+}
+
+/** Two bars. */
+function pause(context, x, y, w, h, colour) {
+  const r = Math.max(2, Math.min(w, h) / 4);
+  context.fillStyle = colour;
+  context.fillRect(x + w / 2 - r, y + h / 2 - r, r * 0.7, 2 * r);
+  context.fillRect(x + w / 2 + r * 0.3, y + h / 2 - r, r * 0.7, 2 * r);
 }
 
 function dot(context, x, y, w, h, ink, filled) {

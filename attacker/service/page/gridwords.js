@@ -8,6 +8,7 @@ const STATE = {
   running: "attack running",
   done: "attacked",
   failed: "attack failed",
+  interrupted: "attack interrupted",
 };
 
 /** The name of a cell's state. */

@@ -8,6 +8,7 @@ import { current } from "./theme.js";
 const SIGNS = [
   ["waiting", { state: "waiting", status: "complete" }],
   ["running", { state: "running", status: "complete" }],
+  ["interrupted", { state: "interrupted", status: "complete" }],
   ["failed", { state: "failed", status: "complete" }],
   ["not attacked", { state: "none", status: "complete" }],
   ["no update", { state: "none", status: "late" }],

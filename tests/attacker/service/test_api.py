@@ -21,7 +21,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.report.gather import gather
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
-from attacker.scoring import summarise
+from attacker.scoring import Scorer, summarise
 from attacker.service import reporting
 from attacker.service.jobs import JobSpec
 from fedsim.wire import Recording
@@ -69,6 +69,27 @@ def test_observations_are_filtered(ask: Ask, root: Path) -> None:
     found = asked.json(f"{RUN}/observations", params={"client": client, "round": 2})["items"]
     assert [(one["round"], one["client"]) for one in found] == [(2, client)]
     assert asked.json(f"{RUN}/observations", params={"status": "failed"})["items"] == []
+
+
+def test_a_share_is_of_finished_cases_and_the_others_are_counted_apart(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
+    folder = root / "digits" / "reconstructions" / sources[0]
+    paths = sorted(folder.glob("*.safetensors"))
+    for path in paths[:3]:
+        path.unlink()
+    replace(Reconstruction.read(paths[3]), interrupted=True, notes=("cut off",)).write(paths[3])
+    Scorer(root / "digits", [root / "digits" / "truth"]).score(folder)
+    asked = ask(truth="own")
+    told = next(one for one in asked.json(f"{RUN}/attacks")["items"] if one["source"] == sources[0])
+    counts = {key: told[key] for key in ("cases", "done", "failed", "interrupted", "waiting", "scored", "examples")}
+    assert list(counts.values()) == [6, 2, 0, 1, 3, 2, 2]
+    assert told["success"] == 1
+    cases = {one["case"]: one for one in asked.json(f"{RUN}/cases", params={"attack": sources[0]})["items"]}
+    assert [cases[path.stem]["status"] for path in paths] == ["waiting"] * 3 + ["interrupted"] + ["done"] * 2
+    assert [cases[path.stem]["success"] for path in paths] == [None] * 4 + [1, 1]
+    states = [one["state"] for one in asked.json(f"{RUN}/grid", params={"attack": sources[0]})["cells"]]
+    assert sorted(states) == ["done", "done", "interrupted", "waiting", "waiting", "waiting"]
+    (waiting,) = [asked.json(f"{RUN}/cases/{sources[0]}/{path.stem}") for path in paths[:1]]
+    assert (waiting["examples"], waiting["status"]) == ([], "waiting")
 
 
 def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:

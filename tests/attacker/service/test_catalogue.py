@@ -8,11 +8,14 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.states import State
 from attacker.service.catalogue import Catalogue, Changes, Unknown
 from attacker.service.catalogue import catalogue as catalogue_module
 from attacker.service.catalogue import finding as finding_module
@@ -209,6 +212,25 @@ def test_cases_are_followed_from_waiting_to_done_and_failed(root: Path, tmp_path
     assert found.source(found.run("digits"), folder.name).failures[second] == "no gradient"
 
 
+def test_a_case_that_was_cut_off_is_interrupted_until_it_fails_or_is_done(root: Path, catalogue: Open) -> None:
+    folder = next((root / "digits" / "reconstructions").glob("exact-[!n]*"))
+    path = min(folder.glob("*.safetensors"))
+    answer = Reconstruction.read(path)
+    found = catalogue()
+
+    def state() -> str:
+        found.look()
+        return found.source(found.run("digits"), folder.name).state(path.stem)
+
+    replace(answer, interrupted=True, notes=("cut off",)).write(path)
+    assert state() == "interrupted"
+    path.with_name(f"{path.stem}.failed.json").write_text(json.dumps({"case": path.stem, "reason": "ran away"}))
+    assert state() == "failed"
+    path.with_name(f"{path.stem}.failed.json").unlink()
+    answer.write(path)
+    assert state() == "done"
+
+
 def test_an_attack_on_another_recording_is_none_of_this_one(root: Path, catalogue: Open) -> None:
     path = next((root / "digits" / "reconstructions").glob("exact-[!n]*")) / "attack.json"
     told = json.loads(path.read_text())
@@ -248,10 +270,11 @@ def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
     return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
 
 
-def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,)) -> Score:
+def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: State = "done") -> Score:
     more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
     return Score(
         case=case,
+        state=state,
         rounds=rounds,
         client="a",
         batch=1,

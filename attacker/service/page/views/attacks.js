@@ -5,7 +5,7 @@ import { base, counted, decibel, known, percent, specName } from "../words.js";
 
 /** choose: called with the source of the attack whose grid is wanted. */
 export function attacksTable(items, choose) {
-  const heads = ["Attack", "Cases", "Recovered", "Its null", "PSNR", "Failed", ""];
+  const heads = ["Attack", "Cases finished", "Recovered", "Its null", "PSNR", "Failed", ""];
   const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && beside(other, one)));
   return h(
     "div.scroll",
@@ -39,6 +39,22 @@ export function attacksTable(items, choose) {
   );
 }
 
+/** "2 waiting, 1 interrupted", or nothing where all cases are finished. */
+function unfinished(one) {
+  return [
+    [one.waiting, "waiting"],
+    [one.interrupted, "interrupted"],
+  ]
+    .filter(([count]) => count > 0)
+    .map(([count, words]) => `${count} ${words}`)
+    .join(", ");
+}
+
+function ofHowMany(one) {
+  if (known(one.success)) return `of ${counted(one.examples, "example")}`;
+  return one.done + one.failed ? "not scored" : "nothing finished yet";
+}
+
 function beside(one, other) {
   return base(one.spec) === base(other.spec) && one.seed === other.seed && one.knows_defense === other.knows_defense;
 }
@@ -56,13 +72,8 @@ function row(one, nothing, choose) {
       one.knows_defense === false ? h("small", {}, "ignores the defense") : null,
       one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
     ),
-    h("td.number", {}, String(one.done), one.done < one.cases ? h("small", {}, `of ${one.cases}`) : null),
-    h(
-      "td.number",
-      {},
-      h("b", {}, percent(one.success)),
-      known(one.success) ? h("small", {}, counted(one.scored, "example")) : h("small", {}, "not scored"),
-    ),
+    h("td.number", {}, String(one.done + one.failed), h("small", {}, `of ${one.cases}`), h("small", {}, unfinished(one))),
+    h("td.number", {}, h("b", {}, percent(one.success)), h("small", {}, ofHowMany(one))),
     h("td.number", {}, nothing ? percent(nothing.success) : "–"),
     h("td.number", {}, decibel(one.psnr)),
     h("td.number", {}, String(one.failed)),

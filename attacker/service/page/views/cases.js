@@ -89,7 +89,7 @@ function table(id, cases, sources) {
 function row(id, one, attack) {
   const name = inRounds(one.rounds);
   const where = link(["run", id, "case", one.attack, one.case]);
-  const there = one.status === "done" || one.status === "failed";
+  const there = ["done", "failed", "interrupted"].includes(one.status);
   return h(
     "tr",
     {},

@@ -9,6 +9,7 @@ const STATES = [
   ["done", "attacked"],
   ["running", "running"],
   ["waiting", "waiting"],
+  ["interrupted", "interrupted"],
   ["failed", "failed"],
   ["none", "not attacked"],
 ];

@@ -168,11 +168,16 @@ function worst(attacks) {
   const real = attacks.filter((one) => !one.null);
   const scored = real.filter((one) => typeof one.success === "number").sort((a, b) => b.success - a.success);
   if (!real.length) return "not attacked yet";
-  if (!scored.length) return `${counted(real.length, "attack")}, not scored`;
+  if (!scored.length) {
+    const finished = real.some((one) => one.done + one.failed > 0);
+    return `${counted(real.length, "attack")}, ${finished ? "not scored" : "nothing finished yet"}`;
+  }
   const [top] = scored;
+  const left = top.waiting + top.interrupted;
   const beside = attacks.find((one) => one.null && base(one.spec) === base(top.spec) && typeof one.success === "number");
   return [
-    h("b", {}, `${percent(top.success)} recovered`),
+    h("b", {}, `${percent(top.success)} of ${counted(top.examples, "example")} recovered`),
     ` by ${attackName(top.attack ?? top.spec.split("(")[0])}${beside ? `, its null ${percent(beside.success)}` : ""}`,
+    left ? `; ${counted(left, "case")} not finished` : "",
   ];
 }
