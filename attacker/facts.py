@@ -45,6 +45,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "model": str(manifest.model),
         "shape": list(manifest.data.shape),
         "num_classes": manifest.data.num_classes,
+        "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,

@@ -298,6 +298,7 @@ def _common(folder: Path, facts: Row) -> Row:
         "source": folder.name,
         **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "oracles", "seed")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
+        "ranges_from": facts["run"].get("ranges_from", ""),
     }
 
 

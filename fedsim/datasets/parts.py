@@ -60,7 +60,10 @@ def fitted(own: Dataset, like: Dataset) -> Dataset:
     other columns.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
-        raise ValueError(f"{own.name}: columns, their ranges and their categories must be those of {like.name}, and they are not")
+        raise ValueError(
+            f"{own.name}: columns, their ranges and their categories must be those of {like.name}, and they are not; "
+            "name them under ranges and categories, the same for all parties"
+        )
     if own.spec.shape != like.spec.shape:
         raise ValueError(f"{own.name}: examples of shape {own.spec.shape} do not go with those of {like.name}, {like.spec.shape}")
     for examples in (own.train, own.test):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.datasets.base import Array, Dataset, Examples, every_fifth_held_out
+from fedsim.datasets.encoding import scaled
 from fedsim.wire.observation import Column, DataSpec
 
 PHOTOGRAPHS = {
@@ -97,19 +98,23 @@ def digits() -> Dataset:
     return every_fifth_held_out("digits", spec, tuple("0123456789"), Examples(values=images, labels=loaded.target))
 
 
-def breast_cancer() -> Dataset:
+def breast_cancer(ranges_from: str = "held_out") -> Dataset:
     """Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
 
-    Each column is scaled to [0, 1] by its range, which the specification carries; every fifth example is held out.
+    ranges_from: each column is scaled to [0, 1] by its range, which the specification carries: over the `held_out` rows, every
+    fifth, to which the others are clamped, or over all rows, so that everybody is told the exact extremes of `clients`.
     """
     from sklearn.datasets import load_breast_cancer
 
     loaded = load_breast_cancer()
-    low, high = loaded.data.min(axis=0), loaded.data.max(axis=0)
-    rows = ((loaded.data - low) / (high - low)).astype(np.float32)
+    if ranges_from not in ("held_out", "clients"):
+        raise ValueError(f"breast_cancer: ranges_from is held_out or clients, got {ranges_from!r}")
+    shown = loaded.data[4::5] if ranges_from == "held_out" else loaded.data
+    low, high = shown.min(axis=0), shown.max(axis=0)
     columns = tuple(
         Column(name=str(name), low=float(a), high=float(b)) for name, a, b in zip(loaded.feature_names, low, high, strict=True)
     )
-    spec = DataSpec(shape=(30,), num_classes=2, columns=columns)
+    spec = DataSpec(shape=(30,), num_classes=2, columns=columns, ranges_from="clients" if shown is loaded.data else "held_out")
     names = tuple(map(str, loaded.target_names))
-    return every_fifth_held_out("breast_cancer", spec, names, Examples(values=rows, labels=loaded.target))
+    examples = Examples(values=scaled(loaded.data, low, high), labels=loaded.target)
+    return every_fifth_held_out("breast_cancer", spec, names, examples)

@@ -48,6 +48,8 @@ class DataSpec:
 
     mean, std: the normalisation that the model's input goes through, one value a channel (images) or one for all (rows).
     columns:   for tables, one entry a feature.
+    ranges_from: where ranges and categories of `columns` come from: public knowledge, held-out rows that no client holds, or the
+               rows of all clients, whose extremes and rare values are then told to everybody; "" where that is not known.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +57,7 @@ class DataSpec:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     columns: tuple[Column, ...] = ()
+    ranges_from: Literal["", "public", "held_out", "clients"] = ""
 
     def __post_init__(self) -> None:
         _check(len(self.shape) in (1, 3), f"data shape must be (C, H, W) or (F,), got {self.shape}")
@@ -64,6 +67,8 @@ class DataSpec:
         _check(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
         _check(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
         _check(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
+        known = ("", "public", "held_out", "clients")
+        _check(self.ranges_from in known, f"unknown data.ranges_from {self.ranges_from!r}. Known: {', '.join(known[1:])}")
 
     @property
     def is_image(self) -> bool:

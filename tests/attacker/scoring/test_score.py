@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_categories_are_scored_and_shown_by_the_largest_of_their_columns(federat
     shutil.move(tmp_path / "people.csv", tmp_path / "moved.csv")
     moved = Scorer(run, [run / "truth"], (f"csv:{tmp_path / 'moved.csv'}", {}))
     assert [row["mse"] for row in moved.score(done.folder)] == [row["mse"] for row in rows]
+
+
+@pytest.mark.parametrize("source", ["held_out", "clients"])
+def test_rows_of_a_table_say_where_its_ranges_come_from(federate: Federate, source: str) -> None:
+    run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
+    rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
+    assert {row["ranges_from"] for row in rows} == {source}
+
+
+def test_a_run_of_before_ranges_were_named_is_still_scored(federate: Federate) -> None:
+    """Its truth and its manifest say nothing of ranges, which were those over all rows."""
+    run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": "clients"})
+    for path, keys in ((run / "recording" / "manifest.json", ["data"]), (run / "truth" / "dataset.json", ["arguments"])):
+        told = json.loads(path.read_text())
+        del reduce(dict.__getitem__, keys, told)["ranges_from"]
+        path.write_text(json.dumps(told))
+    rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
+    assert {row["ranges_from"] for row in rows} == {""}
+    assert all(row["failure"] is None for row in rows)
 
 
 def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> None:

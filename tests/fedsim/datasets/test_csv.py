@@ -1,7 +1,9 @@
 """Tables: how columns of text become numbers, and what is said of a file that is no table."""
 
 import gzip
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def by_name(data: datasets.Dataset, name: str, *, held_out: bool = False) -> lis
 
 
 def test_a_hand_example(write: Write) -> None:
-    data = datasets.csv(write(WARD))
+    data = datasets.csv(write(WARD), ranges_from="clients")
     assert data.class_names == ("no", "yes")
     assert data.train.labels.tolist() == [0, 1, 0, 1, 1]
     assert data.test.labels.tolist() == [0]
@@ -67,8 +69,79 @@ def test_a_hand_example(write: Write) -> None:
     assert data.train.values.dtype == np.float32
 
 
+RECORDS = "age,ward,y\n" + "".join(f"{age},{ward},{i % 2}\n" for i, (age, ward) in enumerate(
+    [(20, "north"), (97, "burns"), ("?", "north"), (5, "south"), (30, "north"),
+     (44, "south"), (51, "north"), (30, "?"), (60, "south"), (50, "south")]
+))  # fmt: skip
+"""The fifth and the tenth row are held out. Clients have the youngest and the oldest, and the only one with burns."""
+
+
+def test_by_default_nothing_of_clients_rows_is_in_the_public_specification(write: Write) -> None:
+    data = datasets.csv(write(RECORDS))
+    assert [(c.name, c.low, c.high, c.category) for c in data.spec.columns] == [
+        ("age", 30, 50, ""),
+        ("ward", 0, 1, "north"),
+        ("ward", 0, 1, "south"),
+    ]
+    assert data.spec.ranges_from == "held_out"
+    told = json.dumps(asdict(data.spec))
+    assert "burns" not in told
+    assert "97" not in told
+    ages = by_name(data, "age")  # clamped; the missing one is the median, 40
+    assert np.allclose(ages, [[0], [1], [0.5], [0], [0.7], [1], [0], [1]])
+    assert np.array(by_name(data, "ward"))[1].tolist() == [0, 0]  # a ward that no held-out row has
+    assert by_name(data, "age", held_out=True) == [[0], [1]]
+
+
+def test_the_specification_stays_whatever_clients_hold(write: Write) -> None:
+    changed = RECORDS.replace("97,burns", "103,rare").replace("5,south", "-3,north", 1)
+    assert changed != RECORDS
+    assert datasets.csv(write(RECORDS)).spec == datasets.csv(write(changed, "b.csv")).spec
+    clients = [datasets.csv(write(text, f"{i}.csv"), ranges_from="clients").spec for i, text in enumerate((RECORDS, changed))]
+    assert clients[0] != clients[1]
+    assert clients[0].ranges_from == "clients"
+
+
+def test_ranges_and_categories_can_be_public(write: Write) -> None:
+    known = {"ranges": {"age": [0, 100]}, "categories": {"ward": ["south", "burns", "north", "?"]}}
+    data = datasets.load("csv", path=write(RECORDS), **known)
+    assert data.spec.ranges_from == "public"
+    assert [c.category for c in data.spec.columns] == ["", "south", "burns", "north", "?"]
+    assert np.allclose(by_name(data, "age"), [[0.2], [0.97], [0.5], [0.05], [0.44], [0.51], [0.3], [0.6]])  # missing: the middle
+    assert np.argmax(by_name(data, "ward"), axis=1).tolist() == [2, 1, 2, 0, 0, 2, 3, 0]
+    some = datasets.csv(write(RECORDS), ranges={"age": [0, 100]})
+    assert (some.spec.ranges_from, some.spec.columns[0].high) == ("held_out", 100)
+    rest = datasets.csv(write(RECORDS), ranges={"age": [0, 100]}, ranges_from="clients")
+    assert (rest.spec.ranges_from, len(rest.spec.columns)) == ("clients", 5)
+
+
+def test_numbers_whose_categories_are_named_are_categories(write: Write) -> None:
+    data = datasets.csv(write(RECORDS), categories={"age": ["20", "30"]})
+    assert [c.category for c in data.spec.columns if c.name == "age"] == ["20", "30"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"ranges": {"aeg": [0, 1]}}, "no column 'aeg'. Did you mean 'age'"),
+        ({"ranges": {"age": [1]}}, r"range of column 'age' is \[low, high\], got \[1\]"),
+        ({"ranges": {"age": [2, 1]}}, r"range of column 'age' is \[low, high\]"),
+        ({"ranges": {"age": [0, float("inf")]}}, r"range of column 'age' is \[low, high\]"),
+        ({"ranges": {"age": "no"}}, r"range of column 'age' is \[low, high\]"),
+        ({"ranges": {"ward": [0, 1]}}, "column 'ward' has a range, and values that are no numbers"),
+        ({"categories": {"ward": []}}, "categories of column 'ward' are a list of distinct values"),
+        ({"categories": {"ward": ["a", "a"]}}, "categories of column 'ward' are a list of distinct values"),
+        ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "column 'age' has a range and categories"),
+        ({"ranges_from": "server"}, "ranges_from is one of held_out, clients, got 'server'"),
+    ],
+)
+def test_ranges_that_are_none_are_refused(arguments: dict[str, Any], words: str, write: Write) -> None:
+    with pytest.raises(ValueError, match=words):
+        datasets.csv(write(RECORDS), **arguments)
+
+
 def test_every_column_but_the_label_is_a_group(write: Write) -> None:
-    data = datasets.csv(write(WARD), drop=["ward"])
+    data = datasets.csv(write(WARD), drop=["ward"], ranges_from="clients")
     assert list(data.train.groups) == ["age", "ward", "smokes", "dose"]
     assert data.train.groups["ward"].tolist() == ["north", "south", "north", "?", "east"]
     assert data.test.groups["ward"].tolist() == ["west"]
@@ -80,9 +153,10 @@ def test_every_column_but_the_label_is_a_group(write: Write) -> None:
     # thousandths: a range below ten machine epsilons is none to scikit-learn, and one to us
     numbers=st.lists(st.one_of(st.none(), st.integers(-(10**9), 10**9).map(lambda n: n / 1000)), min_size=12, max_size=30),
     words=st.lists(st.sampled_from(["a", "b", "c", "d", "?"]), min_size=30, max_size=30),
+    source=st.sampled_from(["held_out", "clients"]),
 )
 def test_scaling_and_categories_are_those_of_scikit_learn(
-    tmp_path_factory: pytest.TempPathFactory, numbers: list[float | None], words: list[str]
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[float | None], words: list[str], source: str
 ) -> None:
     rows = [
         ["" if number is None else repr(number), word, i % 2]
@@ -90,20 +164,21 @@ def test_scaling_and_categories_are_those_of_scikit_learn(
     ]
     path = tmp_path_factory.mktemp("table") / "t.csv"
     path.write_text("\n".join(["n,w,y", *(",".join(map(str, row)) for row in rows)]))
-    seen = np.arange(len(rows)) % 5 != 4
+    train = np.arange(len(rows)) % 5 != 4
+    seen = train if source == "clients" else ~train
     column = np.array([np.nan if number is None else number for number in numbers])[:, None]
     if np.isnan(column[seen]).all():
-        with pytest.raises(ValueError, match="'n' has no value in the training rows"):
-            datasets.csv(str(path))
+        with pytest.raises(ValueError, match=r"'n' has no value in the (training|held-out) rows"):
+            datasets.csv(str(path), ranges_from=source)
         return
-    data = datasets.csv(str(path))
+    data = datasets.csv(str(path), ranges_from=source)
     filled = SimpleImputer(strategy="median").fit(column[seen]).transform(column)
     scaled = MinMaxScaler(clip=True).fit(filled[seen]).transform(filled)
     texts = np.array(words[: len(rows)], dtype=object)[:, None]
     hot = OneHotEncoder(sparse_output=False, handle_unknown="ignore").fit(texts[seen]).transform(texts)
     expected = np.concatenate([scaled, hot], axis=1)
-    assert np.allclose(data.train.values, expected[seen], atol=1e-6)
-    assert np.allclose(data.test.values, expected[~seen], atol=1e-6)
+    assert np.allclose(data.train.values, expected[train], atol=1e-6)
+    assert np.allclose(data.test.values, expected[~train], atol=1e-6)
 
 
 def test_a_split_column_is_heeded_and_is_no_feature(write: Write) -> None:
@@ -125,7 +200,7 @@ def test_a_column_called_split_that_says_something_else_is_a_feature(write: Writ
 
 def test_label_categories_and_dropped_columns_can_be_named(write: Write) -> None:
     text = "class,zip,age\n" + "".join(f"{label},{10 - i},{i}\n" for i, label in enumerate([10, 9, 2, 9, 2, 10, 9, 2]))
-    data = datasets.load(f"csv:{write(text)}", label="class", categorical=["zip"])
+    data = datasets.load(f"csv:{write(text)}", label="class", categorical=["zip"], ranges_from="clients")
     assert data.class_names == ("2", "9", "10")  # in the order of numbers
     assert data.train.labels.tolist() == [2, 1, 0, 1, 2, 1, 0]
     assert [c.category for c in data.spec.columns if c.name == "zip"] == ["10", "3", "4", "5", "7", "8", "9"]
@@ -142,7 +217,7 @@ def test_a_column_that_never_changes_is_zero(write: Write) -> None:
 def test_quotes_blank_lines_a_mark_in_front_and_other_delimiters_are_read(write: Write) -> None:
     rows = [f'"x, {i % 3}";{i};{i % 2}' for i in range(10)]
     path = write("\ufeffname;n;y\r\n\r\n" + "\r\n".join(rows) + "\r\n", "t.csv.gz")
-    data = datasets.csv(path, delimiter=";")
+    data = datasets.csv(path, delimiter=";", ranges_from="clients")
     assert [c.category for c in data.spec.columns] == ["x, 0", "x, 1", "x, 2", ""]
     assert len(data.train) + len(data.test) == 10
 
@@ -177,12 +252,12 @@ PLAIN = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
         (PLAIN.replace("4,0", "4,7"), {}, "label 'y' is '7' in held-out rows, and never in training rows"),
         (PLAIN.replace("3,1", "inf,1"), {}, "column 'a' has an infinite value"),
         ("a,y\n1,0\n2,1\n", {}, "every fifth row is held out, and there are only 2"),
-        (PLAIN, {"categorical": "a", "max_categories": 7}, "column 'a' has 8 categories; drop it, or raise max_categories"),
+        (PLAIN, {"categorical": "a", "max_categories": 1}, "column 'a' has 2 categories; drop it, or raise max_categories"),
         ("a,b,y\n" + "".join(f"{'x' if i == 4 else '?'},1,{i % 2}\n" for i in range(10)), {"drop": "b"}, None),
         (
-            "a,b,y\n" + "".join(f"{3 if i == 4 else '?'},1,{i % 2}\n" for i in range(10)),
+            "a,b,y\n" + "".join(f"{3 if i == 3 else '?'},1,{i % 2}\n" for i in range(10)),
             {},
-            "'a' has no value in the training rows",
+            "'a' has no value in the held-out rows; drop it, or give its range under ranges",
         ),
     ],
 )

@@ -97,10 +97,23 @@ def test_digits_hold_out_every_fifth() -> None:
     assert data.train.labels.tolist() == loaded.target[kept].tolist()
 
 
-def test_the_table_is_scaled_by_the_ranges_that_its_columns_carry() -> None:
+def test_the_table_is_scaled_by_the_ranges_of_the_rows_that_no_client_holds() -> None:
     from sklearn.datasets import load_breast_cancer
 
     loaded, data = load_breast_cancer(), datasets.load("breast_cancer")
+    low, high = (np.array([getattr(c, side) for c in data.spec.columns]) for side in ("low", "high"))
+    assert data.spec.ranges_from == "held_out"
+    assert np.array_equal(low, loaded.data[4::5].min(axis=0))
+    assert np.array_equal(high, loaded.data[4::5].max(axis=0))
+    expected = ((loaded.data - low) / (high - low)).clip(0, 1)
+    assert np.allclose(data.train.values, expected[np.arange(569) % 5 != 4], atol=1e-6)
+
+
+def test_the_table_can_be_scaled_by_the_ranges_of_all_rows_and_says_so() -> None:
+    from sklearn.datasets import load_breast_cancer
+
+    loaded, data = load_breast_cancer(), datasets.load("breast_cancer", ranges_from="clients")
+    assert data.spec.ranges_from == "clients"
     low, high = (np.array([getattr(c, side) for c in data.spec.columns]) for side in ("low", "high"))
     assert [c.name for c in data.spec.columns] == list(loaded.feature_names)
     assert {c.kind for c in data.spec.columns} == {"continuous"}

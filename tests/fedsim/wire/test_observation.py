@@ -18,7 +18,7 @@ PUBLIC = {
         *("round", "client", "cohort", "num_examples", "model", "data", "training", "defenses", "gradient", "inputs"),
         *("weights", "payload", "buffers", "buffers_after", "metrics"),
     },
-    DataSpec: {"shape", "num_classes", "mean", "std", "columns"},
+    DataSpec: {"shape", "num_classes", "mean", "std", "columns", "ranges_from"},
     Column: {"name", "kind", "low", "high", "category"},
     ModelSpec: {"name", "arguments", "network"},
     Payload: {"tensors", "codec"},
