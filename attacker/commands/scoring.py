@@ -76,19 +76,29 @@ def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
 
 def _print_summaries(summaries: "list[Summary]") -> None:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("attack", overflow="fold", min_width=26)
-    for title in ("examples", "success", "null's", "labels", "quality"):
+    table.add_column("attack", overflow="fold", min_width=22)
+    for title in ("examples", "success", "null's", "labels", "null's", "median (p10-p90)"):
         table.add_column(title, justify="right")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
-        null = "not run" if one.null is None else _share(one.null.success)
         success = f"{_share(one.success)} ({one.success.low:.0%}-{one.success.high:.0%})" if one.success else NOTHING
-        quality = f"{one.psnr.value:.1f} dB" if one.psnr else f"MSE {one.mse.value:.2g}" if one.mse else ""
+        null = "not run" if one.null is None else _share(one.null.success)
+        null_labels = "not run" if one.null is None else _share(one.null.label_success)
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
         labels = "told" if "labels" in one.oracles else _share(one.label_success)
         name = escape(one.spec) + (f"\n[dim]{escape(one.ways)}[/]" if one.ways else "")
-        table.add_row(name, str(one.examples), success, null, labels, quality, oracles)
+        table.add_row(name, str(one.examples), success, null, labels, null_labels, _quality(one), oracles)
     out.print(table)
+    for one in summaries:
+        if one.verdict:
+            out.print(f"[bold]{escape(one.attack)}[/]: {escape(one.verdict.words)}.", soft_wrap=True)
+
+
+def _quality(one: "Summary") -> str:
+    """The median and the deciles of PSNR, or of the mean squared error of rows of a table."""
+    if one.psnr:
+        return f"{one.psnr.median:.1f} dB ({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
+    return f"MSE {one.mse.median:.2g} ({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
 
 
 def _share(estimate: "Estimate | None") -> str:

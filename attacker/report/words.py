@@ -84,7 +84,7 @@ def verdict(run: Run) -> str:
     if winner is None or winner.summary is None:
         return _unscored(run)
     fair = [a.summary for a in run.attacks if a.summary and a.summary.success and bool(a.oracles) == bool(winner.oracles)]
-    text = _nothing(fair, winner.summary, run) if all(summary.gone for summary in fair) else _something(winner.summary, run)
+    text = _nothing(fair, winner.summary, run) if all(map(_is_gone, fair)) else _something(winner.summary, run)
     return text[0].upper() + text[1:] + "." + _oracle(run, winner.summary)
 
 
@@ -97,6 +97,10 @@ def _unscored(run: Run) -> str:
     if run.attacks:
         return "Attacks were replayed, and nothing is scored yet: what leaks is not known."
     return f"{counted(run.observed('complete'), 'update')} recorded, and none attacked yet: what leaks is not known."
+
+
+def _is_gone(summary: Summary) -> bool:
+    return summary.verdict is not None and summary.verdict.outcome.startswith("not distinguishable")
 
 
 def _nothing(fair: Sequence[Summary], top: Summary, run: Run) -> str:
@@ -118,6 +122,8 @@ def _something(top: Summary, run: Run) -> str:
     if top.null is None or top.null.success is None:
         return f"{text}, with no null to compare it with"
     text += f"; without the gradient it recovers {recovered(_of(top.null.success))}"
+    if top.verdict is not None and top.verdict.leaks:
+        return text if top.verdict.outcome == "recovered" else f"{text}; {top.verdict.words}"
     return text if _of(top.success).low > top.null.success.high else f"{text}, so that chance is not ruled out"
 
 

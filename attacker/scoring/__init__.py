@@ -1,7 +1,8 @@
 """Scoring: the only part of the attacker that opens truth."""
 
 from attacker.scoring.score import Scorer
-from attacker.scoring.statistics import Estimate
+from attacker.scoring.statistics import Distribution, Estimate
 from attacker.scoring.summary import Summary, summarise
+from attacker.scoring.verdict import Comparison, Verdict
 
-__all__ = ["Estimate", "Scorer", "Summary", "summarise"]
+__all__ = ["Comparison", "Distribution", "Estimate", "Scorer", "Summary", "Verdict", "summarise"]

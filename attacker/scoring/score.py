@@ -17,9 +17,11 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.counted import superseded
 from attacker.scoring.environment import environment
+from attacker.scoring.gallery import FIELDS, Gallery
 from attacker.scoring.holdings import holdings
 from attacker.scoring.measures import answered, measure, not_measured
 from attacker.scoring.originals import Original, Use, claimed, count_places, link_fields, originals, uses
+from attacker.scoring.paired import SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.states import MATCHED_NO_MORE, WAITS, State
@@ -78,6 +80,11 @@ class Scorer:
             return load_lpips(*self._lpips)
         except (ValueError, FileNotFoundError) as error:
             return str(error)
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        """Other examples of the same data, which answers are compared with."""
+        return Gallery.of(self.data)
 
     def score(self, folder: Path, only: Container[str] | None = None) -> list[Row]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
@@ -163,8 +170,8 @@ class Scorer:
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
             yield from (
-                {**common, **place, **link_fields(example, None), **_without_answer(state, reason)}
-                for example, place in zip(examples, places, strict=True)
+                {**common, **place, **link_fields(example, None), **_without_answer(state, reason), "constant": constant}
+                for example, place, constant in zip(examples, places, self._constants(truth), strict=True)
             )
             return
         found = keep_first(found, sum(counts))
@@ -175,10 +182,12 @@ class Scorer:
         chosen = [candidate for candidate in assigned if candidate is not None]
         measured = dict(zip(matched, measure(found.x[chosen], truth[matched], self.data.spec, self.lpips), strict=True))
         said = claimed(found)
+        nearest = self.gallery.compare(x.clamp(0, 1), truth, assigned, [example.index for example in examples])
         for i, (candidate, place) in enumerate(zip(assigned, places, strict=True)):
             place |= link_fields(examples[i], None if candidate is None else said[candidate])
             if candidate is None:
-                yield {**common, **place, **_without_answer(state, MATCHED_NO_MORE)}
+                (constant,) = self._constants(truth[i : i + 1])
+                yield {**common, **place, **_without_answer(state, MATCHED_NO_MORE), "constant": constant}
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -186,10 +195,16 @@ class Scorer:
                 **common,
                 **place,
                 **measured[i],
+                **nearest[i],
                 **self._recovered_label(int(found.y[candidate]), success=read[i]),
                 "confidence": float(found.confidence[candidate].nan_to_num()),
                 "pair": self._write_pair(pair, truth[i], x[candidate]),
             }
+
+    def _constants(self, truth: Tensor) -> list[Row]:
+        """The scores of the best constant image, or row, which stands in for an answer that is missing, see `filled`."""
+        measured = measure(self.gallery.constants(len(truth)), truth, self.data.spec, self.lpips)
+        return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
     def _recovered_label(self, label: int, *, success: bool) -> Row:
         return {"label_recovered": label, "label_recovered_name": self._class(label), "label_success": success}
@@ -305,5 +320,5 @@ def _common(folder: Path, facts: Row) -> Row:
 def _without_answer(state: State, reason: str) -> Row:
     """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
     absent = ("label_recovered", "label_recovered_name", "confidence", "pair")
-    row = {**dict.fromkeys(absent), **not_measured(reason), "label_success": False}
+    row = {**dict.fromkeys((*absent, *FIELDS)), **not_measured(reason), "label_success": False}
     return {**row, "success": None, "label_success": None, "failure": None} if state == "waiting" else row

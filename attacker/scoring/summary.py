@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from statistics import median
 from typing import Any
 
+from attacker.scoring.paired import by_example, filled
 from attacker.scoring.states import count_cases, finished
-from attacker.scoring.statistics import Estimate, mean, rate
+from attacker.scoring.statistics import Distribution, Estimate, clusters_of, mean, share
+from attacker.scoring.verdict import Verdict, judge
 
 Row = dict[str, Any]
 
@@ -20,12 +22,15 @@ class Summary:
     cases: how many there are, by state, see `states.State`.
     examples: rows of finished cases, one for each example and case. The estimates are of these alone: None where no case is
     finished. They count each distinct example once, by the mean of its rows: the same image attacked in five rounds is no five
-    independent images.
-    psnr to mse, continuous_error and categorical_right: over the examples that have one; None where none has.
+    independent images. Intervals are by clusters of examples that cases tie together, see `statistics`.
+    psnr to mse, continuous_error and categorical_right: over all of these, where an attack that gave no answer counts as its null
+    does, or as the best constant image, see `filled`; None where none has one. A mean counts no PSNR for more than 58.9 dB, see
+    `PSNR_OF_8_BITS`.
     linked_right: share of the examples said to be in several rounds that were in all of these; None where none was said to be.
     surplus: candidates beyond the examples that there are, over all cases: none of them was compared with truth.
     lpips_net: the network of LPIPS, where there is one.
     routes: how many cases were answered in which way.
+    verdict: on the attack against its null; None of a null itself.
     """
 
     run: str
@@ -39,14 +44,14 @@ class Summary:
     examples: int
     success: Estimate | None
     label_success: Estimate | None
-    psnr: Estimate | None
-    ssim: Estimate | None
-    ssim_global: Estimate | None
-    lpips: Estimate | None
+    psnr: Distribution | None
+    ssim: Distribution | None
+    ssim_global: Distribution | None
+    lpips: Distribution | None
     lpips_net: str | None
-    mse: Estimate | None
-    continuous_error: Estimate | None
-    categorical_right: Estimate | None
+    mse: Distribution | None
+    continuous_error: Distribution | None
+    categorical_right: Distribution | None
     seconds: float | None
     iterations: float | None
     failures: int
@@ -54,16 +59,7 @@ class Summary:
     routes: Mapping[str, int]
     linked_right: Estimate | None = None
     null: "Summary | None" = None
-
-    @property
-    def gone(self) -> bool | None:
-        """Whether no more is recovered than without any gradient: neither the rate nor its upper limit is above the null's.
-
-        None where there is no null on the same examples: fewer of them would widen its interval and flatter the defense.
-        """
-        if self.null is None or self.null.examples != self.examples or self.success is None or self.null.success is None:
-            return None
-        return self.success.value <= self.null.success.value and self.success.high <= self.null.success.high
+    verdict: Verdict | None = None
 
     @property
     def ways(self) -> str:
@@ -73,7 +69,9 @@ class Summary:
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "gone": self.gone}
+        """Return plain JSON values."""
+        verdict = {"verdict": self.verdict.as_json() if self.verdict else None}
+        return {**asdict(self), **verdict, "null": self.null.as_json() if self.null else None}
 
 
 def summarise(rows: Iterable[Row]) -> list[Summary]:
@@ -89,33 +87,30 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
 
 def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
-    """A summary beside that of its null on the same cases; of the null's count those that the attack finished, too."""
+    """A summary beside that of its null on the same cases, of which count those that both finished, and the verdict."""
     cases, done = {row["case"] for row in rows}, finished(rows)
     same, counted = [row for row in null if row["case"] in cases], {row["case"] for row in done}
-    beside = _summary(same, [row for row in finished(same) if row["case"] in counted]) if same else None
-    return _summary(rows, done, beside)
+    other = [row for row in finished(same) if row["case"] in counted]
+    beside = _summary(same, other, filled(other)) if same else None
+    return replace(_summary(rows, done, filled(done, other)), null=beside, verdict=judge(done, other))
 
 
 def _plain(row: Row) -> str:
     return str(row["spec"]).removesuffix(" without gradient")
 
 
-def _summary(rows: Sequence[Row], done: Sequence[Row], null: Summary | None = None) -> Summary:
-    """done: the rows that count."""
+def _summary(rows: Sequence[Row], done: Sequence[Row], complete: Sequence[Row]) -> Summary:
+    """done: the rows that count. complete: the same, scores of failures filled in."""
     first = rows[0]
+    clusters = clusters_of((row["index"], row["case"]) for row in done)
 
-    def means(key: str) -> list[float]:
-        by_example: dict[int, list[float]] = {}
-        for row in done:
-            if row.get(key) is not None:
-                by_example.setdefault(row["index"], []).append(row[key])
-        return [sum(values) / len(values) for values in by_example.values()]
+    def estimate(key: str) -> Distribution | None:
+        values = by_example(complete, key)
+        return mean(list(values.values()), [clusters[index] for index in values]) if values else None
 
-    def estimate(key: str) -> Estimate | None:
-        return mean(values) if (values := means(key)) else None
-
-    def share(key: str) -> Estimate | None:
-        return rate(sum(values), len(values)) if (values := means(key)) else None
+    def part(key: str) -> Estimate | None:
+        values = by_example(done, key)
+        return share(list(values.values()), [clusters[index] for index in values]) if values else None
 
     efforts = [row for row in done if row.get("iterations") is not None]
     return Summary(
@@ -123,8 +118,8 @@ def _summary(rows: Sequence[Row], done: Sequence[Row], null: Summary | None = No
         oracles=tuple(first["oracles"]),
         cases=count_cases(rows),
         examples=len(done),
-        success=share("success"),
-        label_success=share("label_success"),
+        success=part("success"),
+        label_success=part("label_success"),
         psnr=estimate("psnr"),
         ssim=estimate("ssim"),
         ssim_global=estimate("ssim_global"),
@@ -137,7 +132,6 @@ def _summary(rows: Sequence[Row], done: Sequence[Row], null: Summary | None = No
         iterations=median(row["iterations"] for row in efforts) if efforts else None,
         failures=sum(row["failure"] is not None for row in done),
         surplus=sum({row["case"]: row.get("surplus") or 0 for row in done}.values()),
-        linked_right=share("link_correct"),
+        linked_right=part("link_correct"),
         routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
-        null=null,
     )

@@ -1,8 +1,12 @@
 """Means as the report has them: of finished cases, and each distinct example counts once, however often it was attacked."""
 
 from collections.abc import Iterable, Sequence
+from math import log10
 
 from attacker.service.catalogue.lines import Score
+
+PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
+"""As `attacker.scoring.paired` has it, which is not imported here: it comes with torch."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -17,8 +21,9 @@ def success(scores: Sequence[Score]) -> float | None:
 
 
 def psnr(scores: Sequence[Score]) -> float | None:
-    """The mean over distinct examples, in dB."""
-    return _by_example((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
+    """The mean over distinct examples, in dB; none counts for more than `PSNR_OF_8_BITS`."""
+    known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
+    return _by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 
 def count_finished(scores: Sequence[Score]) -> int:

@@ -1,0 +1,145 @@
+"""Tests of an attack against its null, and the smallest leak that they show."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, chi2, norm, t
+
+from attacker.scoring.paired import Paired
+from attacker.scoring.statistics import mean
+
+Floats = NDArray[np.float64]
+ENUMERATED = 14
+"""Clusters with a difference up to which all of their signs are enumerated."""
+DRAWN = 1 << ENUMERATED
+POWER = 0.95
+"""Chance that a detectable leak is seen."""
+
+
+def adjust(values: Sequence[float]) -> list[float]:
+    """Adjust p-values of several tests so that the least of them may be compared with a level (Holm 1979)."""
+    order, largest = sorted(range(len(values)), key=lambda i: values[i]), 0.0
+    adjusted = [0.0] * len(values)
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - place) * values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """Return the chance of so large a mean where there is no leak: one-sided, on means of clusters.
+
+    Without a leak the null and the attack are exchangeable, and a difference is as often negative as positive.
+    """
+    centre, error, count = _mean_and_error(values, groups)
+    if error == 0:
+        return 0.0 if centre > 0 else 1.0
+    return float(t.sf(centre / error, count - 1))
+
+
+def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
+    """The mean over examples, its standard error by clusters, and their number."""
+    sums, sizes = _sums(values, groups)
+    count, total = len(sums), float(sizes.sum())
+    centre = float(sums.sum()) / total
+    return centre, sqrt(count / (count - 1) * float(((sums - centre * sizes) ** 2).sum())) / total, count
+
+
+def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
+    sums: dict[Hashable, float] = defaultdict(float)
+    sizes: dict[Hashable, int] = defaultdict(int)
+    for value, group in zip(values, groups, strict=True):
+        sums[group] += value
+        sizes[group] += 1
+    return np.array(list(sums.values())), np.array([sizes[group] for group in sums], dtype=np.float64)
+
+
+def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """Return the chance of so large a sum where each cluster's difference could as well have the other sign.
+
+    Exact for up to `ENUMERATED` clusters that differ from zero, by as many draws as that enumerates for more.
+    """
+    sums, _ = _sums(values, groups)
+    sums = sums[np.abs(sums) > 1e-12]
+    if not len(sums):
+        return 1.0
+    if len(sums) <= ENUMERATED:
+        signs = 1 - 2.0 * ((np.arange(1 << len(sums))[:, None] >> np.arange(len(sums))) & 1)
+        return float((signs @ sums >= sums.sum() - 1e-9).mean())
+    drawn = np.random.default_rng(0).integers(0, 2, size=(DRAWN, len(sums))) * 2.0 - 1
+    return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + DRAWN))
+
+
+def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
+    """Test whether answers are nearer to their originals than to other examples; None where rows do not tell.
+
+    Each case has the chance that as many other examples would have been as near to its answer (`case_chance`). Without a leak it
+    is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over them (Stouffer
+    1949). What the null reaches beyond chance, because the originals differ from the other examples, is taken off.
+    """
+    mine, its = _normal_scores(both.attack, clusters), _normal_scores(both.null, clusters)
+    ranks, others = both.differences("rank_share"), both.null
+    if mine is None or its is None or not ranks:
+        return None
+    groups = [clusters[index] for index in ranks]
+    attack = [row["rank_share"] for row in both.attack if row.get("rank_share") is not None]
+    null = [row["rank_share"] for row in others if row.get("rank_share") is not None]
+    return {
+        "attack": sum(attack) / len(attack),
+        "null": sum(null) / len(null),
+        "difference": mean(list(ranks.values()), groups),
+        "p": float(norm.sf(mine - max(its, 0.0))),
+    }
+
+
+def _normal_scores(rows: Sequence[Mapping[str, Any]], clusters: Mapping[Any, int]) -> float | None:
+    """The sum over clusters of their cases' mean normal score, in units of its standard deviation."""
+    cases = {row["case"]: (clusters[row["index"]], row["case_chance"]) for row in rows if row.get("case_chance") is not None}
+    found: dict[int, list[float]] = defaultdict(list)
+    for cluster, chance in cases.values():
+        found[cluster].append(float(norm.isf(chance)))
+    if not found:
+        return None
+    return sum(sum(own) / len(own) for own in found.values()) / sqrt(len(found))
+
+
+def single(both: Paired) -> float | None:
+    """Return the chance that any answer comes as near to its original as the nearest one does (Bonferroni); None without rows."""
+    chances = [row["chance"] for row in both.attack if row.get("chance") is not None]
+    return min(1.0, len(chances) * min(chances)) if chances else None
+
+
+def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
+    """Return the least mean difference that a sample with this spread shows with the chance `POWER`.
+
+    The spread is the upper limit of its one-sided 80 % interval: of few clusters it is known badly.
+    """
+    _, error, count = _mean_and_error(values, groups)
+    wide = error * sqrt((count - 1) / chi2.ppf(0.2, count - 1))
+    return float((t.isf(level, count - 1) + t.ppf(POWER, count - 1)) * wide)
+
+
+def detectable_share(null: float, groups: Sequence[Hashable], level: float) -> float | None:
+    """Return the least difference of shares that clusters of one example show with the chance `POWER`; None where none does."""
+    count, chance = min(len(set(groups)), 500), null * (1 - null)
+    for difference in np.arange(1, 101) / 100:
+        more, less = min(difference + chance, 1.0), min(chance, max(0.0, 1 - difference - chance))
+        if _sign_power(count, more, less, level) >= POWER:
+            return float(difference)
+    return None
+
+
+def _sign_power(count: int, more: float, less: float, level: float) -> float:
+    """The chance that a sign test at `level` rejects, of so many pairs that differ upwards and downwards so often."""
+    differing = np.arange(count + 1)
+    power = 0.0
+    for many, weight in zip(differing, binom.pmf(differing, count, min(more + less, 1.0)), strict=True):
+        if weight < 1e-9 or 0.5**many > level:
+            continue
+        least = int(binom.isf(level, many, 0.5)) + 1
+        power += float(weight * binom.sf(least - 1, many, more / (more + less)))
+    return power

@@ -1,0 +1,257 @@
+"""Whether an update gave anything away: an attack against its null, example by example."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from attacker.scoring.paired import Paired, Row, by_example, pair
+from attacker.scoring.significance import adjust, detectable_mean, detectable_share, reidentification, sign_flip, single, t_test
+from attacker.scoring.statistics import Estimate, mean
+
+Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
+LEVEL = 0.05
+"""Chance of a verdict of a leak where there is none, over all scores together."""
+FEWEST = 3
+"""Clusters from which on differences are tested by their mean."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score that is compared. sign: 1 where higher is nearer to the original, -1 where lower is. unit: as words end."""
+
+    name: str
+    title: str
+    sign: int
+    unit: str = ""
+    is_share: bool = False
+
+
+SCORES = (
+    Score("psnr", "PSNR", 1, " dB"),
+    Score("ssim", "SSIM", 1),
+    Score("lpips", "LPIPS", -1),
+    Score("continuous_error", "continuous error", -1),
+    Score("categorical_right", "categories", 1),
+    Score("label_success", "labels", 1, is_share=True),
+    Score("success", "recovered examples", 1, is_share=True),
+)
+REIDENTIFIED, SINGLE = "reidentification", "single"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One score of an attack against its null.
+
+    attack, null: means over the same examples. difference: attack less null, with its interval by clusters; of re-identification
+    in shares of the gallery that are nearer than the original.
+    p: the chance of so large a difference without a leak; adjusted: for all scores that are compared (Holm 1979).
+    leaks: whether `adjusted` is at most `LEVEL`.
+    detectable: the smallest mean difference that a sample like this one shows at 95 of 100 times; None where not known.
+    """
+
+    score: str
+    title: str
+    unit: str
+    attack: float | None
+    null: float | None
+    difference: Estimate | None
+    p: float
+    adjusted: float
+    leaks: bool
+    detectable: float | None = None
+
+    @property
+    def words(self) -> str:
+        """Say what the difference is."""
+        if self.score == SINGLE:
+            return "single reconstructions nearer to their original than chance allows"
+        if self.attack is None or self.null is None or self.difference is None:
+            return self.title
+        if self.score == REIDENTIFIED:
+            nearer = f"{self.attack:.0%} of other examples are nearer than the original, of the null's answer {self.null:.0%}"
+            return f"re-identification ({nearer})"
+        if self.unit == " dB":
+            d = self.difference
+            return f"{self.title} {self.attack:.1f} dB against {self.null:.1f} dB (difference {d.low:.1f} to {d.high:.1f})"
+        if self.unit == "%":
+            return f"{self.title} {self.attack:.0%} against {self.null:.0%}"
+        return f"{self.title} {self.attack:.2f} against {self.null:.2f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the comparison of an attack with its null comes to.
+
+    examples, clusters: distinct examples compared, and the independent groups that they come in.
+    recovered, null_recovered: how many distinct examples pass the threshold of success, of `examples`.
+    reason: why there is no verdict, else "".
+    """
+
+    outcome: Outcome
+    comparisons: tuple[Comparison, ...] = ()
+    examples: int = 0
+    clusters: int = 0
+    recovered: int = 0
+    null_recovered: int = 0
+    reason: str = ""
+
+    @property
+    def leaks(self) -> bool:
+        """Whether anything is shown to leak."""
+        return self.outcome in ("recovered", "partly leaked")
+
+    @property
+    def leaked(self) -> tuple[Comparison, ...]:
+        """The scores that show a leak."""
+        return tuple(one for one in self.comparisons if one.leaks)
+
+    @property
+    def detectable(self) -> Mapping[str, float]:
+        """The smallest difference that this sample would have shown, by score."""
+        return {one.score: one.detectable for one in self.comparisons if one.detectable is not None}
+
+    @property
+    def words(self) -> str:
+        """Say it in one sentence, without a full stop."""
+        if self.outcome == "no verdict":
+            return f"no verdict: {self.reason}"
+        if self.outcome == "recovered":
+            return f"recovered: {self.recovered} of {_many(self.examples)}, the null {self.null_recovered}{_listed(self.leaked)}"
+        if self.outcome == "partly leaked":
+            return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
+        sample = f"{_many(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
+        return f"not distinguishable from the null at this sample: {sample}; {_shown(self)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
+
+
+def _many(count: int) -> str:
+    return f"{count:,} example{'s' * (count != 1)}"
+
+
+def _listed(leaked: Sequence[Comparison]) -> str:
+    told = [one.words for one in leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
+    return f"; {'; '.join(told)}" if told else ""
+
+
+def _shown(verdict: Verdict) -> str:
+    """Say which leak would have been seen."""
+    sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None}
+    told = [_size(one) for one in sizes.values()]
+    if told:
+        return f"a leak of {' or '.join(told)} would have shown"
+    return "of so few cases only a reconstruction nearer to its original than to all other examples would have shown"
+
+
+def _size(one: Comparison) -> str:
+    assert one.detectable is not None
+    if one.unit == "%":
+        return f"{one.detectable:.0%} of {one.title}"
+    return f"{one.detectable:.1f} dB {one.title}" if one.unit == " dB" else f"{one.detectable:.2f} {one.title}"
+
+
+def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
+    """Compare an attack with its null.
+
+    rows, null: of finished cases, see `states.finished`.
+    """
+    if not rows:
+        return Verdict(outcome="no verdict", reason="no case is finished")
+    if not null:
+        return Verdict(outcome="no verdict", reason="no null was run on these cases")
+    both = pair(rows, null)
+    if not both.attack:
+        return Verdict(outcome="no verdict", reason="the null was run on other cases")
+    clusters = both.clusters
+    count = len(set(clusters.values()))
+    compared = _compare(both, clusters)
+    outcome: Outcome = "not distinguishable from the null at this sample"
+    reason = ""
+    mine, its = by_example(both.attack, "success"), by_example(both.null, "success")
+    if any(one.leaks for one in compared):
+        outcome = "recovered" if _recovers(both, compared) else "partly leaked"
+    elif len(both.attack) < len(rows):
+        outcome, reason = "no verdict", f"the null was run on {len(both.attack)} of {len(rows)} examples alone"
+    elif not _tells_single(both) and (not compared or sum(mine.values()) > sum(its.values())):
+        outcome, reason = "no verdict", "an earlier version scored this and did not look at single examples; score it again"
+    return Verdict(
+        outcome=outcome,
+        comparisons=compared,
+        examples=len(clusters),
+        clusters=count,
+        recovered=sum(value > 0 for value in mine.values()),
+        null_recovered=sum(value > 0 for value in its.values()),
+        reason=reason,
+    )
+
+
+def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
+    """Test every score that there is, and adjust for their number."""
+    found: list[dict[str, Any]] = []
+    oracles = both.attack[0].get("oracles") or ()
+    for score in SCORES:
+        differences = both.differences(score.name)
+        if not differences or (score.name == "label_success" and "labels" in oracles):
+            continue
+        values, groups = list(differences.values()), [clusters[index] for index in differences]
+        count = len(set(groups))
+        if count < FEWEST:
+            continue
+        signed = [score.sign * value for value in values]
+        found.append(
+            {
+                "score": score.name,
+                "title": score.title,
+                "unit": "%" if score.is_share else score.unit,
+                "attack": _mean(by_example(both.attack, score.name), differences),
+                "null": _mean(by_example(both.null, score.name), differences),
+                "difference": mean(values, groups),
+                "p": sign_flip(signed, groups) if score.is_share else t_test(signed, groups),
+                "of": (score, signed, groups),
+            }
+        )
+    if (test := reidentification(both, clusters)) is not None:
+        found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test, "of": None})
+    if (p := single(both)) is not None:
+        nothing = {"attack": None, "null": None, "difference": None}
+        found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p, "of": None})
+    return tuple(
+        _comparison(one, adjusted, len(found)) for one, adjusted in zip(found, adjust([f["p"] for f in found]), strict=True)
+    )
+
+
+def _comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
+    detectable = None
+    if found["of"]:
+        score, signed, groups = found["of"]
+        level = LEVEL / tests
+        detectable = detectable_share(found["null"], groups, level) if score.is_share else detectable_mean(signed, groups, level)
+    kept = {key: value for key, value in found.items() if key != "of"}
+    return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= LEVEL, detectable=detectable)
+
+
+def _mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
+    return sum(values[index] for index in chosen) / len(chosen)
+
+
+def _tells_single(both: Paired) -> bool:
+    """Whether rows say how likely a single answer is by chance; those of earlier versions do not."""
+    answered = [row for row in both.attack if row.get("failure") is None]
+    return not answered or any(row.get("chance") is not None for row in answered)
+
+
+def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
+    """Whether examples pass the threshold of success that would not have passed it without the update."""
+    if any(one.leaks and one.score == "success" for one in compared):
+        return True
+    level = LEVEL / len(compared)
+    answered = [row for row in both.attack if row.get("chance") is not None]
+    for one, other in zip(both.attack, both.null, strict=True):
+        if one["success"] and not other["success"] and (one.get("chance") or 1.0) * len(answered) <= level:
+            return True
+    if answered:
+        return False
+    mine, its = by_example(both.attack, "success"), by_example(both.null, "success")
+    return sum(mine.values()) - sum(its.values()) > len(mine) / 2  # of rows without a gallery: most of them
