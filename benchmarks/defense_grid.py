@@ -1,39 +1,40 @@
-"""Every defense at three strengths, and what is declared of each before anything is measured.
+"""Every defense at three strengths, and what is declared of each before anything is measured on the report part.
 
-Strengths that are lengths are told relative to the undefended updates of the federation at hand: `{0.3 norm}` stands for three
+Strengths that are lengths are told relative to the undefended updates of the same federation: `{0.3 norm}` stands for three
 tenths of their median length, `{10 rms}` for ten times the root of their mean square.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-Expected = Literal["falls", "flat", "n/a"]
-"""What becomes of the PSNR from no defense to the strongest setting. n/a: the defense does nothing in this federation."""
+from defense_outcomes import Declared
 
-ATTACKS = ("cpl", "inverting_gradients")
+ATTACKS = ("CPL", "IG")
 PAIRS = tuple((attack, knows) for attack in ATTACKS for knows in (False, True))
-"""Attack, and whether it knows the defense."""
+"""Attack, and whether it knows the defense, of whose PSNR something is declared."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One defense. key: of the experiment. settings: mild, middle and strong; one only where there are no strengths.
 
-    expected: for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and knowing it.
-    trained:  settings for the federation that measures accuracy, where its network or its batches ask for other ones.
+    declared: of the strongest setting, for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and
+              knowing it.
     why:      of the declaration.
+    batch:    examples of a client's step, for a defense that needs more than one.
+    cohorts:  numbers of clients drawn in a round, for a defense whose strength they are; its settings are then one.
     """
 
     name: str
     settings: tuple[str, ...]
-    expected: tuple[Expected, Expected, Expected, Expected]
+    declared: tuple[Declared, Declared, Declared, Declared]
     why: str
     key: str = "defense"
-    trained: tuple[str, ...] = ()
+    batch: int = 1
+    cohorts: tuple[int, ...] = ()
 
 
-FALLS: tuple[Expected, ...] = ("falls",) * 4
+FALLS: tuple[Declared, Declared, Declared, Declared] = ("falls", "falls", "falls", "falls")
 
 GRID = (
     Entry(
@@ -45,8 +46,8 @@ GRID = (
     Entry(
         "clip_each",
         ("clip_each({1 norm})", "clip_each({0.1 norm})", "clip_each({0.003 norm})"),
-        ("falls", "flat", "falls", "flat"),
-        "tensors change their lengths against each other, which a cosine over all of them sees unless it does the same",
+        ("falls", "flat", "falls", "rises"),
+        "tensors change their lengths against each other; who does the same compares layers evenly, which helps a cosine",
     ),
     Entry(
         "gaussian",
@@ -99,29 +100,26 @@ GRID = (
         ("withhold(['6.bias'])", "withhold(['0.*'])", "withhold(['2.*', '4.*', '6.*', '9.*'])"),
         FALLS,
         "the first convolution alone, without the head that tells the label",
-        trained=("withhold(['1.bias'])", "withhold(['1.*'])", "withhold(['1.*', '3.weight'])"),
     ),
     Entry(
         "dp_sgd",
-        ("dp_sgd(max_norm=1000, noise=0)", "dp_sgd(max_norm=1, noise=0.01)", "dp_sgd(max_norm=1, noise=1)"),
+        ("dp_sgd(max_norm=1, noise=0.01)", "dp_sgd(max_norm=1, noise=0.1)", "dp_sgd(max_norm=1, noise=1)"),
         FALLS,
         "noise as long as the gradient",
         key="gradient",
-        trained=("dp_sgd(max_norm=1000, noise=0)", "dp_sgd(max_norm=1, noise=0.5)", "dp_sgd(max_norm=1, noise=5)"),
     ),
     Entry(
         "fed_cdp",
-        ("fed_cdp(max_norm=1000, noise=0)", "fed_cdp(max_norm=1, noise=0.01)", "fed_cdp(max_norm=1, noise=1)"),
+        ("fed_cdp(max_norm=1, noise=0.01)", "fed_cdp(max_norm=1, noise=0.1)", "fed_cdp(max_norm=1, noise=1)"),
         FALLS,
         "noise as long as each layer's gradient",
         key="gradient",
-        trained=("fed_cdp(max_norm=1000, noise=0)", "fed_cdp(max_norm=1, noise=0.5)", "fed_cdp(max_norm=1, noise=5)"),
     ),
     Entry(
         "soteria",
         ("soteria(prune=0.01)", "soteria(prune=0.4)", "soteria(prune=0.8)"),
-        ("falls", "flat", "falls", "flat"),
-        "who leaves the pruned columns out of the comparison has all convolutions left",
+        ("falls", "flat", "falls", "rises"),
+        "who leaves the pruned columns out of the comparison has all convolutions left, which a cosine then weighs more",
         key="gradient",
     ),
     Entry(
@@ -130,7 +128,6 @@ GRID = (
         FALLS,
         "a fresh sample in every forward pass",
         key="network",
-        trained=("precode(bottleneck=64, beta=0.0001)", "precode(bottleneck=64, beta=0.01)", "precode(bottleneck=8, beta=0.1)"),
     ),
     Entry(
         "dropout",
@@ -142,9 +139,10 @@ GRID = (
     Entry(
         "mixup",
         ("mixup(alpha=0.1)", "mixup(alpha=0.4)", "mixup(alpha=1.0)"),
-        ("n/a", "n/a", "n/a", "n/a"),
-        "there is nothing to mix within a batch of one",
+        FALLS,
+        "batches of two, and what is inverted are mixtures",
         key="inputs",
+        batch=2,
     ),
     Entry(
         "instahide",
@@ -156,7 +154,6 @@ GRID = (
         FALLS,
         "what is inverted is a mixture with random signs",
         key="inputs",
-        trained=("instahide(k=1, flips=0.01)", "instahide(k=2, flips=0.2)", "instahide(k=4)"),
     ),
     Entry(
         "secure_aggregation",
@@ -164,6 +161,7 @@ GRID = (
         FALLS,
         "the batch of all clients, and nobody's own",
         key="secure_aggregation",
+        cohorts=(2, 4, 6, 8),
     ),
 )
 

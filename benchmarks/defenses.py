@@ -1,228 +1,207 @@
-"""What each defense costs and what it hides: accuracy, bytes and epsilon beside the leakage at three strengths.
+"""What each defense costs and what it hides: accuracy, bytes and epsilon of the federation that is attacked, at three strengths.
 
-Two federations for every setting. One measures accuracy: an MLP on digits, five clients, ten rounds of one epoch. The other is
-attacked: one step of batch 1 on photographs of 16x16 pixels, the CPL LeNet, by CPL and by Inverting Gradients, each ignoring and
-knowing the defense. What should become of the PSNR from no defense to the strongest setting is declared in `defense_grid.py`;
-`as_declared` is the share of pairs of a defense and an attacker that do so, by the 95 % interval of the paired difference over
-the same images: "falls" is an interval below 0, "flat" one that holds 0, or a mean of at most 1 dB.
+One row is one federation (`defense_federation.py`): it learns under the defense, its privacy is accounted over all its rounds,
+and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand beside
+their nulls on the same cases; the strongest one of each row and its verdict end the row. Secure aggregation is attacked by its
+sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
 
-Lengths of clips and noise are multiples of each federation's own undefended update. `--quick` is two photographs and the first
-defenses; a name as argument runs that defense alone.
+What should become of the PSNR from no defense to the strongest setting is declared in `defense_grid.py`; `as_declared` is the
+share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`defense_outcomes.py`).
+
+Lengths of clips and noise are multiples of the federation's own undefended update. Results are kept in runs/benchmarks as they
+come, and what is there is not done again unless `--fresh`. `--tuning` runs on the part that settings are chosen on. `--quick` is
+a smaller instance of the first defenses; a name as argument runs that defense alone.
 """
 
-import os
+import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from contract import Options, options, told
+from defense_federation import Data, federate, settings, units, write_data
 from defense_grid import GRID, PAIRS, Entry, filled
+from defense_measured import Kept, Measured, attack_all
+from defense_outcomes import MARGIN_DB, Change, compare
+from defense_settings import BATCHES, SINGLE, attacks_on, described
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
-from attacker.scoring import Scorer
-from attacker.scoring.statistics import Estimate, mean
-from defenses import global_norm
-from fedsim import datasets, engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from attacker.scoring.statistics import Estimate
+from attacker.scoring.verdict import Verdict
 
-ATTACKED: dict[str, Any] = {
-    "seed": 0,
-    "rounds": 1,
-    "model": "lenet_cpl",
-    "training": {"learning_rate": 0.01, "batch_size": 1, "steps": 1},
-}
-TRAINED: dict[str, Any] = {
-    "seed": 0,
-    "rounds": 10,
-    "model": {"name": "mlp", "hidden": [32]},
-    "data": "digits",
-    "clients": {"count": 5},
-    "training": {"learning_rate": 0.3, "batch_size": 16, "epochs": 1},
-}
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "cpl": {"steps": 60, "restarts": 2},
-    "inverting_gradients": {"steps": 800, "signed": False, "tv": 1e-3},
-}
-SHORT = {"cpl": "CPL", "inverting_gradients": "IG"}
 STRENGTHS = ("mild", "middle", "strong")
-FLAT_DB = 1.0
-WORST_DB = 0.0
-"""PSNR of an image of which an attack could make nothing at all."""
+ATTACKED, QUICK_ATTACKED = 16, 6
+"""Updates of the first round that are attacked."""
+SUMS = {2: 8, 4: 6, 6: 6, 8: 6}
+"""How many rounds' sums are attacked, by the number of clients in each."""
 QUICK = ("clip", "top_k")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One setting. entry: None for no defense. attacked, trained: what its key is set to in each federation."""
+    """One federation. entry: None for no defense. value: of the entry's key. cohort: clients in a round; None for all."""
 
     entry: Entry | None
     strength: str
-    attacked: Any
-    trained: Any
-    folder: Path
-    images: int
-    device: str
+    value: Any
+    batch: int = 1
+    cohort: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.entry.name}-{self.strength}" if self.entry else "none"
+        """Of the row, in words."""
+        none = "none" + (f", batch {self.batch}" if self.batch > 1 else "") + (f", {self.cohort} a round" if self.cohort else "")
+        return f"{self.entry.name} {self.strength}" if self.entry else none
+
+    @property
+    def none(self) -> "Job":
+        """The same federation without a defense."""
+        return replace(self, entry=None, strength="", value="")
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one job measured. row: for the table. psnr: of each image, by attack and whether it knows the defense."""
+class Bench:
+    """Runs jobs one after the other and keeps what they come to."""
 
-    job: Job
-    row: dict[str, Any]
-    psnr: dict[tuple[str, bool], dict[str, float]]
-    units: tuple[dict[str, float], dict[str, float]]
+    def __init__(self, asked: Options, folder: Path) -> None:
+        self.asked, self.folder = asked, folder
+        self.data: Data = write_data(asked, folder, "tuning" if "tuning" in asked.flags else "report")
+        self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
+
+    def measure(self, job: Job) -> Measured:
+        """Run the federation of a job and the attacks on it, unless that was done before."""
+        experiment = self._experiment(job)
+        spec = attacks_on(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        identity = {"experiment": experiment, "attacks": described(spec), "data": [self.data.part, self.data.name]}
+        found = self.kept.find(identity, self.folder)
+        if found is None:
+            out = self.folder / job.name.replace(", ", "-").replace(" ", "-")
+            federation = federate(experiment, out, self.asked.device)
+            attacked = attack_all(federation, spec, self.asked.device)
+            own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
+            found = Measured(own, units(federation), attacked)
+            self.kept.add(identity, self.folder, found)
+        print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in found.attacked.items())}", file=sys.stderr)
+        return found
+
+    def _experiment(self, job: Job) -> dict[str, Any]:
+        attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMS[job.cohort]
+        experiment = settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
+        return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=[entry.name for entry in GRID])
+    asked = options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "tuning"))
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        folder, images = Path(name), 2 if asked.quick else 8
-        _write_photos(folder, images)
-        none = _measure(Job(None, "", "", "", folder, images, asked.device))
-        jobs = list(_jobs(asked, none, folder))
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as workers:
-            found = []
-            for one in workers.map(_measure, jobs):
-                found.append(one)
-                print(f"{len(found)} of {len(jobs)}: {one.job.name}", file=sys.stderr)
-    checks = [check for one in found if one.job.strength == "strong" for check in _checks(none, one)]
-    losses = [none.row["accuracy"] - one.row["accuracy"] for one in found if one.job.strength == "mild"]
-    told("defenses, PSNR from none to the strongest in dB", checks, {}, replace(asked, json=False))
+        bench = Bench(asked, Path(name))
+        rows, checks = [], []
+        nones: dict[Job, Measured] = {}
+        for entry in _entries(asked):
+            for job in _jobs(entry, bench):
+                if job.none not in nones:
+                    nones[job.none] = bench.measure(job.none)
+                    rows.append(_row(job.none, nones[job.none], None))
+                found = bench.measure(job)
+                rows.append(_row(job, found, nones[job.none]))
+                if job.strength == "strong":
+                    checks += list(_checks(entry, nones[job.none], found))
+    losses = [row["accuracy lost"] for row in rows if row["strength"] == "mild"]
+    print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_attacks()]), end="\n\n")
+    told("defenses, PSNR from none to the strongest in dB", checks, {"margin": MARGIN_DB}, replace(asked, json=False))
     summary = {
         "as_declared": sum(check["holds"] for check in checks) / len(checks) if checks else None,
+        "undecided": sum(check["outcome"] == "undecided" for check in checks),
         "pairs": len(checks),
         "worst_accuracy_loss": max(losses, default=None),
         "differs": "; ".join(_words(check) for check in checks if not check["holds"]) or "none",
     }
-    told("defenses", [one.row for one in (none, *found)], summary, asked)
+    told("defenses", rows, summary, asked)
 
 
-def _words(check: dict[str, Any]) -> str:
-    knows = "knowing" if check["knows"] else "ignoring"
-    change = f"{check['difference']:+.1f} ({check['low']:+.1f} to {check['high']:+.1f}) dB"
-    return f"{check['defense']} against {check['attack']} {knows}: declared {check['declared']}, measured {change}"
-
-
-def _write_photos(folder: Path, images: int) -> None:
-    """The embedded photographs at half their size: `private.npz` is attacked, `public.npz` is for those who mix it in."""
-    photos = datasets.load("photos", size=32)
-    x, y = photos.train[:]
-    small = torch.nn.functional.avg_pool2d(x, 2).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    chosen = np.linspace(0, len(small) - 1, images).round().astype(int)
-    rest = np.setdiff1d(np.arange(len(small)), chosen)
-    for name, where in (("private", chosen), ("public", rest)):
-        np.savez(folder / f"{name}.npz", images=small[where], labels=y.numpy()[where])
-
-
-def _jobs(asked: Options, none: Found, folder: Path) -> Iterator[Job]:
-    public = f"npz:{folder / 'public.npz'}"
+def _entries(asked: Options) -> Iterator[Entry]:
     for entry in GRID:
-        if asked.table not in (None, entry.name) or (asked.quick and asked.table is None and entry.name not in QUICK):
-            continue
-        trained = entry.trained or entry.settings
-        names = STRENGTHS if len(entry.settings) > 1 else STRENGTHS[-1:]
-        for strength, attacked, own in zip(names, entry.settings, trained, strict=True):
-            values = [filled(text, public=public, **units) for text, units in zip((attacked, own), none.units, strict=True)]
-            if entry.key == "secure_aggregation":
-                values = [True, True]
-            yield Job(entry, strength, *values, folder, none.job.images, asked.device)
+        if asked.table in (None, entry.name) and (not asked.quick or asked.table or entry.name in QUICK):
+            yield entry
 
 
-def _measure(job: Job) -> Found:
-    """Both federations of one setting, and all attacks on the one that is attacked."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    key = job.entry.key if job.entry else "defense"
-    photos = {"data": {"name": "npz", "train": str(job.folder / "private.npz"), "test": str(job.folder / "public.npz")}}
-    trained = _federate({**TRAINED, key: job.trained}, job, "trained")
-    if job.entry is not None and set(job.entry.expected) == {"n/a"}:
-        attacked, pairs = trained, ()
-    else:
-        settings = {**ATTACKED, **photos, "clients": {"count": job.images}, key: job.attacked}
-        attacked, pairs = _federate(settings, job, "attacked"), PAIRS
-    name = job.entry.name if job.entry else "none"
-    row: dict[str, Any] = {"defense": name, "strength": job.strength, "setting": str(job.attacked)}
-    last, first = (read_json_lines(run.out / "metrics.jsonl")[-1] for run in (trained, attacked))
-    row |= {"accuracy": last["accuracy"], "bytes_up": first["bytes_up"], "epsilon": last.get("privacy", {}).get("epsilon")}
-    psnr = {}
-    for attack, knows in pairs:
-        if job.entry is None and knows:  # there is nothing to know
-            psnr[attack, knows] = psnr[attack, False]
-            continue
-        scores = _attack(attacked, attack, knows, job.device)
-        psnr[attack, knows] = {score["index"]: WORST_DB if score["psnr"] is None else score["psnr"] for score in scores}
-        words = f"{SHORT[attack]} {'knowing' if knows else 'ignoring'}" if job.entry else SHORT[attack]
-        row |= {f"{words} dB": sum(psnr[attack, knows].values()) / len(scores)}
-        row |= {f"{words} success": sum(score["success"] for score in scores) / len(scores)}
-    return Found(job, row, psnr, (_units(attacked), _units(trained)))
+def _jobs(entry: Entry, bench: Bench) -> Iterator[Job]:
+    if entry.cohorts:
+        for cohort in entry.cohorts:
+            yield Job(entry, f"sums of {cohort}", True, cohort=cohort)
+        return
+    plain = bench.measure(Job(None, "", "", batch=entry.batch))
+    for strength, text in zip(STRENGTHS, entry.settings, strict=True):
+        yield Job(entry, strength, filled(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch)
 
 
-def _federate(settings: dict[str, Any], job: Job, purpose: str) -> Run:
-    experiment = validate(settings, source=f"{job.name} ({purpose})")
-    run = Run(experiment=experiment, out=job.folder / job.name / purpose, device=job.device, client_seed=0)
-    engine.run(run, engine="local")
-    return run
+def _attacks() -> list[str]:
+    """The attacks and their settings, one line each."""
+    kinds = {"single examples": SINGLE, "sums and batches": BATCHES}
+    return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
-def _attack(run: Run, attack: str, knows: bool, device: str) -> list[dict[str, Any]]:
-    """One row for each image."""
-    recording = Recording(run.out / "recording")
-    spec = AttackSpec(name=attack, arguments={**ARGUMENTS[attack], "knows_defense": knows})
-    replayed = Replay(recording=recording, spec=spec, out=run.out / "reconstructions", device=device).run()
-    return Scorer(run.out, [run.out / "truth"]).score(replayed.folder)
+def _row(job: Job, found: Measured, none: Measured | None) -> dict[str, Any]:
+    """One row of the table of settings."""
+    own = found.own
+    best = found.strongest
+    row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
+    row |= {"setting": _short(str(job.value)), **own}
+    row |= {"accuracy lost": None if none is None else none.own["accuracy"] - own["accuracy"]}
+    row |= {f"{name} dB": one.psnr for name, one in found.attacked.items()}
+    strongest = found.attacked[best].summary
+    assert strongest.verdict is not None  # the null was run on the same cases
+    assert strongest.null is not None
+    row |= {"strongest": best, "dB": _interval(strongest.psnr), "null dB": _interval(strongest.null.psnr)}
+    row |= {"recovered": f"{strongest.verdict.recovered} of {strongest.verdict.examples}"}
+    row |= {"verdict": _verdict(strongest.verdict)}
+    return row
 
 
-def _units(run: Run) -> dict[str, float]:
-    """The median length of a federation's updates, and the root of their mean square."""
-    norm = median(float(global_norm(o.update)) for o in Recording(run.out / "recording").observations())
-    coordinates = sum(t.numel() for t in Recording(run.out / "recording").sent(1).weights.values())
-    return {"norm": norm, "rms": norm / coordinates**0.5}
+def _short(value: str) -> str:
+    """A setting without the folder of its public images, which is a temporary one."""
+    return re.sub(r"npz:[^']*/", "npz:", value)
 
 
-def _checks(none: Found, strong: Found) -> Iterator[dict[str, Any]]:
+def _interval(one: Estimate | None) -> str:
+    return "" if one is None else f"{one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
+
+
+def _verdict(verdict: Verdict) -> str:
+    """The outcome; of a partial leak, with the scores that show it."""
+    leaked = ", ".join(one.title for one in verdict.leaked)
+    return f"{verdict.outcome} ({leaked})" if verdict.outcome == "partly leaked" else verdict.outcome
+
+
+def _checks(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
     """Each attacker's paired difference between the strongest setting and no defense, beside what was declared."""
-    assert strong.job.entry is not None
-    for pair, declared in zip(PAIRS, strong.job.entry.expected, strict=True):
-        if declared == "n/a":
-            continue
-        before, after = none.psnr[pair], strong.psnr[pair]
-        difference = mean([after[index] - before[index] for index in before])
+    for (attack, knows), declared in zip(PAIRS, entry.declared, strict=True):
+        label = f"{attack} {'knowing' if knows else 'ignoring'}"
+        before, after = none.attacked[attack], strong.attacked[label]
+        change: Change = compare(before.scored, after.scored)
         yield {
-            "defense": strong.job.entry.name,
-            "attack": SHORT[pair[0]],
-            "knows": pair[1],
+            "defense": entry.name,
+            "attack": label,
             "declared": declared,
-            "difference": difference.value,
-            "low": difference.low,
-            "high": difference.high,
-            "holds": _holds(declared, difference),
+            "difference": change.from_none.value,
+            "low": change.from_none.low,
+            "high": change.from_none.high,
+            "over null": _interval(change.over_null),
+            "cases": change.cases,
+            "outcome": change.outcome,
+            "holds": change.holds(declared),
         }
 
 
-def _holds(declared: str, difference: Estimate) -> bool:
-    if declared == "falls":
-        return difference.high < 0
-    return difference.low <= 0 <= difference.high or abs(difference.value) <= FLAT_DB
+def _words(check: dict[str, Any]) -> str:
+    change = f"{check['difference']:+.1f} ({check['low']:+.1f} to {check['high']:+.1f}) dB, {check['outcome']}"
+    return f"{check['defense']} against {check['attack']}: declared {check['declared']}, measured {change}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""What attacks come to on one federation, and the file that keeps it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from defense_federation import Federation
+from defense_outcomes import Scored
+
+from attacker.attacks import AttackSpec
+from attacker.replay import Replay
+from attacker.scoring import Scorer, summarise
+from attacker.scoring.paired import by_example, filled
+from attacker.scoring.summary import Summary
+
+UNUSED = ("environment", "notes", "pair")
+"""Fields of score rows that are not kept: they are long, and no table shows them."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One attack on one federation. own, null: its rows of scores, and those of its null on the same cases."""
+
+    own: list[dict[str, Any]]
+    null: list[dict[str, Any]]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Its summary, beside that of its null, with the verdict on both."""
+        return next(one for one in summarise([*self.own, *self.null]))
+
+    @property
+    def psnr(self) -> float:
+        """The mean over all examples, where a failure counts as its null's answer."""
+        assert self.summary.psnr is not None  # examples are images
+        return self.summary.psnr.value
+
+    @cached_property
+    def scored(self) -> Scored:
+        """PSNR by example, beside that of the null."""
+        psnr, its = (by_example(filled(rows, self.null), "psnr") for rows in (self.own, self.null))
+        cases = {str(row["index"]): str(row["case"]) for row in self.own}
+        return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One federation. own: its accuracy, bytes and epsilon. units: lengths of its updates. attacked: by name of the attack."""
+
+    own: dict[str, Any]
+    units: dict[str, float]
+    attacked: dict[str, Attacked]
+
+    @property
+    def strongest(self) -> str:
+        """The attack that comes nearest to the originals: by the mean PSNR, which says more than a rate of a few examples."""
+        return max(self.attacked, key=lambda name: self.attacked[name].psnr)
+
+
+class Kept:
+    """Measurements by what they were made with, as lines of a file, so that a run that was stopped goes on."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            path.unlink(missing_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.known = {row["key"]: row for row in map(json.loads, lines)}
+
+    def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
+        """Return what was measured with the same settings. folder: of temporary files, whose name says nothing."""
+        row = self.known.get(_key(identity, folder))
+        if row is None:
+            return None
+        return Measured(row["own"], row["units"], {name: Attacked(**one) for name, one in row["attacked"].items()})
+
+    def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
+        """Write a measurement down."""
+        attacked = {name: {"own": _kept(one.own), "null": _kept(one.null)} for name, one in measured.attacked.items()}
+        row = {"key": _key(identity, folder), "own": measured.own, "units": measured.units, "attacked": attacked}
+        self.known[row["key"]] = row
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _key(identity: Mapping[str, Any], folder: Path) -> str:
+    return sha256(json.dumps(identity, sort_keys=True).replace(str(folder), "").encode()).hexdigest()[:16]
+
+
+def _kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in UNUSED} for row in rows]
+
+
+def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, Attacked]:
+    """Attack a federation's recording, each attack beside its null, and score both."""
+    out = federation.run.out
+    scorer = Scorer(out, [out / "truth"])
+
+    def rows(spec: AttackSpec) -> list[dict[str, Any]]:
+        replay = Replay(recording=federation.recording, spec=spec, out=out / "reconstructions", device=device)
+        return scorer.score(replay.run().folder)
+
+    return {name: Attacked(rows(spec), rows(replace(spec, null=True))) for name, spec in attacks.items()}

@@ -1,0 +1,48 @@
+"""The attacks that each setting of a defense is measured by, and their settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from defense_grid import Entry
+
+from attacker.attacks import AttackSpec
+
+SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPL": ("cpl", {"optimiser": "wolfe", "steps": 100}),
+    "IG": ("inverting_gradients", {"steps": 300, "signed": False, "tv": 1e-3}),
+    "exact": ("exact", {"fallback": "none"}),
+}
+"""By name in the table, for updates of one step on one example."""
+BATCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPL": ("cpl", {"optimiser": "wolfe", "steps": 200, "tv": 3e-5}),
+    "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
+    "exact": ("exact", {"fallback": "none"}),
+}
+"""For sums and for batches of more than one example."""
+IGNORABLE = ("CPL", "IG")
+"""Attacks that simulate the defense, unless they ignore it; a closed form takes the gradient as it came."""
+
+
+def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
+    """Return the attacks on one setting by their names in the table.
+
+    Where there is no defense, there is nothing to know, and with a sum nobody's own defense. Single updates of a federation
+    whose sums are attacked are only solved.
+    """
+    if entry is None and cohort:
+        return {"exact": AttackSpec(name="exact", arguments=SINGLE["exact"][1])}
+    found = {}
+    for name, (attack, arguments) in (BATCHES if cohort or batch > 1 else SINGLE).items():
+        arguments = {**arguments, "steps": 20} if quick and "steps" in arguments else arguments
+        if entry is None or cohort or name not in IGNORABLE:
+            found[name] = AttackSpec(name=attack, arguments=arguments)
+            continue
+        for knows in (False, True):
+            label = f"{name} {'knowing' if knows else 'ignoring'}"
+            found[label] = AttackSpec(name=attack, arguments={**arguments, "knows_defense": knows})
+    return found
+
+
+def described(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
+    """Return each attack in words, with its settings."""
+    return {name: str(spec) for name, spec in attacks.items()}

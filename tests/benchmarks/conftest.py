@@ -1,0 +1,6 @@
+"""Benchmarks import each other as scripts do: by the folder that they are in."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a script there has the name of the package defenses

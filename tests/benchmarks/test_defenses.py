@@ -1,0 +1,150 @@
+"""The benchmark of defenses: one setting is one federation, and declarations that are wrong fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from defense_federation import Data, federate, settings, units
+from defense_grid import GRID, PAIRS, filled
+from defense_measured import Kept, Measured, attack_all
+from defense_outcomes import FEWEST_CASES, Change, Declared, Scored, compare
+
+from attacker.attacks import AttackSpec
+
+CASES = 16
+
+
+def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> Scored:
+    """PSNR of examples of one attack around a level; the null's are around another."""
+    rng = np.random.default_rng(seed)
+    names = [str(i) for i in range(cases)]
+    psnr = dict(zip(names, (level + spread * rng.standard_normal(cases)).tolist(), strict=True))
+    its = dict(zip(names, (null + 0.3 * rng.standard_normal(cases)).tolist(), strict=True))
+    return Scored({name: f"case-{name}" for name in names}, psnr, its)
+
+
+def change(level: float, spread: float = 0.5, **others: Any) -> Change:
+    return compare(scored(30.0, seed=1, **others), scored(level, spread, seed=2, **others))
+
+
+@pytest.mark.parametrize(
+    ("level", "outcome"), [(30.0, "flat"), (30.5, "flat"), (22.0, "falls"), (8.2, "gone"), (36.0, "rises"), (28.5, "undecided")]
+)
+def test_an_outcome_is_what_its_whole_interval_shows(level: float, outcome: str) -> None:
+    assert change(level).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("level", "wrong"),
+    [
+        (30.0, "falls"),
+        (22.0, "flat"),
+        (22.0, "gone"),
+        (36.0, "flat"),
+        (36.0, "falls"),
+        (29.0, "falls"),
+        (28.5, "flat"),
+        (30.0, "gone"),
+    ],
+)
+def test_a_wrong_declaration_does_not_hold(level: float, wrong: Declared) -> None:
+    assert not change(level).holds(wrong)
+
+
+def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None:
+    """The interval holds 0, and so was "flat" before; it also holds a fall of 10 dB."""
+    wide = change(28.0, 20.0)
+    assert wide.from_none.low < 0 < wide.from_none.high
+    few = change(30.0, cases=FEWEST_CASES - 1)
+    for one in (wide, few):
+        assert one.outcome == "undecided"
+        assert not any(one.holds(declared) for declared in ("flat", "falls", "gone"))
+
+
+def test_a_small_mean_change_within_a_wide_interval_is_not_flat() -> None:
+    """A mean of at most 1 dB was "flat" whatever its interval."""
+    wide = change(30.3, 12.0)
+    assert abs(wide.from_none.value) < 4
+    assert wide.outcome == "undecided"
+
+
+def test_examples_of_one_case_count_once() -> None:
+    none, defended = scored(30.0, seed=1), scored(28.0, 6.0, seed=2)
+    tied = {name: "one" if int(name) < CASES // 2 else f"case-{name}" for name in defended.case}
+    found = compare(none, replace(defended, case=tied))
+    differences = [defended.psnr[name] - none.psnr[name] for name in tied]
+    each = [sum(differences[: CASES // 2]) / (CASES // 2), *differences[CASES // 2 :]]
+    assert found.cases == len(each) == 9
+    assert found.from_none.value == pytest.approx(sum(each) / len(each))
+
+
+def test_examples_attacked_on_one_side_only_are_refused() -> None:
+    other = scored(30.0)
+    with pytest.raises(ValueError, match="15 were attacked"):
+        compare(other, scored(30.0, cases=CASES - 1))
+
+
+def test_an_entry_declares_for_every_pair_and_has_one_federation_a_setting() -> None:
+    for entry in GRID:
+        assert len(entry.declared) == len(PAIRS)
+        assert len(entry.settings) == (1 if entry.cohorts else 3)
+        assert not hasattr(entry, "trained")
+    assert filled("gaussian({10 rms})", norm=2.0, rms=0.5) == "gaussian(5)"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    names = [str(i) for i in range(3)]
+    for name, count in (("private", 16), ("held_out", 12), ("public", 12)):
+        labels = np.arange(count) % 3
+        images = (rng.integers(0, 60, (count, 8, 8)) + 90 * labels[:, None, None]).clip(0, 255).astype(np.uint8)
+        np.savez(folder / f"{name}.npz", images=images, labels=labels, class_names=np.array(names))
+    return Data(folder / "private.npz", folder / "held_out.npz", folder / "public.npz", part="made up", name="made up")
+
+
+def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: Data, tmp_path: Path) -> None:
+    """Epsilon was that of another federation, with other noise: 133 in the row of a federation of 202,696."""
+    experiment = {**settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
+    experiment |= {"clients": {"count": 8}, "rounds": 3}
+    found = federate(experiment, tmp_path / "run", "cpu")
+    (round,) = {one.round for one in found.recording.observations()}
+    assert (round, found.recording.manifest.training.batch_size) == (1, 1)
+    assert "noise=0.01" in str(next(iter(found.recording.observations())).gradient)
+    assert isinstance(found.epsilon, float)
+    fewer = federate({**experiment, "rounds": 2}, tmp_path / "fewer", "cpu")
+    quieter = federate({**experiment, "gradient": "dp_sgd(max_norm=1, noise=0.1)"}, tmp_path / "quieter", "cpu")
+    assert isinstance(fewer.epsilon, float)
+    assert isinstance(quieter.epsilon, float)
+    assert quieter.epsilon < fewer.epsilon < found.epsilon
+
+
+def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: Data, tmp_path: Path) -> None:
+    experiment = {**settings(data, attacked=2, cohort=4, quick=True), "secure_aggregation": True}
+    found = federate(experiment, tmp_path / "run", "cpu")
+    sums = [one for one in found.recording.observations() if one.client == "sum"]
+    assert [(one.round, one.num_examples, len(one.cohort)) for one in sums] == [(1, 4, 4), (2, 4, 4)]
+    assert {row.num_examples for row in found.recording.rows() if row.status == "masked"} == {None}
+
+
+def test_a_setting_that_was_measured_is_not_measured_again(data: Data, tmp_path: Path) -> None:
+    experiment = settings(data, attacked=2, quick=True) | {"rounds": 1}
+    found = federate(experiment, tmp_path / "run", "cpu")
+    attacked = attack_all(found, {"exact": AttackSpec(name="exact", arguments={"fallback": "none"})}, "cpu")
+    measured = Measured({"accuracy": found.accuracy}, units(found), attacked)
+    path, folder = tmp_path / "kept" / "defenses.jsonl", data.private.parent
+    Kept(path, fresh=False).add({"experiment": experiment}, folder, measured)
+    again = Kept(path, fresh=False)
+    read = again.find({"experiment": experiment}, folder)
+    assert read is not None
+    assert (read.own, read.units, read.strongest) == (measured.own, measured.units, "exact")
+    assert read.attacked["exact"].scored == measured.attacked["exact"].scored
+    assert set(read.attacked["exact"].scored.null) == set(read.attacked["exact"].scored.psnr)
+    assert read.attacked["exact"].summary.verdict is not None
+    moved = json.loads(json.dumps(experiment).replace(str(folder), "/elsewhere"))
+    assert again.find({"experiment": moved}, Path("/elsewhere")) is not None
+    assert again.find({"experiment": {**experiment, "defense": "clip(1)"}}, folder) is None
+    assert Kept(path, fresh=True).find({"experiment": experiment}, folder) is None
