@@ -18,7 +18,13 @@ BATCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""For sums and for batches of more than one example."""
+"""For batches of more than one example."""
+SUMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
+    "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
+    "exact": ("exact", {"fallback": "none"}),
+}
+"""For sums of several clients."""
 IGNORABLE = ("CPL", "IG")
 """Attacks that simulate the defense, unless they ignore it; a closed form takes the gradient as it came."""
 
@@ -32,7 +38,7 @@ def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bo
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE["exact"][1])}
     found = {}
-    for name, (attack, arguments) in (BATCHES if cohort or batch > 1 else SINGLE).items():
+    for name, (attack, arguments) in (SUMS if cohort else BATCHES if batch > 1 else SINGLE).items():
         arguments = {**arguments, "steps": 20} if quick and "steps" in arguments else arguments
         if entry is None or cohort or name not in IGNORABLE:
             found[name] = AttackSpec(name=attack, arguments=arguments)

@@ -9,8 +9,8 @@ What should become of the PSNR from no defense to the strongest setting is decla
 share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`defense_outcomes.py`).
 
 Lengths of clips and noise are multiples of the federation's own undefended update. Results are kept in runs/benchmarks as they
-come, and what is there is not done again unless `--fresh`. `--tuning` runs on the part that settings are chosen on. `--quick` is
-a smaller instance of the first defenses; a name as argument runs that defense alone.
+come, and what is there is not done again unless `--fresh`; `--kept` prints them and runs nothing. `--tuning` runs on the part
+that settings are chosen on. `--quick` is a smaller instance of the first defenses; a name as argument runs that defense alone.
 """
 
 import re
@@ -28,7 +28,7 @@ from defense_federation import Data, federate, settings, units, write_data
 from defense_grid import GRID, PAIRS, Entry, filled
 from defense_measured import Kept, Measured, attack_all
 from defense_outcomes import MARGIN_DB, Change, compare
-from defense_settings import BATCHES, SINGLE, attacks_on, described
+from defense_settings import BATCHES, SINGLE, SUMS, attacks_on, described
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate
@@ -37,7 +37,7 @@ from attacker.scoring.verdict import Verdict
 STRENGTHS = ("mild", "middle", "strong")
 ATTACKED, QUICK_ATTACKED = 16, 6
 """Updates of the first round that are attacked."""
-SUMS = {2: 8, 4: 6, 6: 6, 8: 6}
+SUMMED = {2: 8, 4: 6, 6: 6, 8: 6}
 """How many rounds' sums are attacked, by the number of clients in each."""
 QUICK = ("clip", "top_k")
 
@@ -64,6 +64,10 @@ class Job:
         return replace(self, entry=None, strength="", value="")
 
 
+class NotMeasured(LookupError):
+    """A setting that was not measured yet is asked for from those that were."""
+
+
 class Bench:
     """Runs jobs one after the other and keeps what they come to."""
 
@@ -78,6 +82,8 @@ class Bench:
         spec = attacks_on(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         identity = {"experiment": experiment, "attacks": described(spec), "data": [self.data.part, self.data.name]}
         found = self.kept.find(identity, self.folder)
+        if found is None and "kept" in self.asked.flags:
+            raise NotMeasured(f"{job.name} was not measured yet; run without --kept")
         if found is None:
             out = self.folder / job.name.replace(", ", "-").replace(" ", "-")
             federation = federate(experiment, out, self.asked.device)
@@ -89,29 +95,27 @@ class Bench:
         return found
 
     def _experiment(self, job: Job) -> dict[str, Any]:
-        attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMS[job.cohort]
+        attacked = QUICK_ATTACKED if self.asked.quick else ATTACKED if job.cohort is None else SUMMED[job.cohort]
         experiment = settings(self.data, attacked=attacked, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         return experiment if job.entry is None else {**experiment, job.entry.key: job.value}
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "tuning"))
+    asked = options(__doc__ or "", tables=[entry.name for entry in GRID], flags=("fresh", "kept", "tuning"))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(asked, Path(name))
         rows, checks = [], []
         nones: dict[Job, Measured] = {}
-        for entry in _entries(asked):
-            for job in _jobs(entry, bench):
-                if job.none not in nones:
-                    nones[job.none] = bench.measure(job.none)
-                    rows.append(_row(job.none, nones[job.none], None))
-                found = bench.measure(job)
-                rows.append(_row(job, found, nones[job.none]))
-                if job.strength == "strong":
-                    checks += list(_checks(entry, nones[job.none], found))
+        for job, none, found in _measure_all(asked, bench):
+            if job.none not in nones:
+                nones[job.none] = none
+                rows.append(_row(job.none, none, None))
+            rows.append(_row(job, found, none))
+            if job.entry and job.strength == "strong":
+                checks += list(_checks(job.entry, none, found))
     losses = [row["accuracy lost"] for row in rows if row["strength"] == "mild"]
     print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_attacks()]), end="\n\n")
     told("defenses, PSNR from none to the strongest in dB", checks, {"margin": MARGIN_DB}, replace(asked, json=False))
@@ -123,6 +127,16 @@ def main() -> None:
         "differs": "; ".join(_words(check) for check in checks if not check["holds"]) or "none",
     }
     told("defenses", rows, summary, asked)
+
+
+def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[Job, Measured, Measured]]:
+    """Each setting with what it and the same federation without it come to; where `--kept` misses one, the next defense."""
+    for entry in _entries(asked):
+        try:
+            for job in _jobs(entry, bench):
+                yield job, bench.measure(job.none), bench.measure(job)
+        except NotMeasured as missing:
+            print(missing, file=sys.stderr)
 
 
 def _entries(asked: Options) -> Iterator[Entry]:
@@ -143,7 +157,7 @@ def _jobs(entry: Entry, bench: Bench) -> Iterator[Job]:
 
 def _attacks() -> list[str]:
     """The attacks and their settings, one line each."""
-    kinds = {"single examples": SINGLE, "sums and batches": BATCHES}
+    kinds = {"single examples": SINGLE, "batches": BATCHES, "sums": SUMS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
