@@ -10,12 +10,14 @@ from torch import Generator
 
 from attacker.attacks import labels, named
 from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
+from attacker.attacks.closed.observed import observe
 from attacker.attacks.descent import Stop
 from attacker.attacks.describing import Describer
 from attacker.attacks.initialisation import normal_after_normalisation, start
 from attacker.attacks.layer_weights import by_depth
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.memories import within
+from attacker.attacks.merging import merged
 from attacker.attacks.nulls import blinded, linked_by_sizes
 from attacker.attacks.optimisers import Adam
 from attacker.attacks.papers import PLATEAU
@@ -70,7 +72,19 @@ class Agic:
             if any(one.interrupted for one in answers):
                 break
         asked_for = [(asked, case) for asked, case in zip(cases, linked, strict=True) if case.key in found]
-        return [replace(found[case.key], case=asked.key) for asked, case in asked_for]
+        return [replace(self._merged(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
+
+    def _merged(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
+        """The answer with candidates that turn out to be the same as one example; links that the caller gave stay."""
+        if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
+            return found
+        missed = {}
+        for observation in linked.observations:
+            rows = [slot.example for slot in found.slots if slot.round == observation.round]
+            rows = list(dict.fromkeys(rows))  # of several local epochs, each example once
+            seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
+            missed[observation.round] = seen.missed(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
+        return merged(found, missed)
 
     def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
         """The case without the observations that say nothing, and with links over the others."""

@@ -1,0 +1,115 @@
+"""Candidates of rounds that nothing linked: the same example comes out once, and others stay apart."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, agic, without_gradient
+from attacker.attacks.merging import MOST, groups_of, merged
+from attacker.reconstruction import Reconstruction, Slot
+from fedsim.wire import DataSpec, ModelSpec, Observation
+
+LABELS = torch.tensor([0, 0, 1, 1])
+
+
+def four(seed: int = 0) -> Tensor:
+    return torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def answer(x: Tensor, y: Tensor, rounds: list[int], confidence: Tensor | None = None) -> Reconstruction:
+    """An example for each place of rounds."""
+    return Reconstruction(
+        case="k", x=x, y=y, confidence=torch.ones(len(x)) if confidence is None else confidence,
+        slots=tuple(Slot(number, "c", 1, i, i) for i, number in enumerate(rounds)), loss=torch.ones(3), iterations=3,
+        evaluations=3, restarts=1, seconds=0.0, route="optimisation", attack="agic", oracles=(), seed=0,
+    )  # fmt: skip
+
+
+def two_passes(noise: float) -> tuple[Tensor, Tensor, list[int]]:
+    """Candidates of four examples in two passes of two rounds each, and of other order in the second; noise on the second."""
+    x, order = four(), [2, 0, 3, 1]
+    second = x[order] + noise * torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    return torch.cat([x, second]), torch.cat([LABELS, LABELS[order]]), [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+EVERY = dict.fromkeys(range(1, 9), 0.1)
+
+
+def test_the_same_example_of_several_rounds_comes_out_once_and_fills_the_places_of_all() -> None:
+    x, y, rounds = two_passes(0.05)
+    found = merged(answer(x, y, rounds), EVERY)
+    assert torch.equal(found.x, x[:4])
+    assert torch.equal(found.y, LABELS)
+    assert [(slot.round, slot.example) for slot in found.slots] == [
+        *((1, 0), (1, 1), (2, 2), (2, 3)),
+        *((3, 2), (3, 0), (4, 3), (4, 1)),
+    ]
+    assert found.notes == ("4 of 8 candidates were merged with others of other rounds, by their images",)
+    assert len(found.loss) == 3
+
+
+def test_of_each_group_the_most_certain_candidate_is_kept_and_of_equal_ones_the_one_that_explains_its_round_best() -> None:
+    x, y, rounds = two_passes(0.05)
+    sure = torch.tensor([0.5, 0.9, 0.9, 0.9, 0.2, 0.8, 0.2, 0.2])
+    found = merged(answer(x, y, rounds, sure), EVERY)
+    assert torch.equal(found.x[0], x[5])
+    assert found.confidence.tolist() == pytest.approx([0.8, 0.9, 0.9, 0.9])
+    explained = merged(answer(x, y, rounds), {1: 0.5, 2: 0.1, 3: 0.01, 4: 0.7})
+    assert torch.equal(explained.x, torch.cat([x[5:6], x[1:2], x[4:5], x[3:4]]))
+    undecided = merged(answer(x, y, rounds, torch.full((8,), torch.nan)), EVERY)
+    assert torch.equal(undecided.x, x[:4])
+
+
+def test_candidates_of_one_round_or_of_other_labels_stay_apart_however_near() -> None:
+    x = four()
+    alike = torch.cat([x, x])
+    assert len(merged(answer(alike, torch.arange(8), [1, 1, 2, 2, 3, 3, 4, 4]), EVERY).x) == 8
+    same_round = merged(answer(x[[0, 0, 1, 1]], torch.zeros(4, dtype=torch.int64), [1, 1, 2, 2]), EVERY)
+    assert len(same_round.x) == 4
+
+
+def test_different_examples_stay_apart() -> None:
+    x = torch.cat([four(0), four(1)])
+    found = answer(x, torch.cat([LABELS, LABELS]), [1, 1, 2, 2, 3, 3, 4, 4])
+    assert merged(found, EVERY) is found
+
+
+@pytest.mark.parametrize("size", [1, MOST + 1])
+def test_what_cannot_be_compared_is_left_as_it_is(size: int) -> None:
+    found = answer(torch.zeros(size, 1, 2, 2), torch.zeros(size, dtype=torch.int64), list(range(size)))
+    assert merged(found, dict.fromkeys(range(size), 0.0)) is found
+
+
+def test_where_nothing_is_surely_different_nothing_is_merged() -> None:
+    x = torch.rand(3, 1, 8, 8)
+    assert groups_of(x, torch.zeros(3), [{1}, {2}, {3}], same=0.5) == [[0], [1], [2]]
+
+
+def test_numbers_that_are_none_do_no_harm() -> None:
+    x, y, rounds = two_passes(0.0)
+    x = torch.cat([x[:7], torch.full_like(x[:1], torch.nan)])
+    assert len(merged(answer(x, y, rounds), EVERY).x) == 5
+
+
+def test_an_attack_that_does_not_link_merges_what_it_finds_twice(observe: Callable[..., Observation]) -> None:
+    """Batches of two, three passes: twelve places, of which a search without links made twelve examples of four."""
+    data, x = DataSpec(shape=(1, 8, 8), num_classes=4), four()
+    rounds, weights = [], None
+    for number, rows in enumerate(((0, 2), (1, 3), (1, 2), (0, 3), (0, 2), (1, 3)), start=1):
+        batch = x[list(rows)], LABELS[list(rows)]
+        seen = observe(batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.01, weights=weights)
+        weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
+        rounds.append(replace(seen, round=number))
+    attack = agic(compare="none", distance="euclidean", optimiser="wolfe", steps=50, tv=0.0)
+    (found,) = attack([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
+    assert len(found.x) < 8
+    assert len(found.slots) == 12
+    for number in range(1, 7):
+        assert len({slot.example for slot in found.slots if slot.round == number}) == 2
+    errors = (found.x.clamp(0, 1)[:, None] - x[None]).flatten(2).square().mean(dim=2)
+    assert (errors.min(dim=0).values < 0.009).sum() >= 3
+    (null,) = without_gradient(attack)([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
+    assert len(null.x) == 12
