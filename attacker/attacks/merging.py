@@ -18,8 +18,8 @@ from attacker.reconstruction import Reconstruction
 SAME = 0.1
 """Distance of two candidates up to which they are the same example, relative to the median distance of different ones.
 
-Chosen on twelve sets of 24 candidates for 8 CIFAR-10 images of the tuning part (`tuned.json`, "same candidates"): none of 45 groups
-was wrong up to 0.15, and 5 of 50 at 0.2. On three sets of the validation part none of 12 is wrong at 0.1."""
+Chosen on twelve sets of 24 candidates for 8 CIFAR-10 images of the tuning part (`tuned.json`, "same candidates"): none of 45
+groups was wrong up to 0.15, and 5 of 50 at 0.2. On three sets of the validation part none of 12 is wrong at 0.1."""
 MOST = 600
 """Candidates up to which all pairs are compared."""
 
