@@ -116,16 +116,20 @@ def single(both: Paired) -> float | None:
 def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
     """Return the least mean difference that a sample with this spread shows with the chance `POWER`.
 
-    The spread is the upper limit of its one-sided 80 % interval: of few clusters it is known badly.
+    The spread is the upper limit of its one-sided 90 % interval: of few clusters it is known badly.
     """
     _, error, count = _mean_and_error(values, groups)
-    wide = error * sqrt((count - 1) / chi2.ppf(0.2, count - 1))
+    wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
     return float((t.isf(level, count - 1) + t.ppf(POWER, count - 1)) * wide)
 
 
 def detectable_share(null: float, groups: Sequence[Hashable], level: float) -> float | None:
-    """Return the least difference of shares that clusters of one example show with the chance `POWER`; None where none does."""
-    count, chance = min(len(set(groups)), 500), null * (1 - null)
+    """Return the least difference of shares that clusters of one example show with the chance `POWER`; None where none does.
+
+    null: its share among the examples of the clusters, to which one success and one failure are added (Laplace).
+    """
+    count, share = min(len(set(groups)), 500), (null * len(groups) + 1) / (len(groups) + 2)
+    chance = share * (1 - share)
     for difference in np.arange(1, 101) / 100:
         more, less = min(difference + chance, 1.0), min(chance, max(0.0, 1 - difference - chance))
         if _sign_power(count, more, less, level) >= POWER:

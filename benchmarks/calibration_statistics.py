@@ -1,0 +1,275 @@
+"""How often intervals hold the true value, and how often verdicts are wrong.
+
+python benchmarks/calibration_statistics.py            both; --quick: fewer repetitions and cases
+
+Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
+each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak where a second null stands in for
+the attack. A false "no leak" is a verdict of no leak where the attack gains as much as the verdict itself said that the sample
+would show. No number here was chosen on these images: levels follow from theory, see `attacker.scoring`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from contract import Options, cpu_seconds, options, told
+from numpy.typing import NDArray
+from single_cases import client
+from splits import Images, images
+from torch import Tensor
+
+from attacker.attacks import ATTACKS
+from attacker.attacks.spec import without_gradient
+from attacker.scoring.assignment import assign
+from attacker.scoring.gallery import Gallery
+from attacker.scoring.measures import measure
+from attacker.scoring.score import labels_read
+from attacker.scoring.statistics import Estimate, mean, share
+from attacker.scoring.verdict import Verdict, judge
+from fedsim.datasets import Dataset
+from fedsim.datasets.base import Examples
+from fedsim.wire import DataSpec
+
+Row = dict[str, Any]
+CLUSTERS, SIZES, CORRELATIONS = (8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+# --- intervals ---
+
+
+def intervals(asked: Options) -> tuple[list[Row], Row]:
+    """Return the coverage of nominal 95 % intervals by design, and over all designs."""
+    repetitions = 100 if asked.quick else 1000
+    rng, rows = np.random.default_rng(asked.seed + 1), []
+    for count, size, correlation in product(CLUSTERS, SIZES, CORRELATIONS):
+        if size == 1 and correlation:
+            continue
+        design = {"clusters": count, "size": size, "correlation": correlation}
+        for value in SHARES:
+            samples = draw_successes(rng, (repetitions, count, size), correlation, value)
+            rows.append({"of": "share", "true": value, **design, "coverage": coverage(samples, value, share)})
+        for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)):
+            common, own = draw(size=(repetitions, count, 1)), draw(size=(repetitions, count, size))
+            samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
+            true = float(np.sqrt(correlation) + np.sqrt(1 - correlation)) * (name == "skewed")
+            rows.append({"of": f"mean, {name}", "true": true, **design, "coverage": coverage(samples, true, mean)})
+    found = [row["coverage"] for row in rows]
+    outside = float(np.mean([not 0.92 <= value <= 0.98 for value in found]))
+    summary = {"coverage": float(np.mean(found)), "coverage_min": min(found), "coverage_max": max(found), "designs": len(rows)}
+    kinds = {kind: [row["coverage"] for row in rows if row["of"].startswith(kind)] for kind in ("share", "mean")}
+    summary |= {f"coverage_{kind}": float(np.mean(values)) for kind, values in kinds.items()}
+    return rows, {**summary, "designs_outside_0.92_to_0.98": outside, "repetitions": repetitions}
+
+
+def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:
+    """Draw successes (repetitions, clusters, size), with the share of each cluster from a beta distribution."""
+    if correlation == 1:
+        own = (rng.random(shape[:2]) < value).astype(float)
+    elif correlation == 0:
+        own = np.full(shape[:2], value)
+    else:
+        total = (1 - correlation) / correlation
+        own = rng.beta(value * total, (1 - value) * total, shape[:2])
+    return (rng.random(shape) < own[..., None]).astype(float)
+
+
+def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
+    """Return how often the interval holds the true value. samples: (repetitions, clusters, size)."""
+    clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
+    found = [estimate(sample.ravel(), clusters) for sample in samples]
+    return float(np.mean([one.low <= true <= one.high for one in found]))
+
+
+# --- verdicts ---
+
+SETS = ("cifar10", "cifar100", "lfw")
+SIZES_OF_RUNS = (1, 3, 8, 16)
+MODELS = ("lenet_cpl", "mlp")
+Attack = tuple[str, dict[str, Any]]
+Answers = list[tuple[Tensor, Tensor]]
+SEARCH: Attack = ("inverting_gradients", {"steps": 40, "restarts": 1})
+EXACT: Attack = ("exact", {})
+NOISE = "clip(1) | gaussian(0.003)"
+OTHERS = 500
+"""Images of the tuning part that answers are compared with: an auditor has other examples of the same data."""
+
+
+def verdicts(asked: Options) -> tuple[list[Row], Row]:
+    """Return one row for each design with its wrong verdicts, and the shares of wrong ones over all cases."""
+    with cpu_seconds() as clock:
+        judged = [*_synthetic(asked), *_real(asked)]
+    rows = []
+    for kind in dict.fromkeys((one.source, one.design, one.truth) for one in judged):
+        own = [one for one in judged if (one.source, one.design, one.truth) == kind]
+        wrong = sum(one.is_wrong for one in own)
+        rows.append({"source": kind[0], "design": kind[1], "truth": kind[2], "cases": len(own), "wrong": wrong})
+    summary: Row = {}
+    for truth, key in (("no leak", "false_leak"), ("leak", "false_no_leak")):
+        own = [one for one in judged if one.truth == truth]
+        for source in ("", "synthetic", "real"):
+            some = [one for one in own if source in one.source]
+            name = f"{key}_{source}" if source else key
+            summary |= {name: sum(one.is_wrong for one in some) / max(1, len(some)), f"{name}_cases": len(some)}
+    return rows, {**summary, "cases": len(judged), "cpu_seconds": clock.seconds}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what is true. truth: leak or no leak."""
+
+    source: str
+    design: str
+    truth: str
+    verdict: Verdict
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the verdict says the opposite of what is true."""
+        return self.verdict.leaks != (self.truth == "leak")
+
+
+def _synthetic(asked: Options) -> Iterator[Judged]:
+    """Scores drawn from distributions: a null against itself, and leaks of the size that the verdict calls detectable."""
+    rng = np.random.default_rng(asked.seed + 2)
+    repetitions = 5 if asked.quick else 40
+    for clusters, size, correlation in ((3, 1, 0.0), (8, 1, 0.0), (8, 4, 0.5), (30, 1, 0.0)):
+        design = f"{clusters} cases of {size}"
+        for _ in range(repetitions):
+            null, attack = (_drawn_rows(rng, clusters, size, correlation) for _ in range(2))
+            verdict = judge(attack, null)
+            yield Judged("synthetic", design, "no leak", verdict)
+            for score in ("psnr", "ssim"):
+                if (least := verdict.detectable.get(score)) is None:
+                    continue
+                shifted = [{**row, score: row[score] + least} for row in _drawn_rows(rng, clusters, size, correlation)]
+                yield Judged("synthetic", f"{design}, {score} up by what it says", "leak", judge(shifted, null))
+
+
+def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[Row]:
+    """Rows of an attack that knows nothing: PSNR about 10 dB, SSIM about 0.05, labels by chance, ranks uniform."""
+    rows = []
+    for case in range(clusters):
+        common = rng.normal(size=2)
+        together = (1 + rng.integers(400)) / 401
+        for position in range(size):
+            own = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=2)
+            rank = int(rng.integers(401))
+            rows.append(
+                {
+                    "case": str(case),
+                    "index": case * size + position,
+                    "failure": None,
+                    "oracles": (),
+                    "psnr": 10 + 2 * float(own[0]),
+                    "ssim": 0.05 + 0.03 * float(own[1]),
+                    "success": bool(rng.random() < 0.01),
+                    "label_success": bool(rng.random() < 0.1),
+                    "rank": 1 + rank,
+                    "gallery": 401,
+                    "rank_share": rank / 400,
+                    "chance": min(1.0, size * (1 + rank) / 401),
+                    "case_chance": together,
+                }
+            )
+    return rows
+
+
+def _real(asked: Options) -> Iterator[Judged]:
+    """Federations attacked by a cheap search: null against null, and attacks with and without noise in the updates.
+
+    What an attack truly gains is its mean difference over all clients. Where that is at least what the verdict on some of them
+    says that they would show, by any score, the verdict must say that it leaks. The closed form recovers every image.
+    """
+    for name, model in product(SETS[:1] if asked.quick else SETS, MODELS[:1] if asked.quick else MODELS):
+        gallery = _gallery(asked, name)
+        clients = _Clients(asked, name, model, "", 16 if asked.quick else 32)
+        nulls = [clients.attacked(SEARCH, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
+        for size in SIZES_OF_RUNS:
+            for one, other in zip(nulls[1:], nulls, strict=False):
+                for part in _parts(len(clients.x), size, 6):
+                    rows, null = (clients.rows(found, part, gallery) for found in (one, other))
+                    yield Judged("real", f"{name}, {model}, {size} clients, another null", "no leak", judge(rows, null))
+        for attack, defense in ((SEARCH, ""), (SEARCH, NOISE), *([(EXACT, "")] if model == "mlp" else [])):
+            defended = replace(clients, defense=defense)
+            yield from _of_attack(defended, attack, defended.attacked(attack, null=False, seed=0), nulls[0], gallery)
+
+
+def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answers, gallery: Gallery) -> Iterator[Judged]:
+    """Verdicts on runs of an attack that leaks enough to be seen."""
+    everyone = range(len(clients.x))
+    whole = judge(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
+    gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
+    for size in SIZES_OF_RUNS:
+        for part in _parts(len(everyone), size, 3):
+            verdict = judge(clients.rows(found, part, gallery), clients.rows(null, part, gallery))
+            seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
+            if seen or attack == EXACT:
+                design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
+                yield Judged("real", design, "leak", verdict)
+
+
+def _parts(count: int, size: int, most: int) -> list[range]:
+    """Disjoint runs of so many clients."""
+    return [range(start, start + size) for start in range(0, count - size + 1, size)][:most]
+
+
+@cache
+def _gallery(asked: Options, name: str) -> Gallery:
+    """Other images of the same data, of the tuning part."""
+    found = images(asked, name, 60 if asked.quick else OTHERS, part="tuning")
+    examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
+    names = tuple(map(str, range(found.data.num_classes)))
+    return Gallery.of(Dataset(name=name, spec=found.data, class_names=names, train=examples, test=examples))
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Clients with one image each, attacked together; a run is some of them."""
+
+    asked: Options
+    name: str
+    model: str
+    defense: str
+    count: int
+
+    @property
+    def images(self) -> Images:
+        return images(self.asked, self.name, self.count)
+
+    @property
+    def x(self) -> Tensor:
+        return self.images.x
+
+    def attacked(self, attack: Attack, *, null: bool, seed: int) -> Answers:
+        name, arguments = attack
+        built = ATTACKS[name](**arguments)
+        built = replace(without_gradient(built) if null else built, device=self.asked.device)
+        network, own = client(self.model, self.images.data, seed=self.asked.seed), self.images
+        batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
+        cases = [network.case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
+        found = built(cases, rng=torch.Generator().manual_seed(1000 * self.asked.seed + seed))
+        return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
+
+    def rows(self, found: Answers, part: range, gallery: Gallery) -> list[Row]:
+        """Return rows of scores, as scoring writes them."""
+        own = self.images
+        return [_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
+
+
+def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> Row:
+    x, y = answer
+    (measured,) = measure(x, truth, data, "not measured")
+    (nearest,) = gallery.compare(x, truth, assign(x, truth), [-1])
+    read = labels_read([label], y.tolist())
+    return {"case": str(i), "index": i, "oracles": (), "label_success": read[0], **measured, **nearest}
+
+
+if __name__ == "__main__":
+    asked = options(__doc__ or "")
+    for name, measured in (("intervals", intervals), ("verdicts", verdicts)):
+        told(f"calibration_statistics {name}", *measured(asked), asked)
