@@ -1,6 +1,6 @@
 """AGIC on the full ResNet20-4: what layer weights, a second epoch, linking and the one-batch approximation bring.
 
-    layers    equal weights against layer weights, one image each, 1,000 iterations with step decay (--long: 3,000)
+    layers    equal weights against layer weights, one image each, 1,000 iterations with step decay (--short: 500, --long: 3,000)
     shapes    the functions of AGIC's table I, batches of 4
     epochs    one round against two linked ones of different epochs (table VI)
     matching  links of two shuffled epochs by features and assignment, beside images and greedy as published (table V)
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=TABLES, flags=("long",))
+    asked = options(__doc__ or "", tables=TABLES, flags=("short", "long"))
     rows: list[Row] = []
     summary: dict[str, Any] = {}
     by_name = {"layers": layers, "shapes": shapes, "epochs": epochs, "fedavg": fedavg}
@@ -50,7 +50,7 @@ def main() -> None:
 
 def layers(asked: Options) -> tuple[list[Row], Row]:
     """One image each."""
-    count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 1000)
+    count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = images(asked, "cifar10", count), _network(asked, "cifar10", count)
     cases = [of.case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
     rows = [_attacked(asked, search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]

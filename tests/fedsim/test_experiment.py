@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedsim import datasets
 from fedsim.experiment import Experiment, ExperimentError, Named, read, validate
 from fedsim.wire.selection import parse_rounds
 
@@ -268,3 +269,15 @@ def test_rounds_are_read(text: str, rounds: set[int] | None) -> None:
 def test_rounds_that_are_none_are_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="rounds"):
         parse_rounds(text)
+
+
+def test_ranges_and_categories_of_a_table_are_named_in_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("age,ward,y\n" + "".join(f"{20 + i},{'ns'[i % 2]},{i % 2}\n" for i in range(10)))
+    known = 'ranges = { age = [0, 120] }, categories = { ward = ["n", "s", "w"] }'
+    text = SMALL.replace('"digits"', f'{{ name = "csv", path = "{tmp_path / "table.csv"}", {known} }}')
+    (tmp_path / "given.toml").write_text(text)
+    experiment = read(tmp_path / "given.toml")
+    (tmp_path / "printed.toml").write_text(experiment.to_toml())
+    assert read(tmp_path / "printed.toml") == experiment
+    spec = datasets.load(experiment.data.name, **experiment.data.arguments).spec
+    assert (spec.ranges_from, spec.shape, spec.columns[0].high) == ("public", (4,), 120)
