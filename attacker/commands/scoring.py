@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attacker.commands.truth import truth_of
-from fedsim.console import Json, err, errors_told, out, print_json, progress_bar
+from fedsim.console import IN_PART, Json, err, errors_told, out, print_json, progress_bar
 
 if TYPE_CHECKING:
     from attacker.scoring import Estimate, Scorer, Summary
@@ -28,20 +28,43 @@ def score(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare reconstructions with what the clients really used: one row an example."""
+    """Compare reconstructions with what the clients really used: one row an example.
+
+    Exit status: 0 where every case is finished, with an answer or without; 3 where cases of an attack or of its null wait or were
+    interrupted, and shares are of the others alone; 2 for wrong arguments; 1 for work that failed.
+    """
     with errors_told():
         from attacker.scoring import Scorer, summarise
 
         run, sources = _sources(folder)
         described = (data, dict[str, Any]()) if data else None
         scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
-        summaries = summarise(_scores(scorer, sources))
+        rows = _scores(scorer, sources)
+        summaries = summarise(rows)
         if as_json:
             print_json([{**one.as_json(), **_left_out(scorer, one.source)} for one in summaries])
-            return
-        _print_summaries(summaries)
-        if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
-            err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+        else:
+            _print_summaries(summaries)
+            if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
+                err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
+        if _tell_unfinished(rows):
+            raise typer.Exit(IN_PART)
+
+
+def _tell_unfinished(rows: list[dict[str, Any]]) -> bool:
+    """Say on stderr how many cases of each attack, or null, are not finished; whether there are any."""
+    from itertools import groupby
+
+    from attacker.scoring.states import UNFINISHED, count_cases, count_in_words, unfinished
+
+    found = False
+    for spec, group in groupby(rows, key=lambda row: str(row["spec"])):
+        cases = count_cases(group)
+        if left := unfinished(cases):
+            found = True
+            words = f"{left} of {sum(cases.values())} cases are not finished ({count_in_words(cases, UNFINISHED)})"
+            err.print(f"[bold yellow]{escape(spec)}: {words}[/]; nothing is said of them. The same attacker replay goes on.")
+    return found
 
 
 def _left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
@@ -81,17 +104,29 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         table.add_column(title, justify="right")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
-        success = f"{_share(one.success)} ({one.success.low:.0%}-{one.success.high:.0%})" if one.success else NOTHING
+        success = f"{_share(one.success)} ({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
         null = "not run" if one.null is None else _share(one.null.success)
         null_labels = "not run" if one.null is None else _share(one.null.label_success)
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
         labels = "told" if "labels" in one.oracles else _share(one.label_success)
-        name = escape(one.spec) + (f"\n[dim]{escape(one.ways)}[/]" if one.ways else "")
+        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in _beside(one))])
         table.add_row(name, str(one.examples), success, null, labels, null_labels, _quality(one), oracles)
     out.print(table)
     for one in summaries:
-        if one.verdict:
-            out.print(f"[bold]{escape(one.attack)}[/]: {escape(one.verdict.words)}.", soft_wrap=True)
+        words = NOTHING if one.success is None else one.verdict.words if one.verdict else ""
+        if words:
+            out.print(f"[bold]{escape(one.attack)}[/]: {escape(words)}.", soft_wrap=True)
+
+
+def _beside(one: "Summary") -> list[str]:
+    """What stands below an attack's name: how its cases were answered, and what is not counted."""
+    from attacker.scoring.states import UNFINISHED, count_in_words
+
+    left = count_in_words(one.cases, UNFINISHED)
+    finished = sum(one.cases.values()) - sum(one.cases.get(state, 0) for state in UNFINISHED)
+    states = f"{finished} of {sum(one.cases.values())} cases finished, {left}" if left else ""
+    surplus = f"{one.surplus} surplus candidates left out" if one.surplus else ""
+    return [text for text in (one.ways, states, surplus) if text]
 
 
 def _quality(one: "Summary") -> str:
@@ -102,7 +137,7 @@ def _quality(one: "Summary") -> str:
 
 
 def _share(estimate: "Estimate | None") -> str:
-    return NOTHING if estimate is None else f"{estimate.value:.0%}"
+    return "-" if estimate is None else f"{estimate.value:.0%}"
 
 
 def _sources(folder: Path) -> tuple[Path, list[Path]]:

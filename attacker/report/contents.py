@@ -16,6 +16,7 @@ from attacker.report.pairs import Pair
 from attacker.report.undone import Missing
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
+from attacker.scoring.states import FINISHED, State
 from fedsim.wire import Manifest, Row
 from fedsim.wire.masked import SUM
 
@@ -28,10 +29,11 @@ class Example:
 
     rounds:  in which it was used, of those that the case puts together. claimed: those in which its reconstruction is said to
              have been; None where there is none, or nobody asked.
-    psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
+    state: of the case. psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
     """
 
     case: str
+    state: State
     rounds: tuple[int, ...]
     client: str
     batch: int
@@ -63,7 +65,8 @@ class AttackOnRun:
 
     summary:       None where nothing is scored yet. null: the same attack without a gradient, where it is scored.
     cases:         complete observations that it was to attack; None where its attack.json is gone.
-    interrupted:   cases that the user stopped: the best so far.
+    states:        how many of these cases are done, failed, interrupted and waiting.
+    examples:      scored ones, save those of cases that no attack has come to.
     losses:        the attack's own loss, once an iteration, of each case.
     lpips_reasons: why there is no LPIPS, where there is none.
     unscored:      reconstructions that nothing was compared with.
@@ -78,7 +81,7 @@ class AttackOnRun:
     oracles: tuple[str, ...]
     seed: int
     cases: int | None
-    interrupted: int = 0
+    states: Mapping[str, int] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     losses: tuple[NDArray[np.float64], ...] = ()
     lpips_reasons: tuple[str, ...] = ()
@@ -90,8 +93,8 @@ class AttackOnRun:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """Why examples have no reconstruction, and how many for each reason."""
-        return Counter(example.failure for example in self.examples if example.failure is not None).most_common()
+        """Why examples of finished cases have no reconstruction, and how many for each reason."""
+        return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
 
     @property
     def said(self) -> list[tuple[str, int]]:
@@ -106,8 +109,13 @@ class AttackOnRun:
 
     @property
     def distinct(self) -> int:
-        """Examples of the data set among the rows: one that was attacked in three rounds is one."""
-        return len({example.index for example in self.examples})
+        """Examples of the data set among the finished: one that was attacked in three rounds is one."""
+        return len({example.index for example in self.finished})
+
+    @property
+    def finished(self) -> list[Example]:
+        """The examples that shares and means are of."""
+        return [example for example in self.examples if example.state in FINISHED]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """All that a report shows of a run, read from its folder. Nothing here draws or formats."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
+from attacker.report.commands import replay_command, score_command
 from attacker.report.contents import AttackOnRun, Example, Record, Run
 from attacker.report.linked import linked
 from attacker.report.pairs import Pair, read_pair
-from attacker.report.undone import Missing, no_truth, not_replayed, unfinished, waiting
+from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
 from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import summarise
 from attacker.scoring.counted import superseded
+from attacker.scoring.states import State, count_cases, read_case, state_of
 from fedsim.wire import DamagedFile, Manifest, Recording
 from fedsim.wire.files import read_json_lines
 
@@ -47,9 +50,10 @@ def gather(folder: Path, *, scored: bool = True) -> Run:
         missing.append(Missing("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
     scores = _lines(folder / "scores.jsonl", missing) if scored else []
     facts = _facts(folder, recording.manifest, missing)
-    attacks = _attacks(folder, recording.manifest, facts, scores, missing)
+    states = {source: _states(folder / "reconstructions" / source, told) for source, told in facts.items()}
+    attacks = _attacks(folder, recording.manifest, facts, states, scores, missing)
     truth = scored and (folder / "truth").is_dir()
-    missing += _undone(folder, asked, facts, scores, attacks, truth=truth)
+    missing += _undone(folder, asked, facts, states, scores, attacks, truth=truth)
     return Run(
         folder=folder,
         manifest=recording.manifest,
@@ -92,7 +96,12 @@ def _facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str
 
 
 def _attacks(
-    folder: Path, manifest: Manifest, facts: Mapping[str, Record], scores: Sequence[Record], missing: list[Missing]
+    folder: Path,
+    manifest: Manifest,
+    facts: Mapping[str, Record],
+    states: Mapping[str, Mapping[str, State]],
+    scores: Sequence[Record],
+    missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
     """Every attack, scored or not, its null beside it; nulls alone are left out."""
     rows: dict[str, list[Record]] = {}
@@ -100,7 +109,7 @@ def _attacks(
         rows.setdefault(str(row["source"]), []).append(row)
     pairs = _pairs(folder, manifest, rows)
     found = {
-        source: _attack(folder, source, facts.get(source), rows.get(source, []), pairs, missing)
+        source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, missing)
         for source in sorted({*facts, *rows})
     }
     for source, attack in found.items():
@@ -121,6 +130,7 @@ def _attack(
     folder: Path,
     source: str,
     facts: Record | None,
+    states: Mapping[str, State] | None,
     rows: Sequence[Record],
     pairs: Mapping[tuple[str, Place], Pair],
     missing: list[Missing],
@@ -133,9 +143,9 @@ def _attack(
         source=source,
         is_null=told["null"],
         oracles=tuple(told["oracles"]),
-        cases=_cases(folder / "reconstructions" / source, facts) if facts else None,
-        interrupted=len({row["case"] for row in rows if row.get("interrupted")}),
-        examples=tuple(_example(row, pairs) for row in rows),
+        cases=None if states is None else len(states),
+        states=count_cases(rows) if states is None else Counter(states.values()),
+        examples=tuple(_example(row, pairs) for row in rows if state_of(row) != "waiting"),
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
         linked=together,
         notes={row["case"]: row["notes"] for row in rows if row.get("notes") and row["case"] in apart},
@@ -143,11 +153,11 @@ def _attack(
     )
 
 
-def _cases(folder: Path, told: Record) -> int:
-    """Those to attack; a case whose rounds are all in others that count is none."""
-    others = superseded(folder, told["cases"])
-    whole = {key for key, other in others.items() if not other.rest}
-    return sum(case["status"] == "complete" and case["key"] not in whole for case in told["cases"])
+def _states(folder: Path, told: Record) -> dict[str, State]:
+    """The state of each case to attack, by what lies in the attack's folder now; one whose rounds are all in others is none."""
+    whole = {key for key, other in superseded(folder, told["cases"]).items() if not other.rest}
+    keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
+    return {key: read_case(folder, key)[1] for key in keys}
 
 
 def _unscored(
@@ -180,6 +190,7 @@ def _example(row: Record, pairs: Mapping[tuple[str, Place], Pair]) -> Example:
     if row["failure"] is not None:
         pair = pairs.get(("", _place(row)), Pair())
     return Example(
+        state=state_of(row),
         **{
             key: row[key]
             for key in ("case", "client", "batch", "position", "index", "psnr", "success", "label_success", "failure")
@@ -217,6 +228,7 @@ def _undone(
     folder: Path,
     recording: Path,
     facts: Mapping[str, Record],
+    states: Mapping[str, Mapping[str, State]],
     scores: Sequence[Record],
     attacks: Sequence[AttackOnRun],
     *,
@@ -225,11 +237,17 @@ def _undone(
     """What is left to replay and to score. recording: what to name to replay."""
     if not facts and not scores:
         return [not_replayed(recording)]
-    scored = {(row["source"], row["case"]) for row in scores}
+    scored = {(row["source"], row["case"]): state_of(row) for row in scores}
     undone = [
         one
         for source, told in facts.items()
-        for one in waiting(folder, recording, source, told, scored, truth=truth or bool(scores))
+        for one in unfinished(
+            told,
+            states[source],
+            {case: state for (of, case), state in scored.items() if of == source},
+            replay=replay_command(recording, told),
+            score=score_command(folder) if truth or scores else "",
+        )
     ]
     if not truth and not scores:
         undone.append(no_truth(folder))
@@ -238,5 +256,6 @@ def _undone(
             attack.source, {"attack": attack.attack, "spec": attack.spec, "seed": attack.seed, "oracles": attack.oracles}
         )
         null = bool(attack.null) or not attack.summary
-        undone += unfinished(recording, attack.spec, told, interrupted=attack.interrupted, null=null)
+        if not null:
+            undone.append(no_null(recording, told))
     return undone

@@ -68,9 +68,11 @@ def _shown(number: int, run: Run) -> dict[str, Any]:
         "id": f"run-{number}",
         "run": run,
         "verdict": words.verdict(run),
+        "not_finished": words.not_finished(run),
         "best": words.best(run),
         "strip": _strip(run),
         "unscored_strip": _unscored_strip(run),
+        "nothing_finished": bool(run.attacks) and not words.is_finished(run),
         "losses": {attack.source: _loss_chart(number, attack) for attack in run.attacks},
         "utility": _utility(number, run),
         "no_lpips": _no_lpips(run),
@@ -87,7 +89,7 @@ def _no_lpips(run: Run) -> dict[str, list[str]]:
 def _strip(run: Run) -> list[Example]:
     """The first examples of the best attack that can be shown: in order, not the prettiest."""
     best = words.best(run)
-    return [example for example in best.examples if example.pair.original][:STRIP] if best else []
+    return [example for example in best.finished if example.pair.original][:STRIP] if best else []
 
 
 def _unscored_strip(run: Run) -> list[Found]:
@@ -140,6 +142,8 @@ def _environment() -> Environment:
             "duration",
             "amount",
             "privacy",
+            "finished_of",
+            "after",
         )
     }
     environment.filters |= {"data_uri": _data_uri, "zoom": _zoom}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.report.commands import replay_command, score_command
-from attacker.scoring.counted import superseded
+from attacker.scoring.states import FINISHED, State
 
 Record = dict[str, Any]
 
@@ -24,22 +24,30 @@ def not_replayed(recording: Path) -> Missing:
     return Missing("No attack was replayed on this recording yet.", replay_command(recording))
 
 
-def waiting(run: Path, recording: Path, source: str, told: Record, scored: set[tuple[str, str]], *, truth: bool) -> list[Missing]:
-    """What is left to replay and to score of one attack. truth: whether the run has any of its own."""
-    folder = run / "reconstructions" / source
-    others = superseded(folder, told["cases"])
-    keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in others]
-    files = {path.name for path in folder.iterdir()}
-    left = sum(f"{key}.safetensors" not in files and f"{key}.failed.json" not in files for key in keys)
-    unscored = sum((source, key) not in scored for key in keys)
+def unfinished(
+    told: Record, states: Mapping[str, State], scored: Mapping[str, State], *, replay: str, score: str
+) -> list[Missing]:
+    """What is left to replay and to score of one attack.
+
+    told: its attack.json. states: of its cases, as they are now. scored: as they were when they were scored, of those that were.
+    replay, score: the commands; score is "" where there is no truth.
+    """
+    spec, count = told["spec"], len(states)
+    waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
+    unscored = sum(state in FINISHED and scored.get(key) not in FINISHED for key, state in states.items())
     missing = []
-    if left:
-        missing.append(
-            Missing(f"{told['spec']}: {left} of {len(keys)} cases are not attacked yet.", replay_command(recording, told))
-        )
-    if unscored and truth:
-        missing.append(Missing(f"{told['spec']}: {unscored} of {len(keys)} cases are not scored yet.", score_command(run)))
+    if waiting:
+        missing.append(Missing(f"{spec}: {waiting} of {counted(count)} not attacked yet.", replay))
+    if interrupted:
+        missing.append(Missing(f"{spec}: {interrupted} of {counted(count)} interrupted: the best so far is shown.", replay))
+    if unscored and score:
+        missing.append(Missing(f"{spec}: {unscored} of {counted(count)} not scored yet.", score))
     return missing
+
+
+def counted(count: int) -> str:
+    """ "1 case is", "4 cases are"."""
+    return f"{count} case is" if count == 1 else f"{count} cases are"
 
 
 def no_truth(run: Path) -> Missing:
@@ -50,12 +58,6 @@ def no_truth(run: Path) -> Missing:
     )
 
 
-def unfinished(recording: Path, spec: str, told: Mapping[str, Any], *, interrupted: int, null: bool) -> list[Missing]:
-    """What is left to do for one attack with scores. interrupted: cases; null: whether there is one beside it."""
-    missing = []
-    if interrupted:
-        cases = "1 case was" if interrupted == 1 else f"{interrupted} cases were"
-        missing.append(Missing(f"{spec}: {cases} interrupted: the best so far is shown.", replay_command(recording, told)))
-    if not null:
-        missing.append(Missing(f"{spec} has no scored null.", replay_command(recording, told)))
-    return missing
+def no_null(recording: Path, told: Mapping[str, Any]) -> Missing:
+    """There is nothing to compare an attack's scores with."""
+    return Missing(f"{told['spec']} has no scored null.", replay_command(recording, told))

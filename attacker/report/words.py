@@ -1,10 +1,12 @@
 """Numbers and verdicts in words."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacker.report.contents import AttackOnRun, Run
 from attacker.scoring import Estimate, Summary
+from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_in_words, unfinished
 
 DASH = "\N{EN DASH}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -64,18 +66,30 @@ def amount(count: float) -> str:
 
 
 def best(run: Run) -> AttackOnRun | None:
-    """The scored attack that recovered most, of those within the threat model where there are any."""
+    """The scored attack that recovered most, of those within the threat model where there are any.
+
+    One that is not distinguishable from its null comes after those that leak, or that have no verdict.
+    """
     scored = [attack for attack in run.attacks if attack.summary and attack.summary.success]
     fair = [attack for attack in scored if not attack.oracles] or scored
     return max(fair, key=_strength, default=None)
 
 
-def _strength(attack: AttackOnRun) -> tuple[float, float, bool, float, float]:
+def _strength(attack: AttackOnRun) -> tuple[bool, float, bool, float, bool, float, float]:
     """Of equals, one that has a null beside it, and one on more examples: it says more."""
     assert attack.summary
-    success, label_success = _of(attack.summary.success), _of(attack.summary.label_success)
-    psnr = attack.summary.psnr
-    return success.value, label_success.value, attack.summary.null is not None, success.low, psnr.value if psnr else 0.0
+    summary = attack.summary
+    success, labels = _of(summary.success), _of(summary.label_success)
+    told = (not _is_gone(summary), success.value, _leaks(summary), labels.value, summary.null is not None, success.low)
+    return *told, summary.psnr.value if summary.psnr else 0.0
+
+
+def _leaks(summary: Summary) -> bool:
+    return summary.verdict is not None and summary.verdict.leaks
+
+
+def _is_gone(summary: Summary) -> bool:
+    return summary.verdict is not None and summary.verdict.outcome.startswith("not distinguishable")
 
 
 def verdict(run: Run) -> str:
@@ -84,8 +98,34 @@ def verdict(run: Run) -> str:
     if winner is None or winner.summary is None:
         return _unscored(run)
     fair = [a.summary for a in run.attacks if a.summary and a.summary.success and bool(a.oracles) == bool(winner.oracles)]
-    text = _nothing(fair, winner.summary, run) if all(map(_is_gone, fair)) else _something(winner.summary, run)
+    text = _under(run) + _verdict_on(winner.summary, run)
+    others = len(fair) - 1
+    if others and all(map(_is_gone, fair)):
+        text += f". {'The other attack is' if others == 1 else f'None of the {others} other attacks is'}"
+        text += f"{' not' if others == 1 else ''} distinguishable from its null either"
     return text[0].upper() + text[1:] + "." + _oracle(run, winner.summary)
+
+
+def _verdict_on(summary: Summary, run: Run) -> str:
+    """What one attack with finished cases comes to."""
+    name, found = _told(summary, run), summary.verdict
+    facts = f"recovered {_share(_of(summary.success), run)}{_labels(summary, 'read')}"
+    if summary.null is None or summary.null.success is None or found is None:
+        return f"{name} {facts}, with no null to compare it with"
+    facts += f"; without the gradient it recovers {recovered(summary.null.success)}{_labels(summary.null, 'reads')}"
+    if found.outcome == "recovered":
+        return f"{name} {facts}"
+    if found.outcome == "partly leaked":
+        more = "; ".join(one.words for one in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
+        return f"{name} finds more than its null does: {more}. It {facts}"
+    return f"{name} is {found.words}. It {facts}" if _is_gone(summary) else f"{name} {facts}; {found.words}"
+
+
+def _labels(summary: Summary, reads: str) -> str:
+    """How many labels were read; "" where they were told."""
+    if summary.label_success is None or "labels" in summary.oracles:
+        return ""
+    return f" and {reads} {recovered(summary.label_success)} labels"
 
 
 def _unscored(run: Run) -> str:
@@ -94,37 +134,43 @@ def _unscored(run: Run) -> str:
         noun = "example was" if shown == 1 else "examples were"
         text = f"{_under(run)}{shown:,} {noun} reconstructed, and nothing could be scored, because no truth was given"
         return f"{text[0].upper()}{text[1:]}: how near they come only the owners of the data can tell."
+    if run.attacks and not is_finished(run):
+        return "Attacks were replayed, and nothing is finished yet: what leaks is not known."
     if run.attacks:
         return "Attacks were replayed, and nothing is scored yet: what leaks is not known."
     return f"{counted(run.observed('complete'), 'update')} recorded, and none attacked yet: what leaks is not known."
 
 
-def _is_gone(summary: Summary) -> bool:
-    return summary.verdict is not None and summary.verdict.outcome.startswith("not distinguishable")
+def is_finished(run: Run) -> bool:
+    """Whether any attack came to the end of any case."""
+    return any(attack.states.get(state) for attack in run.attacks for state in FINISHED)
 
 
-def _nothing(fair: Sequence[Summary], top: Summary, run: Run) -> str:
-    if len(fair) == 1:
-        text = f"{_under(run)}{_told(top, run)} recovers no more than its null does: {_share(_of(top.success), run)}"
-    else:
-        text = f"{_under(run)}no attack recovers more than its null does: the best of them got {_share(_of(top.success), run)}"
-    readers = [summary for summary in fair if _reads_labels(summary)]
-    if not readers:
-        return text
-    reader = max(readers, key=lambda summary: _of(summary.label_success).value)
-    return f"{text}; but {attack_name(reader.attack)} read {recovered(_of(reader.label_success))} labels"
+def not_finished(run: Run) -> str:
+    """How many cases the attacks did not come to the end of, in a sentence; "" where that is none."""
+    states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
+    if not (left := unfinished(states)):
+        return ""
+    attacks = "the attack" if len(run.attacks) == 1 else f"the {len(run.attacks)} attacks"
+    of = f"{left:,} of {counted(states.total(), 'case')} of {attacks}"
+    return f"Not finished: {of} ({in_states(states, UNFINISHED)}). Shares and means are of finished cases alone."
 
 
-def _something(top: Summary, run: Run) -> str:
-    text = f"{_under(run)}{_told(top, run)} recovered {_share(_of(top.success), run)}"
-    if _reads_labels(top):
-        text += f" and read {recovered(_of(top.label_success))} labels"
-    if top.null is None or top.null.success is None:
-        return f"{text}, with no null to compare it with"
-    text += f"; without the gradient it recovers {recovered(_of(top.null.success))}"
-    if top.verdict is not None and top.verdict.leaks:
-        return text if top.verdict.outcome == "recovered" else f"{text}; {top.verdict.words}"
-    return text if _of(top.success).low > top.null.success.high else f"{text}, so that chance is not ruled out"
+def in_states(states: Mapping[str, int], wanted: Sequence[State] = STATES) -> str:
+    """ "2 done, 1 failed, 3 waiting", of those that there are."""
+    return count_in_words(states, wanted)
+
+
+def finished_of(states: Mapping[str, int]) -> str:
+    """ "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
+    total, left = sum(states.values()), unfinished(states)
+    text = f"{total - left:,} of {counted(total, 'case')} finished"
+    return f"{text}; {in_states(states, UNFINISHED)}" if left else text
+
+
+def after(words: str, start: str) -> str:
+    """The rest of `words` where they begin with `start`."""
+    return words.removeprefix(start)
 
 
 def _under(run: Run) -> str:
@@ -142,13 +188,6 @@ def _told(summary: Summary, run: Run) -> str:
 def _share(success: Estimate, run: Run) -> str:
     noun = "private images" if run.manifest.data.is_image else "private rows"
     return f"{recovered(success)} {noun} (95{SPACE}%{SPACE}CI{SPACE}{percent_interval(success)})"
-
-
-def _reads_labels(summary: Summary) -> bool:
-    """Whether more labels were read than by the null, and none was told."""
-    if summary.null is None or summary.null.label_success is None or "labels" in summary.oracles:
-        return False
-    return _of(summary.label_success).low > summary.null.label_success.high
 
 
 def _of(estimate: Estimate | None) -> Estimate:

@@ -24,7 +24,7 @@ from attacker.scoring.originals import Original, Use, claimed, count_places, lin
 from attacker.scoring.paired import SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
-from attacker.scoring.states import MATCHED_NO_MORE, WAITS, State
+from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
 from fedsim.truth import TruthReader, Used
 from fedsim.wire.files import alone, append_json_lines, json_lines, make_private, write_bytes
 
@@ -282,28 +282,15 @@ def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[
 
 
 def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
-    """A case's reconstruction, its state, and why there is nothing that could be compared with `truth`, where that is so.
-
-    A case that was cut off, and failed when it was attacked again, has failed.
-    """
-    path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
-    if not path.exists():
-        return (None, "failed", _reason(failed)) if failed.exists() else (None, "waiting", WAITS)
-    try:
-        found = Reconstruction.read(path)
-    except ValueError as error:
-        return None, "failed", str(error)
-    if found.interrupted and failed.exists():
-        return None, "failed", _reason(failed)
+    """A case's reconstruction, its state, and why there is nothing that could be compared with `truth`, where that is so."""
+    found, state, reason = read_case(folder, key)
+    if found is None:
+        return None, state, reason
     if found.x.shape[1:] != truth.shape[1:] or not found.x.shape[:1] == found.y.shape == found.confidence.shape:
         shapes = f"{tuple(found.x.shape)}, {tuple(found.y.shape)} labels and {tuple(found.confidence.shape)} confidences"
+        path = folder / f"{key}.safetensors"
         return None, "failed", f"{path}: holds examples {shapes}, and examples of this data are {tuple(truth.shape[1:])}"
-    return found, "interrupted" if found.interrupted else "done", ""
-
-
-def _reason(failed: Path) -> str:
-    """Why a case failed, as replay wrote it down."""
-    return str(json.loads(failed.read_text())["reason"])
+    return found, state, ""
 
 
 def _common(folder: Path, facts: Row) -> Row:

@@ -1,8 +1,12 @@
 """What became of each case: shares and means are of finished cases only."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
+
+from attacker.reconstruction import Reconstruction
 
 State = Literal["done", "failed", "interrupted", "waiting"]
 """done: the attack came to its end and has a reconstruction. failed: it gave up with a reason, or its file cannot be read.
@@ -11,6 +15,7 @@ interrupted: the search was cut off, and there is the best so far. waiting: not 
 """
 STATES: tuple[State, ...] = get_args(State)
 FINISHED: frozenset[State] = frozenset({"done", "failed"})
+UNFINISHED: tuple[State, ...] = ("waiting", "interrupted")
 WAITS = "not attacked yet"
 MATCHED_NO_MORE = "fewer reconstructions than examples"
 """The failure of an example of a case that is done: others of the case have a reconstruction."""
@@ -29,6 +34,31 @@ def state_of(row: Row) -> State:
     if failure == WAITS:
         return "waiting"
     return "done" if failure is None or failure == MATCHED_NO_MORE else "failed"
+
+
+def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str]:
+    """Read what replay left of a case in its folder: the reconstruction, the state, and why there is no reconstruction.
+
+    A case that was cut off, and failed when it was attacked again, has failed.
+    """
+    path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
+    if not path.exists():
+        return (None, "failed", _reason(failed)) if failed.exists() else (None, "waiting", WAITS)
+    try:
+        found = Reconstruction.read(path)
+    except ValueError as error:
+        return None, "failed", str(error)
+    if found.interrupted and failed.exists():
+        return None, "failed", _reason(failed)
+    return found, "interrupted" if found.interrupted else "done", ""
+
+
+def _reason(failed: Path) -> str:
+    """Why a case failed, as replay wrote it down."""
+    try:
+        return str(json.loads(failed.read_text())["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{failed}: cannot be read"
 
 
 def finished(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,16 +3,18 @@
 import re
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attacker.report
+from attacker.reconstruction import Reconstruction
 from attacker.report import build
 from attacker.report.commands import replay_command
 from fedsim.wire import Column
-from fedsim.wire.files import append_json_lines
+from fedsim.wire.files import append_json_lines, read_json_lines
 
 Row = dict[str, Any]
 
@@ -87,7 +89,8 @@ def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, repo
     run.attack("cpl", success=False)
     run.attack("dlg", oracles=["labels"])
     text = report(run).text
-    assert "CPL recovers no more than its null does: 0 of 4 private images" in text
+    assert "CPL is not distinguishable from the null at this sample: 4 examples" in text
+    assert "It recovered 0 of 4 private images (95 % CI 0-49 %)" in text
     assert "DLG, told labels beyond the threat model, recovered 4 of 4." in text
 
 
@@ -115,7 +118,9 @@ def test_chance_is_not_sold_as_a_leak(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
     run.rewrite(lambda row: row if row["index"] < 1 else {**row, "success": False, "psnr": 10.0, "mse": 0.1})
-    assert "chance is not ruled out" in report(run).text
+    text = report(run).text
+    assert "CPL recovered 1 of 4 private images (95 % CI 5-70 %)" in text
+    assert "no verdict" in text
 
 
 def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> None:
@@ -123,7 +128,8 @@ def test_a_defense_that_holds_is_said_to_hold(make_run: Any, report: Any) -> Non
     run.attack("cpl", success=False)
     run.attack("cpl", success=False, knows=False)
     text = report(run).text
-    assert "Under clip(1) | gaussian(0.1), no attack recovers more than its null does" in text
+    assert "Under clip(1) | gaussian(0.1), CPL is not distinguishable from the null at this sample" in text
+    assert "The other attack is not distinguishable from its null either." in text
     assert "0 of 4 private images (95 % CI 0-49 %)" in text
     assert "ignores it" in text
     assert "knows it" in text
@@ -177,8 +183,12 @@ def test_labels_that_leak_without_the_image_are_told(make_run: Any, report: Any)
     run = make_run()
     run.attack()
     run.rewrite(lambda row: {**row, "success": False, "psnr": 10.0, "mse": 0.1})
-    assert "recovers no more than its null does: 0 of 4 private images" in report(run).text
-    assert "but CPL read 4 of 4 labels" in report(run).text
+    for row in read_json_lines(run.path / "scores.jsonl"):
+        more = ({**row, "index": 4 * n + row["index"], "case": f"{n}-{row['case']}"} for n in (1, 2, 3))
+        append_json_lines(run.path / "scores.jsonl", *more)
+    text = report(run).text
+    assert "CPL finds more than its null does: labels 100% against 0%. It recovered 0 of 16 private images" in text
+    assert "and read 16 of 16 labels; without the gradient it recovers 0 of 16 and reads 0 of 16 labels." in text
 
 
 def test_names_are_escaped(make_run: Any, report: Any) -> None:
@@ -231,11 +241,79 @@ def test_what_is_missing_is_said(make_run: Any, report: Any, removed: tuple[str,
     assert said.format(run=run.path) in report(run).text
 
 
+def cut_off(run: Any, number: int) -> None:
+    """As if the user had stopped the attack in the midst of a case, and scored what there was."""
+    path = sorted(run.path.glob("reconstructions/cpl-0*/*.safetensors"))[number]
+    replace(Reconstruction.read(path), interrupted=True).write(path)
+    run.rewrite(lambda row: row if row["null"] or row["index"] != number else {**row, "state": "interrupted"})
+
+
+def not_begun(run: Any, number: int) -> None:
+    """As if no attack had come to a case when it was scored."""
+    sorted(run.path.glob("reconstructions/cpl-0*/*.safetensors"))[number].unlink()
+    unknown = dict.fromkeys(("mse", "psnr", "label_recovered_name", "pair", "success", "label_success", "failure"))
+    state = {"state": "waiting", **unknown}
+    run.rewrite(lambda row: row if row["null"] or row["index"] != number else {**row, **state})
+
+
+def test_shares_are_of_finished_cases_and_the_others_are_named(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    not_begun(run, 3)
+    cut_off(run, 2)
+    page = report(run)
+    assert "CPL recovered 2 of 2 private images" in page.text
+    assert "Not finished: 2 of 4 cases of the attack (1 waiting, 1 interrupted)." in page.text
+    assert "2 of 4 cases finished; 1 waiting, 1 interrupted" in page.text
+    assert "1 of 4 cases are not attacked yet." in page.text
+    assert "interrupted: the best so far, not counted" in page.text
+    assert "not scored yet" not in page.text
+    assert page.classed("failure") == 0
+
+
+def test_where_nothing_is_finished_no_share_is_told(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    for number in (3, 2, 1, 0):
+        not_begun(run, number)
+    page = report(run)
+    text = page.text
+    assert "Attacks were replayed, and nothing is finished yet: what leaks is not known." in text
+    assert "CPL cpl(): nothing finished yet." in text
+    assert "of 4 private images" not in text
+    assert (
+        "0 %" not in text.replace("\N{NO-BREAK SPACE}", " ").split("How to read this")[0].split("Scores")[1].split("Its null")[0]
+    )
+
+
+def test_what_was_finished_since_it_was_scored_is_to_be_scored_again(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: row if row["null"] or row["index"] else {**row, "state": "interrupted"})
+    assert f"1 of 4 cases are not scored yet. attacker score {run.path}" in report(run).text
+
+
+def test_candidates_beyond_the_examples_are_told(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    run.rewrite(lambda row: row if row["null"] else {**row, "surplus": 2})
+    assert "8 candidates too many, left out" in report(run).text.replace("candidatestoo", "candidates too")
+
+
+def test_the_verdict_on_each_attack_stands_below_the_scores(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("cpl")
+    run.attack("dlg", success=False)
+    text = report(run).text
+    assert "CPL cpl(): recovered: 4 of 4 examples, the null 0; PSNR 40.0 dB against 10.0 dB" in text
+    assert "DLG dlg(): not distinguishable from the null at this sample: 4 examples" in text
+
+
 def test_an_interrupted_case_and_a_lost_null_name_their_command(make_run: Any, report: Any) -> None:
     run = make_run()
     run.attack()
-    run.rewrite(lambda row: {**row, "interrupted": row["index"] == 0})
-    assert f"1 case was interrupted: the best so far is shown. attacker replay {run.path} --attack cpl" in report(run).text
+    cut_off(run, 0)
+    assert f"1 of 4 cases are interrupted: the best so far is shown. attacker replay {run.path} --attack cpl" in report(run).text
     shutil.rmtree(next(run.path.glob("reconstructions/cpl-null-*")))
     run.rewrite(lambda row: None if row["null"] else row)
     assert "with no null to compare it with" in report(run).text
