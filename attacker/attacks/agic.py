@@ -38,6 +38,10 @@ class Agic:
                head's gradient gives away; by images, each round's first reconstructed alone, and a global assignment; so, and
                greedily, by the labels that batches share ("published"); or not at all.
     pre_steps: iterations of those first reconstructions.
+    sees_gradient: False gives the null: examples by the prior alone for every place that numbers of examples do not tell to be
+               that of another, as `linked_by_sizes` says.
+
+    What stays apart for want of links is compared at the end: candidates that are the same example are merged.
     """
 
     name: str
