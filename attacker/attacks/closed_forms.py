@@ -28,7 +28,7 @@ SMOOTH = 3e-5
 def exact(
     *, route: str = "auto", fallback: str = "cpl", steps: int = 300, restarts: int = 1, knows_defense: bool = True
 ) -> ClosedForm:
-    """Closed forms before optimisation: linear, layers, peeled, then a search from the best of them; each answer is checked.
+    """Closed forms before optimisation: linear, layers, peeled, features, then a search from the best; each answer is checked.
 
     An answer counts as exact where its own gradient is within a thousandth of the observed one. What no route answers exactly
     goes to the search `fallback`: cpl (of images with a prior), dlg, inverting_gradients, agic (of one round), or none.

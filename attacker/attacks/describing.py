@@ -10,16 +10,13 @@ from attacker.attacks.base import Case, Memory, Progress
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.memories import within
 from attacker.attacks.probes import head_inputs, random_inputs
-from attacker.attacks.reading import read_labels
+from attacker.attacks.reading import MISFIT, read_features, read_labels
 from attacker.attacks.simulation import network_of
 from attacker.attacks.views import View
-from attacker.linking import Described, head_features
-from fedsim import models
+from attacker.linking import Described
 
 REFERENCE = 32
 """Inputs of the attacker's own whose features every round's are measured against."""
-MISFIT = 0.5
-"""Share of the head's gradient above which the features read off it do not explain it: they say nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +53,10 @@ class Describer:
         """With the features behind the head's gradient, and with labels as they fit them best; as it was where they do not."""
         if self.compare != "features":
             return one
-        row, (weight, bias) = view.case(0), models.head(view.model)
-        gradient = {name: g[0].cpu() for name, g in view.gradients.items()}
-        weights = {name: w.cpu() for name, w in row["weights"].items()}
-        found = head_features(
-            gradient[weight],
-            None if bias is None else gradient[bias],
-            one.labels,
-            weight=weights[weight],
-            bias=None if bias is None else weights[bias],
-            rng=rng,
-            recount=not known and bias is not None,
-        )
+        found = read_features(view, one.labels, rng, known=known)
         if found.misfit > MISFIT:
             return one
+        row = view.case(0)
         with torch.no_grad():
             reference, _ = head_inputs(view.model, {**row["buffers"], **row["weights"]}, view.data.normalise(probes))
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())

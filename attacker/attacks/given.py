@@ -10,10 +10,15 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """Examples x (n, *shape) in [0, 1] and their labels y (n,), of as many as are searched for, or fewer, in any order."""
+    """Examples x (n, *shape) in [0, 1] and their labels y (n,), of as many as are searched for, or fewer, in any order.
+
+    alone: whether another start is tried only where the search from here is stuck. Else one is tried unless it has converged,
+    since noise can spoil an answer that has no prior.
+    """
 
     x: Tensor
     y: Tensor
+    alone: bool = False
 
 
 First = Callable[[Sequence["Case"], Generator], Sequence[Given | None]]

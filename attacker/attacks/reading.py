@@ -1,4 +1,4 @@
-"""Labels of one observation, read off its gradient before any search."""
+"""Labels and features of one observation, read off its gradient before any search."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -7,10 +7,13 @@ from attacker.attacks.labels import Evidence, Head, LabelRule
 from attacker.attacks.probes import head_inputs, random_inputs
 from attacker.attacks.simulation import total_step
 from attacker.attacks.views import View
+from attacker.linking import HeadFeatures, head_features
 from fedsim import models
 
 PROBES = 64
 """Random inputs of the attacker's own, to see what the model makes of anything."""
+MISFIT = 0.5
+"""Share of the head's gradient above which the features read off it do not explain it: they say nothing."""
 
 
 def read_labels(rule: LabelRule, view: View, i: int, model: nn.Module, rng: Generator) -> Tensor:
@@ -32,3 +35,19 @@ def read_labels(rule: LabelRule, view: View, i: int, model: nn.Module, rng: Gene
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     guess = models.probabilities(logits).mean(dim=0)
     return rule(Evidence(gradient, weight, bias, view.count, guess, view.defended, head))
+
+
+def read_features(view: View, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
+    """What went into the last layer of each example behind the only case of a view, on the CPU. known: labels are no guess."""
+    row, (weight, bias) = view.case(0), models.head(view.model)
+    gradient = {name: g[0].cpu() for name, g in view.gradients.items()}
+    weights = {name: w.cpu() for name, w in row["weights"].items()}
+    return head_features(
+        gradient[weight],
+        None if bias is None else gradient[bias],
+        labels,
+        weight=weights[weight],
+        bias=None if bias is None else weights[bias],
+        rng=rng,
+        recount=not known and bias is not None,
+    )

@@ -121,10 +121,11 @@ class Search:
 
     def _starts_again(self, i: int, restart: int) -> bool:
         """Whether case i is searched for once more: always by its own first start, unless the given one has led to the end."""
-        own = restart - (self.given[i] is not None)
+        given = self.given[i]
+        own = restart - (given is not None)
         if own < 0 or restart == 0:
             return True
-        least = self.stuck[i] if own else self.enough[i]
+        least = self.stuck[i] if own or (given is not None and given.alone) else self.enough[i]
         return own < self.attack.restarts and self.best[i].loss > float(least)
 
     def _search(self, pending: list[int], restart: int) -> None:

@@ -25,6 +25,7 @@ class Answer:
 
     confidence: (B,) in [0, 1], where the route has its own. twin: another x with the same gradient.
     determined: the share of the input's values that the gradient determines, by count; below 1, many have the same gradient.
+    likeliest: whether it is a maximum a posteriori estimate, which does not fit noise.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class Answer:
     confidence: Tensor | None = None
     twin: Tensor | None = None
     determined: float = 1.0
+    likeliest: bool = False
 
 
 @dataclass(frozen=True)

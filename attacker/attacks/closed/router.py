@@ -111,7 +111,9 @@ class Routing:
     def start(self, i: int) -> Given | None:
         """Where a search for case i may start: an answer that explains something."""
         found = self.found[i]
-        return Given(found.answer.x.clamp(0, 1), found.answer.y) if found.answer is not None and found.missed < 1 else None
+        if found.answer is None or found.missed >= 1:
+            return None
+        return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
         """One route for the cases that are left; what it gives is kept where it is better than what there is."""

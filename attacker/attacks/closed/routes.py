@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from attacker.attacks.base import generator_for
 from attacker.attacks.closed.batch_labels import explain
 from attacker.attacks.closed.chain import Chain
+from attacker.attacks.closed.features import features
 from attacker.attacks.closed.labelled import labelled
 from attacker.attacks.closed.layers import Answer, answers, read, require_single, walk_through
 from attacker.attacks.closed.linear import recover_linear
@@ -70,7 +71,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
 
 TWIN = "an example of another length has the same gradient: of the two, the one in the range of data is given"
 
-ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled}
+ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled, "features": features}
 
 
 def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:

@@ -7,13 +7,19 @@ from torch import Generator
 
 from attacker.attacks.base import Case
 from attacker.attacks.closed.router import ClosedForm, Routing
+from attacker.attacks.closed.routes import ROUTES
 from attacker.attacks.given import Given
 from attacker.attacks.matching import GradientMatching
 
 
-def from_closed_form(attack: GradientMatching) -> GradientMatching:
+def from_features(attack: GradientMatching) -> GradientMatching:
+    """The same search, started also from the features of each example, where the last layer's gradient gives them away."""
+    return from_closed_form(attack, routes=("features",))
+
+
+def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """The same search, started also from the best answer of the closed forms, where that explains anything of the gradient."""
-    closed = ClosedForm(name=attack.name, stability=False, knows_defense=attack.knows_defense)
+    closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.knows_defense)
 
     def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)

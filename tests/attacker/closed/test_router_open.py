@@ -135,17 +135,18 @@ def test_a_search_that_was_stopped_is_to_be_done_again_though_the_closed_form_is
 def test_a_case_without_an_answer_does_not_take_those_of_a_stopped_search_away(
     observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two on a network that no closed form opens, the search can only take the first, and is stopped."""
+    """Of two on a network that no walk opens, the search can only take the first, and is stopped."""
+    attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
     data, model = DataSpec(shape=(3, 16, 16), num_classes=4), ModelSpec(name="resnet20_4")
     x = torch.rand(1, *data.shape, generator=seeded(3))
     first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
     monkeypatch.setattr(router, "unmet", lambda attack, case: ["it cannot"] if case is second else [])
     with pytest.raises(ValueError, match="it cannot"):
-        exact(steps=1)([first, second], rng=seeded())
+        attack([first, second], rng=seeded())
 
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LBFGSStepper, "step", stopped)
-    (answer,) = exact(steps=1)([first, second], rng=seeded())
+    (answer,) = attack([first, second], rng=seeded())
     assert (answer.case, answer.interrupted) == (first.key, True)

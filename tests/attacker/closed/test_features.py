@@ -1,0 +1,104 @@
+"""Examples of a batch by their own features: nothing mixes, nothing is read from truth, and what cannot be read is said."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, cpl, exact, without_gradient
+from attacker.attacks.closed.features import likeliest
+from attacker.attacks.closed.smoothness import DEVIATION, smooth_spread
+from fedsim.wire import DataSpec, ModelSpec, Observation
+
+Observe = Callable[..., Observation]
+DATA = DataSpec(shape=(1, 16, 16), num_classes=12)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def smooth_images(count: int, data: DataSpec = DATA) -> Tensor:
+    """Images as the prior has them."""
+    spread = smooth_spread(data, torch.float64, torch.device("cpu"))
+    return (0.5 + spread(torch.randn(count, *data.shape, generator=seeded(5), dtype=torch.float64))).clamp(0, 1).float()
+
+
+def batch(observe: Observe, labels: list[int], **settings: Any) -> tuple[Case, Tensor, Tensor]:
+    x, y = smooth_images(len(labels)), torch.tensor(labels)
+    return Case((observe((x, y), model=ModelSpec(name="lenet_cpl"), data=DATA, **settings),)), x, y
+
+
+def off(found: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Mean squared errors, each example beside the one with its label."""
+    order = [found.y.tolist().index(int(label)) for label in y]
+    return (found.x[order].clamp(0, 1) - x).square().flatten(1).mean(dim=1)
+
+
+def test_every_example_of_a_batch_comes_out_by_itself(observe: Observe) -> None:
+    case, x, y = batch(observe, [3, 0, 7, 9, 1, 5, 11, 4])
+    (found,) = exact(route="features")([case], rng=seeded())
+    assert found.route == "features"
+    assert sorted(found.y.tolist()) == sorted(y.tolist())
+    assert float(off(found, x, y).max()) < 0.2 * float(x.var())
+    assert any("smooth" in note for note in found.notes)
+    assert float(found.confidence.max()) < 1
+
+
+def test_a_search_from_features_recovers_a_batch_that_a_search_alone_mixes(observe: Observe) -> None:
+    case, x, y = batch(observe, [3, 0, 7, 9])
+    (alone,) = cpl(optimiser="wolfe", tv=1e-5, steps=6)([case], rng=seeded())
+    (found,) = cpl(optimiser="wolfe", tv=1e-5, steps=6, features=True)([case], rng=seeded())
+    assert found.route == "optimisation from a closed form"
+    assert found.loss[-1] < alone.loss[-1]
+    assert float(off(found, x, y).mean()) < 0.3 * float(off(alone, x, y).mean())
+
+
+def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise AssertionError("the null has read the gradient")
+
+    monkeypatch.setattr("attacker.attacks.closed.features.read_features", refuse)
+    case, _, _ = batch(observe, [3, 0])
+    for attack in (cpl(features=True, steps=1, tv=1e-5), exact(steps=1)):
+        assert without_gradient(attack)([case], rng=seeded())[0].route == "prior alone"
+
+
+def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
+    """With linear features the answer is the posterior mean, which is known in closed form."""
+    data = DataSpec(shape=(1, 4, 4), num_classes=2)
+    spread = smooth_spread(data, torch.float64, torch.device("cpu"))
+    matrix = torch.randn(5, 16, generator=seeded(1), dtype=torch.float64)
+    x = 0.5 + spread(torch.randn(1, 4, 4, generator=seeded(2), dtype=torch.float64))
+    found = likeliest(lambda one: matrix.to(one) @ one.flatten(), matrix @ x.flatten(), spread, data.shape)
+    root = torch.stack([spread(e.reshape(1, 4, 4)).flatten() for e in torch.eye(16, dtype=torch.float64)])
+    covariance = root @ root.T
+    expected = 0.5 + covariance @ matrix.T @ torch.linalg.solve(matrix @ covariance @ matrix.T, matrix @ (x.flatten() - 0.5))
+    torch.testing.assert_close(found.flatten(), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(root, root.T)
+
+
+def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> None:
+    drawn = smooth_spread(DATA, torch.float64, torch.device("cpu"))(
+        torch.randn(200, *DATA.shape, generator=seeded(3), dtype=torch.float64)
+    )
+    assert float(drawn.std()) == pytest.approx(DEVIATION, rel=0.1)
+    neighbours = (drawn[..., 1:] - drawn[..., :-1]).std()
+    assert float(neighbours) < 0.5 * DEVIATION
+    rows = smooth_spread(DataSpec(shape=(7,), num_classes=2), torch.float64, torch.device("cpu"))
+    assert torch.equal(rows(torch.ones(7)), torch.full((7,), DEVIATION))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"defense": "withhold(['9.*'])"}, "nothing came of the last layer"),
+        ({"defense": "gaussian(10.0)"}, "unexplained"),
+    ],
+)
+def test_what_cannot_be_read_is_said(observe: Observe, change: dict[str, Any], words: str) -> None:
+    case, _, _ = batch(observe, [3, 0], **change)
+    with pytest.raises(ValueError, match=words):
+        exact(route="features")([case], rng=seeded())
