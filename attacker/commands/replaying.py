@@ -22,6 +22,13 @@ def replay(
     recording: Annotated[Path, typer.Argument(help="A recording, or the run that holds it.")],
     attack: Annotated[str, typer.Option(help="Name of the attack; see attacker list.")],
     overrides: Overrides = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings by name, which --set overrides: tuned, the best known for the recording's kind of network (the images "
+            "that chose them are listed in benchmarks/tuned.json), or published, those of the attack's paper.",
+        ),
+    ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
     client: Annotated[
         list[str] | None,
@@ -69,7 +76,7 @@ def replay(
         recording = recording / "recording" if (recording / "recording").is_dir() else recording
         opened = Recording(recording)
         _check_model(opened, model)
-        arguments = dict(map(assignment, overrides or []))
+        arguments = _preset(attack, preset, opened) | dict(map(assignment, overrides or []))
         if route is not None:
             check_takes_route(attack)
             arguments["route"] = route
@@ -100,6 +107,17 @@ def replay(
             raise RuntimeError("no case could be attacked")
         if any(result.failed for result in results):
             raise typer.Exit(IN_PART)
+
+
+def _preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:
+    """The arguments that a preset stands for, of an attack on a recording."""
+    from attacker.attacks import ATTACKS, presets
+
+    if preset is None:
+        return {}
+    _ = ATTACKS[attack]
+    manifest = recording.manifest
+    return presets.arguments_of(attack, preset, manifest.model, manifest.data)
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
+from attacker.attacks import AttackSpec, presets
 from attacker.cli import app
 from fedsim import engine
 from fedsim.console import IN_PART
 from fedsim.experiment import validate
 from fedsim.models import building
 from fedsim.run import Run
+from fedsim.wire import DataSpec, ModelSpec
 from fedsim.wire.files import read_json_lines
 
 EXPERIMENT = {
@@ -214,3 +216,21 @@ def test_workers_and_a_cluster_exclude_each_other(run: Path) -> None:
     assert told.exit_code == 2
     assert "give one of them" in told.stderr
     assert not (run / "reconstructions").exists()
+
+
+def test_a_preset_is_resolved_by_the_model_and_written_out(run: Path) -> None:
+    told = CliRunner().invoke(
+        app, ["replay", str(run), "--attack", "cpl", "--preset", "tuned", "--set", "steps=1", "--set", "restarts=1", "--no-null"]
+    )
+    assert told.exit_code == 0, told.output
+    (facts,) = (run / "reconstructions").glob("cpl-*/attack.json")
+    expected = presets.arguments_of("cpl", "tuned", ModelSpec(name="mlp"), DataSpec(shape=(3, 32, 32), num_classes=2))
+    resolved = AttackSpec(name="cpl", arguments={**expected, "steps": 1, "restarts": 1})
+    assert json.loads(facts.read_text())["spec"] == str(resolved)
+    assert CliRunner().invoke(app, ["replay", str(run), "--attack", "cpl", "--preset", "best"]).exit_code == 2
+
+
+def test_the_list_shows_presets() -> None:
+    told = {one["name"]: one for one in json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)}
+    assert told["inverting_gradients"]["presets"]["published"]["signed"] is True
+    assert set(told["cpl"]["presets"]["tuned"]) == set(presets.FAMILIES)
