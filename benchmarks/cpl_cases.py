@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from attacked import attacked, row_of
 from contract import Options
 from cpl_paper import Rows
 from single_cases import Client, client
-from splits import Images, images
+from splits import Images, draw, images
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, exact
@@ -79,8 +78,8 @@ def table(asked: Options, name: str, count: int) -> Images | None:
         print("adult: needs adult/adult.csv.gz in --data; left out")
         return None
     loaded = datasets.load(f"csv:{path}") if name == "adult" else datasets.load(name)
-    x, y = loaded.train[torch.linspace(0, len(loaded.train) - 1, count).long().numpy()]
-    return Images(name, x, y, loaded.spec)
+    x, y = loaded.train[draw(loaded.train.values, count, part="report", source=name)]
+    return Images(name, x, y, loaded.spec, "report")
 
 
 def network(data: Images, asked: Options, **arguments: Any) -> Client:

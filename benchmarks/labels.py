@@ -2,7 +2,7 @@
 
 Overlap is the share of a batch's labels that were recovered, with how often each occurs: sum of min(n_c, recovered n_c) over n.
 Every other batch has duplicates (from at most half as many classes as it has examples, and at most half of all classes); the
-others have no more than they must. Untrained models, and the same after 300 steps of Adam on examples of the same kind. Single
+others have no more than they must. Untrained models, and the same after 300 steps of Adam on examples of the tuning part. Single
 gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps of 4 examples each.
 
 `bias` needs a head that has one, `rows` no more examples than classes: where a rule gives no answer its cell is empty.
@@ -10,13 +10,14 @@ gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 from contract import Options, cpu_seconds, options, told
+from splits import FILES, Images, images
 from torch import Tensor, nn
 
 from attacker.attacks import GradientMatching
@@ -26,8 +27,7 @@ from attacker.attacks.reading import read_labels
 from attacker.attacks.simulation import network_of
 from attacker.attacks.views import View
 from defenses import DefenseSpec
-from fedsim import datasets, models
-from fedsim.datasets import Dataset
+from fedsim import models
 from fedsim.training import train
 from fedsim.wire import ModelSpec, Observation, Training
 from fedsim.wire.codec import encode
@@ -43,7 +43,7 @@ class Victim:
 
     name: str
     spec: ModelSpec
-    data: Dataset
+    data: Images
     weights: dict[str, Tensor]
     trained: bool
     accuracy: float
@@ -75,34 +75,32 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _victims(asked: Options) -> list[Victim]:
-    path = asked.data / "cifar10" / "train.npz" if asked.data else None
-    if path is not None and path.exists():
-        data = replace(datasets.load(f"npz:{path}"), name=path.parent.name)
-    else:
-        if path is not None:
-            print(f"{path} does not exist: digits only")
-        data = datasets.load("digits")
+    given = asked.data is not None and (asked.data / FILES["cifar10"]).exists()
+    name, count = ("cifar10", 3000) if given else ("mnist", 700)
+    train = images(asked, name, count, part="tuning")
+    test = images(asked, name, count, skip=count if train.part == "embedded" else 0)
     names = ("mlp",) if asked.quick else ("mlp", "lenet_dlg", "lenet_rog")
-    return [victim for name in names for victim in _before_and_after(name, data, asked)]
+    return [victim for name in names for victim in _before_and_after(name, train, test, asked)]
 
 
-def _before_and_after(name: str, data: Dataset, asked: Options) -> list[Victim]:
+def _before_and_after(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
     """The model as it is built, and after 300 steps of Adam on 64 training examples each."""
     spec = ModelSpec(name=name)
-    model = models.build(spec, data.spec, seed=asked.seed)
+    data = test.data
+    model = models.build(spec, data, seed=asked.seed)
     found, rng = [], np.random.default_rng(asked.seed)
     for steps in (0, 300):
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(steps):
-            x, y = data.train[rng.integers(len(data.train), size=64)]
+            rows = torch.from_numpy(rng.integers(len(train), size=64))
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(data.spec.normalise(x)), y).backward()
+            nn.functional.cross_entropy(model(data.normalise(train.x[rows])), train.y[rows]).backward()
             optimiser.step()
-        x, y = data.test[np.arange(len(data.test))[:: max(1, len(data.test) // 500)]]
+        seen = test.first(500)
         with torch.no_grad():
-            accuracy = float((model(data.spec.normalise(x)).argmax(dim=1) == y).float().mean())
+            accuracy = float((model(data.normalise(seen.x)).argmax(dim=1) == seen.y).float().mean())
         weights = {key: p.detach().clone() for key, p in model.named_parameters()}
-        found.append(Victim(name, spec, data, weights, steps > 0, accuracy))
+        found.append(Victim(name, spec, test, weights, steps > 0, accuracy))
     return found
 
 
@@ -135,7 +133,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
 
 def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
     """(count,) labels, with more duplicates than there must be or without."""
-    classes = victim.data.spec.num_classes
+    classes = victim.data.data.num_classes
     if duplicates:
         few = rng.choice(classes, size=max(1, min(classes, count) // 2), replace=False)
         return rng.choice(few, size=count)
@@ -145,14 +143,15 @@ def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Gene
 def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Observation:
     """What the server would see of a client that has held-out examples with these labels, in batches of these sizes."""
     data = victim.data
-    places = np.array([rng.choice(np.flatnonzero(data.test.labels == label)) for label in rng.permutation(labels)])
+    places = torch.tensor([rng.choice(np.flatnonzero(data.y.numpy() == label)) for label in rng.permutation(labels)])
     ends = np.cumsum(sizes)
-    parts = [data.test[places[end - size : end]] for end, size in zip(ends, sizes, strict=True)]
+    each = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    parts = [(data.x[rows], data.y[rows]) for rows in each]
     training = Training(learning_rate=RATE, batch_size=sizes[0], steps=len(sizes))
-    model = models.build(victim.spec, data.spec)
-    update = train(model, victim.weights, parts, training, data.spec).update
+    model = models.build(victim.spec, data.data)
+    update = train(model, victim.weights, parts, training, data.data).update
     return Observation(
-        round=1, client=f"c{index}", cohort=(), num_examples=sum(sizes), model=victim.spec, data=data.spec, training=training,
+        round=1, client=f"c{index}", cohort=(), num_examples=sum(sizes), model=victim.spec, data=data.data, training=training,
         defenses=DefenseSpec(), weights=victim.weights, payload=encode(update),
     )  # fmt: skip
 

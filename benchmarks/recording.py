@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import splits
 import torch
 from contract import Options, options, told
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -40,17 +41,8 @@ CLIENTS, STEPS, BATCH = 10, 2, 16
 
 def images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
     """So many CIFAR-10 images for training and held out, or embedded photographs, some of them more than once."""
-    source = asked.data / "cifar10" / "train.npz" if asked.data else None
-    if source and source.exists():
-        with np.load(source) as archive:
-            chosen = np.random.default_rng(asked.seed).permutation(len(archive["labels"]))[: needed + held_out]
-            pixels, labels = archive["images"][chosen], archive["labels"][chosen]
-    else:
-        if asked.data:
-            print(f"{source} is absent; embedded photographs instead", file=sys.stderr)
-        examples = datasets.load("photos", size=32).train
-        chosen = np.random.default_rng(asked.seed).choice(len(examples), needed + held_out)
-        pixels, labels = examples.values[chosen].transpose(0, 2, 3, 1), examples.labels[chosen]
+    drawn = splits.images(asked, "cifar10", needed + held_out)
+    pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
     np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
     np.savez(folder / "test.npz", images=pixels[needed:], labels=labels[needed:], class_names=np.arange(10).astype(str))
     return f"npz:{folder}/train.npz,{folder}/test.npz"

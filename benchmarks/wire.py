@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from contract import Options, options, told
+from splits import images
 from torch import Tensor
 
 from defenses import DefenseSpec
-from fedsim import datasets, models, records
+from fedsim import models, records
 from fedsim.training import train
 from fedsim.wire import ModelSpec, Training
 from fedsim.wire.codec import decode, encode
@@ -58,16 +59,13 @@ def main() -> None:
 
 def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights of ResNet-18, and the update of one step from them."""
-    cifar = asked.data / "cifar10" / "test.npz" if asked.data else None
-    if cifar and not cifar.exists():
-        print(f"{cifar} does not exist: embedded photographs instead")
-    data = datasets.load(f"npz:{cifar}") if cifar and cifar.exists() else datasets.load("photos", size=32)
-    model = models.build(ModelSpec(name="resnet18"), data.spec, seed=asked.seed)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     size = 2 if asked.quick else 16
+    drawn = images(asked, "cifar10", size)
+    model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=asked.seed)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     training = Training(learning_rate=0.05, batch_size=size, steps=1, mode="train", buffers="local")
     torch.set_num_threads(1)
-    return weights, train(model, weights, [data.train[list(range(size))]], training, data.spec).update
+    return weights, train(model, weights, [(drawn.x, drawn.y)], training, drawn.data).update
 
 
 def _measure(codec: str, update: dict[str, Tensor], weights: dict[str, Tensor], dense: int, *, turns: int) -> dict[str, Any]:

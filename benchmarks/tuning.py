@@ -1,0 +1,130 @@
+"""Chooses the presets of attacks, on images of the tuning part alone: `tuning.py TABLE`.
+
+    inverting_gradients  signs, total variation and steps, on five networks
+    batches              the search that follows features, on batches of the LeNet
+    features             the smoothness that images are taken to have, on batches of the LeNet
+
+Every row is one setting of a grid on one network. What was chosen is in attacker/attacks/presets.toml, and why in
+benchmarks/results/tuning-*.md. The images are listed in tuned.json, so that no benchmark reports on them. `--quick` is a corner
+of each grid, and lists nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from attacked import attacked, guessed
+from contract import Options, options, told
+from cpl_cases import Originals, batches
+from single_cases import client
+from splits import Images, digests, images, record_tuned
+
+from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
+from attacker.attacks.closed import smoothness
+from attacker.attacks.closed.router import ClosedForm
+from attacker.scoring.metrics import mse, succeeded
+
+Table = tuple[list[dict[str, Any]], dict[str, Any]]
+NETWORKS: dict[str, tuple[int, int]] = {
+    "lenet_cpl": (4, 1200),
+    "mlp": (4, 600),
+    "cnn6": (2, 600),
+    "lenet_rog": (2, 600),
+    "resnet20_4": (2, 600),
+}
+"""Images of each data set, and steps, by network: what a few CPU-minutes allow."""
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"signed": True, "tv": 1e-4},
+    {"signed": False, "tv": 1e-4},
+    {"signed": False, "tv": 1e-3},
+    {"signed": False, "tv": 1e-2},
+)
+
+
+def main() -> None:
+    """Run one grid."""
+    asked = options(__doc__ or "", tables=tuple(TABLES))
+    table = asked.table or "inverting_gradients"
+    rows, summary = TABLES[table](asked)
+    told(f"tuning {table}", rows, summary, asked)
+
+
+def signs_and_smoothness(asked: Options) -> Table:
+    """Inverting Gradients, one example a client."""
+    rows = []
+    for name, (count, steps) in NETWORKS.items():
+        for data in drawn(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
+            seen = client(name, data.data, seed=asked.seed)
+            originals = batches(data, seen, 1)
+            for setting in SETTINGS[:1] if asked.quick else SETTINGS:
+                attack = inverting_gradients(steps=20 if asked.quick else steps, **setting)
+                rows.append({"network": name, "data": data.name, **setting, "steps": steps, **found(attack, originals, asked)})
+    return rows, {}
+
+
+def searches(asked: Options) -> Table:
+    """CPL's search from features, and features alone, by total variation and steps."""
+    rows = []
+    for size in (2,) if asked.quick else (4, 8, 16):
+        for data in drawn(asked, ("lfw", "cifar10", "cifar100"), size):
+            originals = batches(data, client("lenet_cpl", data.data, seed=asked.seed), size)
+            alone = exact(route="features", fallback="none")
+            rows.append({"data": data.name, "batch": size, "steps": 0, **found(alone, originals, asked)})
+            for tv in (3e-5,) if asked.quick else (1e-5, 3e-5, 1e-4):
+                search = cpl(optimiser="wolfe", tv=tv, steps=2 if asked.quick else 20)
+                attack = replace(exact(route="features", fallback="none"), fallback=search)
+                rows.append(
+                    {"data": data.name, "batch": size, "tv": tv, "steps": search.steps, **found(attack, originals, asked)}
+                )
+    return rows, {}
+
+
+def beliefs(asked: Options) -> Table:
+    """How fast the variance of images falls with the frequency, and how much channels differ."""
+    rows = []
+    own = smoothness.FALL, smoothness.COLOUR
+    for data in drawn(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
+        originals = batches(data, client("lenet_cpl", data.data, seed=asked.seed), len(data))
+        for fall in (1.5,) if asked.quick else (1.0, 1.5, 2.0):
+            for colour in (0.1,) if asked.quick else (0.3, 0.1, 0.03):
+                smoothness.FALL, smoothness.COLOUR = fall, colour
+                row = found(exact(route="features", fallback="none"), originals, asked)
+                rows.append({"data": data.name, "fall": fall, "colour": colour, **row})
+    smoothness.FALL, smoothness.COLOUR = own
+    return rows, {}
+
+
+def drawn(asked: Options, names: Sequence[str], count: int) -> list[Images]:
+    """The first images of the tuning part of each data set, which are listed as having tuned presets."""
+    chosen = [images(asked, name, count, part="tuning") for name in names]
+    if not asked.quick:
+        for data in chosen:
+            if data.part == "tuning":
+                record_tuned("presets of attacks (tuning.py)", digests(data))
+    return chosen
+
+
+def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
+    """Examples, batches, the share that is recovered, the median mean squared error, and CPU-seconds an example."""
+    answers, seconds = attacked(attack, originals.cases, asked)
+    guesses = torch.cat([guessed(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
+    x = torch.cat(originals.x)
+    return {
+        "images": len(x),
+        "batches": len(originals.x),
+        "recovered": float(succeeded(guesses, x).float().mean()),
+        "median_mse": float(mse(guesses, x).median()),
+        "cpu_seconds": seconds / len(x),
+    }
+
+
+TABLES: dict[str, Callable[[Options], Table]] = {
+    "inverting_gradients": signs_and_smoothness,
+    "batches": searches,
+    "features": beliefs,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Every benchmark draws its examples through `splits`, and none reports on an example that has chosen a setting."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import splits
+
+SCRIPTS = sorted(path for path in splits.TUNED.parent.glob("*.py") if path.name != "splits.py")
+LOADS_BY_ITSELF = re.compile(
+    r'np\.load\(|numpy\.load\(|data / "(?!adult)|datasets\.load\(f?"(npz|cifar|lfw|mnist|fashion|imagefolder)'
+)
+KEYS = sorted({key for keys in json.loads(splits.TUNED.read_text()).values() for key in keys})
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_no_script_opens_an_archive_of_images_by_itself(script: Path) -> None:
+    found = LOADS_BY_ITSELF.findall(script.read_text())
+    assert not found, f"{script.name} loads examples by itself: draw them with splits.images"
+
+
+def test_the_rule_sees_what_scripts_used_to_do() -> None:
+    assert LOADS_BY_ITSELF.search('cifar = asked.data / "cifar10" / "test.npz"')
+    assert LOADS_BY_ITSELF.search('datasets.load(f"npz:{path}")')
+    assert LOADS_BY_ITSELF.search("with np.load(source) as archive:")
+
+
+def test_examples_that_chose_a_setting_are_in_no_other_part() -> None:
+    assert KEYS
+    assert {splits.part_of(key) for key in KEYS} == {"tuning"}
+
+
+def test_a_report_on_an_example_that_chose_a_setting_is_refused() -> None:
+    with pytest.raises(splits.TunedOn, match=f"example {KEYS[0]} chose '.*'"):
+        splits.refuse_tuned(["0" * 16, KEYS[0]])
+    splits.refuse_tuned(["0" * 16])
+
+
+def test_a_listed_example_is_drawn_for_tuning_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(200 * 3, dtype=np.uint8).reshape(200, 3)
+    monkeypatch.setattr(splits, "TUNED", tmp_path / "tuned.json")
+    splits._tuned.cache_clear()
+    drawn = splits.draw(values, 10, part="report")
+    key = splits.digest(values[drawn[0]])
+    splits.record_tuned("a test", [key], path=tmp_path / "tuned.json")
+    assert drawn[0] not in splits.draw(values, 9, part="report")
+    assert splits.part_of(key) == "tuning"
+    splits._tuned.cache_clear()
+
+
+def test_parts_share_no_example() -> None:
+    values = np.random.default_rng(0).integers(256, size=(300, 2, 2), dtype=np.uint8)
+    parts = [set(splits.draw(values, 40, part=part).tolist()) for part in splits.PARTS]
+    assert all(not one & other for i, one in enumerate(parts) for other in parts[:i])
