@@ -100,11 +100,11 @@ def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
 def _print_summaries(summaries: "list[Summary]") -> None:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("attack", overflow="fold", min_width=22)
-    for title in ("examples", "success", "null's", "labels", "null's", "median (p10-p90)"):
-        table.add_column(title, justify="right")
+    for title in ("examples", "success", "null's", "labels", "null's", "median\n(p10-p90)"):
+        table.add_column(title, justify="right", overflow="fold")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
-        success = f"{_share(one.success)} ({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
+        success = f"{_share(one.success)}\n({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
         null = "not run" if one.null is None else _share(one.null.success)
         null_labels = "not run" if one.null is None else _share(one.null.label_success)
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
@@ -132,8 +132,8 @@ def _beside(one: "Summary") -> list[str]:
 def _quality(one: "Summary") -> str:
     """The median and the deciles of PSNR, or of the mean squared error of rows of a table."""
     if one.psnr:
-        return f"{one.psnr.median:.1f} dB ({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
-    return f"MSE {one.mse.median:.2g} ({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
+        return f"{one.psnr.median:.1f} dB\n({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
+    return f"MSE {one.mse.median:.2g}\n({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
 
 
 def _share(estimate: "Estimate | None") -> str:

@@ -78,6 +78,7 @@ class AttackOnRecording(TypedDict):
 
     success: share of the `examples` recovered, which are distinct ones, of finished and scored cases; null where there are none.
     psnr: their mean in dB. scored: cases. waiting: those that the attack is at among them.
+    outcome, verdict: of the comparison with the null, in a few words and in a sentence; null where there is none, as of a null.
     """
 
     source: str
@@ -97,6 +98,8 @@ class AttackOnRecording(TypedDict):
     success: Number
     psnr: Number
     confidence: Number
+    outcome: Text
+    verdict: Text
 
 
 class AttacksOnRecording(TypedDict):

@@ -88,7 +88,8 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
     def make(run: Run) -> AttacksOnRecording:
         scores = service.catalogue.scores(run)
-        told = [views.attack(source, scores.get(source.name, {})) for source in service.catalogue.sources(run)]
+        verdicts = service.catalogue.verdicts(run)
+        told = [views.attack(one, scores.get(one.name, {}), verdicts.get(one.name)) for one in service.catalogue.sources(run)]
         return AttacksOnRecording(items=told, next=None)
 
     return await _of_run(request, service, id, make)

@@ -14,6 +14,7 @@ from attacker.service.catalogue.finding import Mark, find, is_run, mark, mark_of
 from attacker.service.catalogue.lines import Scores, read_scores, read_training
 from attacker.service.catalogue.observed import Index, Rows, Seen, identity_of, read_index, read_manifest, read_rows, words_of
 from attacker.service.catalogue.shelf import Shelf
+from attacker.service.catalogue.verdicts import Judged, read_verdicts
 from attacker.service.settings import Settings
 from attacker.service.shapes import RecordingTold
 from fedsim.wire import Manifest
@@ -81,6 +82,7 @@ class Catalogue:
         self._looking = threading.Lock()
         self._rows: Shelf[Rows] = Shelf(RUNS)
         self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(RUNS)
+        self._verdicts: Shelf[dict[str, Judged]] = Shelf(RUNS)
         self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(RUNS)
         self._sources: Shelf[Source | str] = Shelf(SOURCES)
 
@@ -158,6 +160,12 @@ class Catalogue:
     def scores(self, run: Run) -> Scores:
         """By source and case; none at all where the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
+
+    def verdicts(self, run: Run) -> dict[str, Judged]:
+        """By source; none at all where the service was given no truth."""
+        if not run.told["truth"]:
+            return {}
+        return self._verdicts.get(run.id, run.marks["scores"], lambda before: read_verdicts(run.folder))
 
     def training(self, run: Run) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""

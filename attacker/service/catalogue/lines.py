@@ -51,7 +51,7 @@ Scores = Mapping[str, Mapping[str, Sequence[Score]]]
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of metrics.jsonl in order of rounds, and what is wrong with others."""
     trouble: list[str] = []
-    rows = [row for row in _lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
+    rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
     return sorted(rows, key=lambda row: int(row["round"])), trouble
 
 
@@ -60,7 +60,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     trouble: list[str] = []
     found: dict[str, dict[str, list[Score]]] = {}
     wrong = 0
-    for row in _lines(run, "scores.jsonl", trouble):
+    for row in read_lines(run, "scores.jsonl", trouble):
         try:
             source, score = str(row["source"]), _score(row)
         except (KeyError, TypeError, ValueError):
@@ -75,7 +75,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     return found, trouble
 
 
-def _lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
+def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
     """Objects, line by line; a last line that is not whole yet is left out."""
     if not (run / name).exists():
         return

@@ -13,6 +13,7 @@ from attacker.service.catalogue.attacked import CaseFacts, Source, State
 from attacker.service.catalogue.lines import Score
 from attacker.service.catalogue.means import count_finished, mean, psnr, success
 from attacker.service.catalogue.observed import Index, Seen
+from attacker.service.catalogue.verdicts import Judged
 from attacker.service.shapes import (
     AttackOnRecording,
     CaseTold,
@@ -75,8 +76,8 @@ def observation(row: Seen) -> ObservationTold:
     )
 
 
-def attack(source: Source, scores: Mapping[str, Sequence[Score]]) -> AttackOnRecording:
-    """One attack's folder in numbers."""
+def attack(source: Source, scores: Mapping[str, Sequence[Score]], verdict: Judged | None = None) -> AttackOnRecording:
+    """One attack's folder in numbers, with the verdict on it."""
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.state, source.cases))
@@ -98,6 +99,8 @@ def attack(source: Source, scores: Mapping[str, Sequence[Score]]) -> AttackOnRec
         success=success(rows),
         psnr=psnr(rows),
         confidence=mean(answered),
+        outcome=verdict.outcome if verdict else None,
+        verdict=verdict.words if verdict else None,
     )
 
 

@@ -100,6 +100,9 @@ def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, s
     assert (attack["cases"], attack["done"], attack["scored"], attack["null"], null["null"]) == (6, 6, 6, False, True)
     assert summary.psnr is not None
     assert attack["success"] == pytest.approx(summary.success.value)
+    assert (attack["outcome"], attack["verdict"]) == (summary.verdict.outcome, summary.verdict.words)
+    assert attack["outcome"] == "recovered"
+    assert null["outcome"] is None
     assert attack["psnr"] == pytest.approx(summary.psnr.value)
     assert attack["success"] > null["success"]
 

@@ -19,6 +19,7 @@ from attacker.scoring.states import State
 from attacker.service.catalogue import Catalogue, Changes, Unknown
 from attacker.service.catalogue import catalogue as catalogue_module
 from attacker.service.catalogue import finding as finding_module
+from attacker.service.catalogue import verdicts as verdicts_module
 from attacker.service.catalogue.answers import thinned
 from attacker.service.catalogue.attacked import CaseFacts, Source
 from attacker.service.catalogue.grid import grid
@@ -378,3 +379,19 @@ def test_what_many_ask_for_at_once_is_made_once() -> None:
     for thread in threads:
         thread.join(5)
     assert (found, len(made)) == ([7] * 8, 1)
+
+
+def test_no_verdict_is_told_of_rows_that_are_no_scores_or_too_many(
+    root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = catalogue(truth="own")
+    source = next((root / "digits" / "reconstructions").glob("exact-[!n]*")).name
+    assert found.verdicts(found.run("digits"))[source].outcome == "recovered"
+    untold = catalogue()
+    assert untold.verdicts(untold.run("digits")) == {}
+    monkeypatch.setattr(verdicts_module, "MOST_ROWS", 3)
+    many = catalogue(truth="own")
+    assert many.verdicts(many.run("digits")) == {}
+    (root / "digits" / "scores.jsonl").write_text('{"source": "b"}\n{"run": [], "source": {}}\n')
+    other = catalogue(truth="own")
+    assert other.verdicts(other.run("digits")) == {}

@@ -5,7 +5,7 @@ import { base, counted, decibel, known, percent, specName } from "../words.js";
 
 /** choose: called with the source of the attack whose grid is wanted. */
 export function attacksTable(items, choose) {
-  const heads = ["Attack", "Cases finished", "Recovered", "Its null", "PSNR", "Failed", ""];
+  const heads = ["Attack", "Cases finished", "Recovered", "Its null", "Verdict", "PSNR", "Failed", ""];
   const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && beside(other, one)));
   return h(
     "div.scroll",
@@ -20,7 +20,7 @@ export function attacksTable(items, choose) {
           "tr",
           {},
           heads.map((title, i) =>
-            h(i > 0 && i < 6 ? "th.number" : "th", { scope: "col" }, title || h("span.unseen", {}, "Grid")),
+            h(i > 0 && i < 7 && i !== 4 ? "th.number" : "th", { scope: "col" }, title || h("span.unseen", {}, "Grid")),
           ),
         ),
       ),
@@ -50,6 +50,13 @@ function unfinished(one) {
     .join(", ");
 }
 
+/** The outcome, with what it rests on below. */
+function verdict(one) {
+  if (!one.outcome) return h("td", {}, "–");
+  const rest = one.verdict.startsWith(one.outcome) ? one.verdict.slice(one.outcome.length).replace(/^: /, "") : one.verdict;
+  return h("td.verdict", {}, h("b", {}, one.outcome), rest ? h("small", {}, rest) : null);
+}
+
 function ofHowMany(one) {
   if (known(one.success)) return `of ${counted(one.examples, "example")}`;
   return one.done + one.failed ? "not scored" : "nothing finished yet";
@@ -75,6 +82,7 @@ function row(one, nothing, choose) {
     h("td.number", {}, String(one.done + one.failed), h("small", {}, `of ${one.cases}`), h("small", {}, unfinished(one))),
     h("td.number", {}, h("b", {}, percent(one.success)), h("small", {}, ofHowMany(one))),
     h("td.number", {}, nothing ? percent(nothing.success) : "–"),
+    verdict(one),
     h("td.number", {}, decibel(one.psnr)),
     h("td.number", {}, String(one.failed)),
     h(

@@ -179,5 +179,6 @@ function worst(attacks) {
     h("b", {}, `${percent(top.success)} of ${counted(top.examples, "example")} recovered`),
     ` by ${attackName(top.attack ?? top.spec.split("(")[0])}${beside ? `, its null ${percent(beside.success)}` : ""}`,
     left ? `; ${counted(left, "case")} not finished` : "",
+    top.outcome && top.outcome !== "recovered" ? `; ${top.outcome}` : "",
   ];
 }
