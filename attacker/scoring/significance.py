@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from math import sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, chi2, norm, t
+from scipy.stats import binom, chi2, hypergeom, norm, t
 
 from attacker.scoring.paired import Paired
 from attacker.scoring.statistics import mean
@@ -16,6 +17,7 @@ Floats = NDArray[np.float64]
 ENUMERATED = 14
 """Clusters with a difference up to which all of their signs are enumerated."""
 DRAWN = 1 << ENUMERATED
+MANY = 200
 POWER = 0.95
 """Chance that a detectable leak is seen."""
 
@@ -61,7 +63,8 @@ def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, 
 def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     """Return the chance of so large a sum where each cluster's difference could as well have the other sign.
 
-    Exact for up to `ENUMERATED` clusters that differ from zero, by as many draws as that enumerates for more.
+    Exact for up to `ENUMERATED` clusters that differ from zero, by as many draws as that enumerates for up to `MANY`, and by the
+    normal distribution beyond.
     """
     sums, _ = _sums(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
@@ -70,6 +73,8 @@ def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     if len(sums) <= ENUMERATED:
         signs = 1 - 2.0 * ((np.arange(1 << len(sums))[:, None] >> np.arange(len(sums))) & 1)
         return float((signs @ sums >= sums.sum() - 1e-9).mean())
+    if len(sums) > MANY:
+        return float(norm.sf(sums.sum() / sqrt(float((sums**2).sum()))))
     drawn = np.random.default_rng(0).integers(0, 2, size=(DRAWN, len(sums))) * 2.0 - 1
     return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + DRAWN))
 
@@ -123,27 +128,40 @@ def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: 
     return float((t.isf(level, count - 1) + t.ppf(POWER, count - 1)) * wide)
 
 
-def detectable_share(null: float, groups: Sequence[Hashable], level: float) -> float | None:
+def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
+    """Return the chance of so many more successes of as many independent examples (Fisher's exact test, one-sided).
+
+    Examples that both or neither recover for reasons of their own make it stricter, not laxer.
+    """
+    count, more, less = len(mine), sum(value > 0.5 for value in mine), sum(value > 0.5 for value in its)
+    return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
+
+
+def detectable_successes(its: Sequence[float], level: float) -> float | None:
+    """Return the least difference of shares that `fisher` shows beside this null with the chance `POWER`; None if none does."""
+    count, less = len(its), sum(value > 0.5 for value in its)
+    needed = np.arange(less, count + 1)
+    shown = needed[hypergeom.sf(needed - 1, 2 * count, needed + less, count) <= level]
+    if not len(shown):
+        return None
+    shares = np.arange(1, 1001) / 1000
+    enough = shares[binom.sf(shown[0] - 1, count, shares) >= POWER]
+    return float(enough[0]) - less / count if len(enough) else None
+
+
+@lru_cache(maxsize=256)
+def detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
     """Return the least difference of shares that clusters of one example show with the chance `POWER`; None where none does.
 
-    null: its share among the examples of the clusters, to which one success and one failure are added (Laplace).
+    null: its share of the examples, to which one success and one failure are added (Laplace).
     """
-    count, share = min(len(set(groups)), 500), (null * len(groups) + 1) / (len(groups) + 2)
-    chance = share * (1 - share)
-    for difference in np.arange(1, 101) / 100:
-        more, less = min(difference + chance, 1.0), min(chance, max(0.0, 1 - difference - chance))
-        if _sign_power(count, more, less, level) >= POWER:
-            return float(difference)
-    return None
-
-
-def _sign_power(count: int, more: float, less: float, level: float) -> float:
-    """The chance that a sign test at `level` rejects, of so many pairs that differ upwards and downwards so often."""
+    count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)
-    power = 0.0
-    for many, weight in zip(differing, binom.pmf(differing, count, min(more + less, 1.0)), strict=True):
-        if weight < 1e-9 or 0.5**many > level:
-            continue
-        least = int(binom.isf(level, many, 0.5)) + 1
-        power += float(weight * binom.sf(least - 1, many, more / (more + less)))
-    return power
+    critical = binom.isf(level, differing, 0.5)
+    for share in np.linspace(least, 1, 41)[1:]:
+        more, less = share * (1 - least), least * (1 - share)
+        weights = binom.pmf(differing, count, more + less)
+        power = float((weights * binom.sf(critical, differing, more / (more + less)))[1:].sum())
+        if power >= POWER:
+            return float(share - least)
+    return None

@@ -2,10 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from attacker.scoring.paired import Paired, Row, by_example, pair
-from attacker.scoring.significance import adjust, detectable_mean, detectable_share, reidentification, sign_flip, single, t_test
+from attacker.scoring.significance import (
+    adjust,
+    detectable_mean,
+    detectable_share,
+    detectable_successes,
+    fisher,
+    reidentification,
+    sign_flip,
+    single,
+    t_test,
+)
 from attacker.scoring.statistics import Estimate, mean
 
 Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
@@ -208,27 +219,37 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
                 "attack": _mean(by_example(both.attack, score.name), differences),
                 "null": _mean(by_example(both.null, score.name), differences),
                 "difference": mean(values, groups),
-                "p": sign_flip(signed, groups) if score.is_share else t_test(signed, groups),
-                "of": (score, signed, groups),
+                **(_of_shares(both, score.name, differences, groups) if score.is_share else _of_means(signed, groups)),
             }
         )
     if (test := reidentification(both, clusters)) is not None:
-        found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test, "of": None})
+        found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test})
     if (p := single(both)) is not None:
         nothing = {"attack": None, "null": None, "difference": None}
-        found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p, "of": None})
+        found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
     return tuple(
         _comparison(one, adjusted, len(found)) for one, adjusted in zip(found, adjust([f["p"] for f in found]), strict=True)
     )
 
 
+def _of_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
+    """The p-value, and what to call for the smallest difference that a test at a given level would show."""
+    return {"p": t_test(signed, groups), "least": partial(detectable_mean, signed, groups)}
+
+
+def _of_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
+    """The same of successes: by Fisher's test where every example is a cluster of its own, else by the signs of clusters."""
+    mine, its = ([by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
+    count = len(set(groups))
+    if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
+        return {"p": fisher(mine, its), "least": partial(detectable_successes, its)}
+    least = partial(detectable_share, sum(its) / len(its), len(its), count)
+    return {"p": sign_flip(list(differences.values()), groups), "least": least}
+
+
 def _comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
-    detectable = None
-    if found["of"]:
-        score, signed, groups = found["of"]
-        level = LEVEL / tests
-        detectable = detectable_share(found["null"], groups, level) if score.is_share else detectable_mean(signed, groups, level)
-    kept = {key: value for key, value in found.items() if key != "of"}
+    detectable = found["least"](LEVEL / tests) if "least" in found else None
+    kept = {key: value for key, value in found.items() if key != "least"}
     return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= LEVEL, detectable=detectable)
 
 

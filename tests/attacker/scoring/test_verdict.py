@@ -1,0 +1,200 @@
+"""Verdicts on an attack against its null."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attacker.scoring import summarise
+from attacker.scoring.gallery import Gallery
+from attacker.scoring.paired import PSNR_OF_8_BITS
+from attacker.scoring.significance import adjust, fisher, sign_flip, t_test
+from attacker.scoring.verdict import Verdict, judge
+from fedsim.datasets import Dataset
+from fedsim.datasets.base import Examples
+from fedsim.wire import DataSpec
+
+Row = dict[str, Any]
+
+
+def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **fields: Any) -> list[Row]:
+    """One row for each PSNR, in cases of `size` examples; a failure where it is None."""
+    return [
+        {
+            "run": "run",
+            "source": "null" if null else "attack",
+            "attack": "cpl",
+            "knows_defense": True,
+            "defense": "",
+            "spec": "cpl() without gradient" if null else "cpl()",
+            "null": null,
+            "seed": 0,
+            "oracles": [],
+            "case": str(i // size),
+            "index": i,
+            "state": "done",
+            "failure": "gave up" if value is None else None,
+            "psnr": value,
+            "mse": None if value is None else 10 ** (-value / 10),
+            "success": value is not None and value >= 20.5,
+            "label_success": False,
+            **{key: values[i] if isinstance(values, list) else values for key, values in fields.items()},
+        }
+        for i, value in enumerate(psnr)
+    ]
+
+
+def around(centre: float, count: int, seed: int, spread: float = 1.5) -> list[float]:
+    return np.random.default_rng(seed).normal(centre, spread, count).tolist()
+
+
+def verdict(attack: Sequence[float | None], null: Sequence[float | None], **fields: Any) -> Verdict:
+    return judge(rows(attack, **fields), rows(null, null=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quality_far_above_the_nulls_is_a_leak_though_nothing_passes_the_threshold(seed: int) -> None:
+    found = verdict(around(13.2, 12, seed), around(8.5, 12, 100 + seed))
+    assert found.outcome == "partly leaked"
+    assert [one.score for one in found.leaked] == ["psnr"]
+    assert "PSNR 1" in found.words
+    assert found.leaked[0].difference is not None
+    assert found.leaked[0].difference.low > 0
+
+
+def test_eight_clients_at_17_db_against_12_are_a_leak() -> None:
+    """The foreign application of the README."""
+    assert verdict(around(17.3, 8, 0), around(11.6, 8, 1)).outcome == "partly leaked"
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_an_exact_answer_to_one_client_is_recovered_however_few_there_are(count: int) -> None:
+    nothing = [0.5] * (count - 1)
+    ranks = {"rank_share": [0.0, *nothing], "chance": [1e-12, *nothing], "case_chance": [1 / 401, *nothing]}
+    attack = rows([60.0, *around(9, count - 1, 0)], **ranks)
+    null = rows([13.0, *around(9, count - 1, 1)], null=True, rank_share=0.5, chance=0.5, case_chance=0.5)
+    found = judge(attack, null)
+    assert found.outcome == "recovered"
+    assert (found.recovered, found.examples) == (1, count)
+    assert f"recovered: 1 of {count} example" in found.words
+
+
+def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named() -> None:
+    found = verdict(around(10, 12, 0), around(10, 12, 1))
+    assert found.outcome == "not distinguishable from the null at this sample"
+    least = found.detectable["psnr"]
+    assert 1 < least < 6
+    assert f"a leak of {least:.1f} dB PSNR" in found.words
+    more = verdict(around(10, 100, 0), around(10, 100, 1)).detectable["psnr"]
+    assert more < least / 2
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_is_said_to_be_detectable_is_detected(size: int) -> None:
+    missed = 0
+    for seed in range(40):
+        null = rows(around(10, 24, 3 * seed), null=True, size=size)
+        least = judge(rows(around(10, 24, 3 * seed + 1), size=size), null).detectable["psnr"]
+        missed += not judge(rows(around(10 + least, 24, 3 * seed + 2), size=size), null).leaks
+    assert missed <= 4
+
+
+def test_chance_is_rarely_called_a_leak() -> None:
+    found = [verdict(around(10, 8, 2 * seed), around(10, 8, 2 * seed + 1)).leaks for seed in range(100)]
+    assert sum(found) <= 10
+
+
+def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
+    assert judge(rows([30.0]), []).words == "no verdict: no null was run on these cases"
+    assert judge([], []).words == "no verdict: no case is finished"
+    partial = judge(rows(around(10, 12, 0)), rows(around(10, 6, 1), null=True))
+    assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on 6 of 12 examples alone")
+
+
+def test_one_batch_is_one_group() -> None:
+    found = judge(rows(around(17, 8, 0), size=8), rows(around(8, 8, 1), null=True, size=8))
+    assert (found.examples, found.clusters) == (8, 1)
+    assert found.outcome != "partly leaked"
+
+
+def test_labels_that_leak_are_named_and_told_ones_are_not_compared() -> None:
+    quality, null = around(10, 8, 0), around(10, 8, 1)
+    assert [one.score for one in verdict(quality, null, label_success=True).leaked] == ["label_success"]
+    told = verdict(quality, null, label_success=True, oracles=[["labels"]] * 8)
+    assert not told.leaks
+
+
+def test_a_failure_counts_as_the_nulls_answer_or_as_the_best_constant_image() -> None:
+    attack, null = rows([60.0, None, None, 14.0]), rows([10.0, 9.0, None, 10.0], null=True)
+    for row in attack:
+        row["constant"] = {"psnr": 7.0, "mse": 0.2}
+    (summary,) = summarise([*attack, *null])
+    assert summary.psnr is not None
+    assert summary.psnr.count == 4
+    assert summary.psnr.value == pytest.approx((PSNR_OF_8_BITS + 9 + 7 + 14) / 4)
+    assert summary.psnr.median == pytest.approx(11.5)
+
+
+def test_no_exact_row_carries_a_mean() -> None:
+    (summary,) = summarise(rows([120.0, 10.0, 10.0, 10.0]))
+    assert summary.psnr is not None
+    assert summary.psnr.value == pytest.approx((PSNR_OF_8_BITS + 30) / 4)
+    assert (summary.psnr.p10, summary.psnr.median) == (10, 10)
+
+
+def test_rows_of_an_earlier_version_are_summarised() -> None:
+    attack, null = rows([120.0, 10.0]), rows([9.0, 9.5], null=True)
+    (summary,) = summarise([{key: value for key, value in row.items() if key != "state"} for row in [*attack, *null]])
+    assert summary.verdict is not None
+    assert "score it again" in summary.verdict.reason
+    json_of = summary.as_json()
+    assert json_of["verdict"]["words"].startswith("no verdict")
+    assert json_of["null"]["psnr"]["median"] == pytest.approx(9.25)
+
+
+def test_holms_adjustment_and_the_tests_by_hand() -> None:
+    assert adjust([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert sign_flip([1, 1, 1, 1, 0], range(5)) == 1 / 16
+    assert sign_flip([-1, 1], range(2)) == 0.75
+    assert fisher([1, 1, 1, 1], [0, 0, 0, 0]) == pytest.approx(1 / 70)
+    assert fisher([1, 0, 0], [1, 1, 0]) == pytest.approx(19 / 20)
+    assert t_test([1.0, 2.0, 3.0, 4.0], "abcd") == pytest.approx(0.01519, abs=1e-4)
+
+
+@pytest.fixture
+def gallery() -> Gallery:
+    rng = np.random.default_rng(0)
+    examples = Examples(values=rng.integers(0, 256, (300, 3, 8, 8), dtype=np.uint8), labels=np.zeros(300, dtype=np.int64))
+    spec = DataSpec(shape=(3, 8, 8), num_classes=2)
+    return Gallery.of(Dataset(name="noise", spec=spec, class_names=("a", "b"), train=examples, test=examples))
+
+
+def test_an_exact_answer_is_first_of_the_gallery_and_no_chance(gallery: Gallery) -> None:
+    truth = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for row in gallery.compare(truth + 1e-4, truth, [0, 1], [1000, 1001]):
+        assert (row["rank"], row["gallery"], row["rank_share"]) == (1, 301, 0.0)
+        assert row["chance"] < 1e-6
+        assert row["case_chance"] < 0.01
+
+
+def test_ranks_of_answers_that_know_nothing_are_uniform(gallery: Gallery) -> None:
+    rng = torch.Generator().manual_seed(2)
+    found = [
+        gallery.compare(torch.rand(2, 3, 8, 8, generator=rng), torch.rand(2, 3, 8, 8, generator=rng), [0, 1], [1000, 1001])
+        for _ in range(150)
+    ]
+    shares = [row["rank_share"] for case in found for row in case]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.06)
+    chances = np.array([case[0]["case_chance"] for case in found])
+    assert np.mean(chances <= 0.1) <= 0.17
+    assert np.mean(chances) == pytest.approx(0.5, abs=0.08)
+
+
+def test_the_original_and_its_copies_are_no_part_of_the_gallery(gallery: Gallery) -> None:
+    copied = Gallery(gallery.examples, gallery.indices, gallery.centre, gallery.constant, gallery.shape)
+    direction = copied.examples[3:4].reshape(1, 3, 8, 8)
+    truth = direction + copied.centre.reshape(1, 3, 8, 8)
+    (row,) = copied.compare(truth, truth, [0], [1000])
+    assert (row["rank"], row["gallery"]) == (1, 300)
