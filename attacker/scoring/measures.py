@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacker.scoring.metrics import mse, psnr, ssim, ssim_global, succeeded
+from attacker.scoring.metrics import is_flat, mse, psnr, ssim, ssim_global, succeeded
 from attacker.scoring.perceptual import Lpips, unable
 from attacker.scoring.tables import categorical_right, continuous_error
 from fedsim.wire import DataSpec
@@ -26,7 +26,11 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
     x = answered(raw, spec)
     fields: Fields = {"mse": _numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _numbers(mse(raw, truth))}
     if spec.is_image:
-        fields |= {"success": succeeded(x, truth, spec).tolist(), **_of_images(x, truth, perceptual)}
+        fields |= {
+            "success": succeeded(x, truth, spec).tolist(),
+            "flat": is_flat(truth).tolist(),
+            **_of_images(x, truth, perceptual),
+        }
     else:
         fields |= _of_rows(x, truth, spec)
     return [

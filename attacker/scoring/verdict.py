@@ -94,7 +94,8 @@ class Verdict:
     """What the comparison of an attack with its null comes to.
 
     examples, clusters: distinct examples compared, and the independent groups that they come in.
-    recovered, null_recovered: how many distinct examples pass the threshold of success, of `examples`.
+    recovered, null_recovered: how many distinct examples pass the threshold of success, of `examples`. flat: of those of the
+    attack, how many are nearly of one colour, which passes, too.
     reason: why there is no verdict, else "".
     """
 
@@ -104,6 +105,7 @@ class Verdict:
     clusters: int = 0
     recovered: int = 0
     null_recovered: int = 0
+    flat: int = 0
     reason: str = ""
 
     @property
@@ -127,7 +129,9 @@ class Verdict:
         if self.outcome == "no verdict":
             return f"no verdict: {self.reason}"
         if self.outcome == "recovered":
-            return f"recovered: {self.recovered} of {_many(self.examples)}, the null {self.null_recovered}{_listed(self.leaked)}"
+            flat = f", {self.flat} of them nearly of one colour" if self.flat else ""
+            recovered = f"{self.recovered} of {_many(self.examples)}{flat}, the null {self.null_recovered}"
+            return f"recovered: {recovered}{_listed(self.leaked)}"
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         sample = f"{_many(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
@@ -194,6 +198,7 @@ def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
         clusters=count,
         recovered=sum(value > 0 for value in mine.values()),
         null_recovered=sum(value > 0 for value in its.values()),
+        flat=len({row["index"] for row in both.attack if row["success"] and row.get("flat")}),
         reason=reason,
     )
 

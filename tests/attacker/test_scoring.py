@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from attacker.scoring.assignment import assign
-from attacker.scoring.metrics import mse, psnr, ssim, succeeded
+from attacker.scoring.metrics import is_flat, mse, psnr, ssim, succeeded
 from attacker.scoring.statistics import Estimate, clusters_of, mean, rate, share
 
 
@@ -55,6 +55,13 @@ def test_success_of_images_and_of_rows() -> None:
     row = torch.tensor([[0.2, 0.4]])
     assert succeeded(row + 0.049, row).item()
     assert not succeeded(row + torch.tensor([[0.0, 0.051]]), row).item()
+
+
+def test_an_image_that_its_own_mean_colour_recovers_is_flat() -> None:
+    flat = torch.full((1, 3, 4, 4), 0.3)
+    striped = flat.clone()
+    striped[..., ::2] = 0.7
+    assert is_flat(torch.cat([flat, striped])).tolist() == [True, False]
 
 
 def test_assignment_is_one_to_one_and_the_best_in_all() -> None:

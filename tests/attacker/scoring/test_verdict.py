@@ -113,6 +113,11 @@ def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
     assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on 6 of 12 examples alone")
 
 
+def test_recovered_images_that_one_colour_passes_are_counted_apart() -> None:
+    found = judge(rows([30.0] * 8, flat=[True, *[False] * 7]), rows(around(9, 8, 0), null=True))
+    assert found.words.startswith("recovered: 8 of 8 examples, 1 of them nearly of one colour, the null 0")
+
+
 def test_one_batch_is_one_group() -> None:
     found = judge(rows(around(17, 8, 0), size=8), rows(around(8, 8, 1), null=True, size=8))
     assert (found.examples, found.clusters) == (8, 1)
