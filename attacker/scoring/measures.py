@@ -12,6 +12,7 @@ from attacker.scoring.tables import categorical_right, continuous_error
 from fedsim.wire import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")
+FIELDS = (*MEASURES, "flat")
 
 Row = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
@@ -26,15 +27,11 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
     x = answered(raw, spec)
     fields: Fields = {"mse": _numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _numbers(mse(raw, truth))}
     if spec.is_image:
-        fields |= {
-            "success": succeeded(x, truth, spec).tolist(),
-            "flat": is_flat(truth).tolist(),
-            **_of_images(x, truth, perceptual),
-        }
+        fields |= {"success": succeeded(x, truth, spec).tolist(), **_of_images(x, truth, perceptual)}
     else:
         fields |= _of_rows(x, truth, spec)
     return [
-        {**dict.fromkeys(MEASURES), **{name: values[i] for name, values in fields.items()}, "failure": None}
+        {**dict.fromkeys(FIELDS), **{name: values[i] for name, values in fields.items()}, "failure": None}
         for i in range(len(truth))
     ]
 
@@ -51,11 +48,11 @@ def answered(raw: Tensor, spec: DataSpec) -> Tensor:
 
 def not_measured(failure: str) -> Row:
     """The same fields of an example without a reconstruction."""
-    return {**dict.fromkeys(MEASURES), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
+    return {**dict.fromkeys(FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 
 def _of_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:
-    fields: Fields = {"psnr": _numbers(psnr(x, truth))}
+    fields: Fields = {"psnr": _numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
     if min(truth.shape[-2:]) >= 11:
         fields["ssim"] = _numbers(ssim(x, truth))
     if truth.shape[1] in (1, 3):
