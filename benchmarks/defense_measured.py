@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from defense_federation import Federation
@@ -16,6 +17,7 @@ from attacker.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.paired import by_example, filled
 from attacker.scoring.summary import Summary
+from attacker.scoring.verdict import Verdict, judge
 
 UNUSED = ("environment", "notes", "pair")
 """Fields of score rows that are not kept: they are long, and no table shows them."""
@@ -59,6 +61,20 @@ class Measured:
     def strongest(self) -> str:
         """The attack that comes nearest to the originals: by the mean PSNR, which says more than a rate of a few examples."""
         return max(self.attacked, key=lambda name: self.attacked[name].psnr)
+
+    @property
+    def best_null(self) -> str:
+        """The attack whose null comes nearest to the originals, on the same cases.
+
+        An attack's own null may lack a prior that the attack has where it knows a defense: what that prior brings would then pass
+        for a leak.
+        """
+        return max(self.attacked, key=lambda name: fmean(self.attacked[name].scored.null.values()))
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict on the strongest attack against the best null of all attacks."""
+        return judge(self.attacked[self.strongest].own, self.attacked[self.best_null].null)
 
 
 class Kept:

@@ -21,7 +21,7 @@ MOST_DB = 58.9
 Declared = Literal["flat", "falls", "gone", "rises"]
 """What becomes of the PSNR from no defense to the strongest setting.
 
-flat:  it stays: equivalent within the margin. falls, rises: by more than the margin. gone: it falls, and exceeds the attack's
+flat:  it stays: equivalent within the margin. falls, rises: by more than the margin. gone: it falls, and exceeds the best
 null by less than the margin.
 """
 Outcome = Literal["flat", "falls", "gone", "rises", "undecided"]
@@ -29,7 +29,7 @@ Outcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 @dataclass(frozen=True)
 class Scored:
-    """One attack on one setting, by example: its case, its PSNR, and that of the attack's null."""
+    """One attack on one setting, by example: its case, its PSNR, and that of a null."""
 
     case: Mapping[str, str]
     psnr: Mapping[str, float]
@@ -40,7 +40,7 @@ class Scored:
 class Change:
     """From no defense to a setting, of so many cases.
 
-    from_none, over_null: mean paired differences in dB, to the same attack on undefended updates and to its own null, with 95 %
+    from_none, over_null: mean paired differences in dB, to the same attack on undefended updates and to a null, with 95 %
     intervals over cases.
     """
 
@@ -66,7 +66,7 @@ class Change:
 
 
 def compare(none: Scored, defended: Scored) -> Change:
-    """Compare an attack on defended updates with the same attack on undefended ones of the same examples, and with its null.
+    """Compare an attack on defended updates with the same attack on undefended ones of the same examples, and with a null.
 
     Raises ValueError where the two are not of the same examples.
     """

@@ -2,8 +2,8 @@
 
 One row is one federation (`defense_federation.py`): it learns under the defense, its privacy is accounted over all its rounds,
 and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand beside
-their nulls on the same cases; the strongest one of each row and its verdict end the row. Secure aggregation is attacked by its
-sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
+their nulls on the same cases; the strongest one of each row, with its verdict against the best of these nulls, ends the row.
+Secure aggregation is attacked by its sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
 
 What should become of the PSNR from no defense to the strongest setting is declared in `defense_grid.py`; `as_declared` is the
 share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`defense_outcomes.py`).
@@ -26,7 +26,7 @@ import torch
 from contract import Options, options, told
 from defense_federation import Data, federate, settings, units, write_data
 from defense_grid import GRID, PAIRS, Entry, filled
-from defense_measured import Kept, Measured, attack_all
+from defense_measured import Attacked, Kept, Measured, attack_all
 from defense_outcomes import MARGIN_DB, Change, compare
 from defense_settings import BATCHES, SINGLE, SUMS, attacks_on, described
 
@@ -34,6 +34,8 @@ from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate
 from attacker.scoring.verdict import Verdict
 
+COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in PAIRS), "exact")
+"""Attacks in the table; those that have nothing to know stand where they ignore it."""
 STRENGTHS = ("mild", "middle", "strong")
 ATTACKED, QUICK_ATTACKED = 16, 6
 """Updates of the first round that are attacked."""
@@ -118,7 +120,7 @@ def main() -> None:
                 checks += list(_checks(job.entry, none, found))
     losses = [row["accuracy lost"] for row in rows if row["strength"] == "mild"]
     print("\n".join([f"images: {bench.data.part} part of {bench.data.name}", *_attacks()]), end="\n\n")
-    told("defenses, PSNR from none to the strongest in dB", checks, {"margin": MARGIN_DB}, replace(asked, json=False))
+    told("defenses, PSNR from none to the strongest in dB", checks, {"margin_db": MARGIN_DB}, replace(asked, json=False))
     summary = {
         "as_declared": sum(check["holds"] for check in checks) / len(checks) if checks else None,
         "undecided": sum(check["outcome"] == "undecided" for check in checks),
@@ -164,23 +166,28 @@ def _attacks() -> list[str]:
 def _row(job: Job, found: Measured, none: Measured | None) -> dict[str, Any]:
     """One row of the table of settings."""
     own = found.own
-    best = found.strongest
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _short(str(job.value)), **own}
     row |= {"accuracy lost": None if none is None else none.own["accuracy"] - own["accuracy"]}
-    row |= {f"{name} dB": one.psnr for name, one in found.attacked.items()}
-    strongest = found.attacked[best].summary
-    assert strongest.verdict is not None  # the null was run on the same cases
-    assert strongest.null is not None
-    row |= {"strongest": best, "dB": _interval(strongest.psnr), "null dB": _interval(strongest.null.psnr)}
-    row |= {"recovered": f"{strongest.verdict.recovered} of {strongest.verdict.examples}"}
-    row |= {"verdict": _verdict(strongest.verdict)}
+    row |= {f"{column} (null)": _beside_null(found.attacked, column) for column in COLUMNS}
+    best, null = found.attacked[found.strongest], found.attacked[found.best_null]
+    row |= {"strongest": found.strongest, "dB": _interval(best.summary.psnr)}
+    row |= {"best null dB": _interval(null.summary.null.psnr if null.summary.null else None)}
+    row |= {"recovered": f"{found.verdict.recovered} of {found.verdict.examples}", "verdict": _verdict(found.verdict)}
     return row
 
 
 def _short(value: str) -> str:
     """A setting without the folder of its public images, which is a temporary one."""
     return re.sub(r"npz:[^']*/", "npz:", value)
+
+
+def _beside_null(attacked: dict[str, Attacked], column: str) -> str | None:
+    """Mean PSNR of an attack, and of its null; of one that has nothing to know, where it ignores the defense."""
+    one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
+    if one is None or one.summary.null is None or one.summary.null.psnr is None:
+        return None
+    return f"{one.psnr:.1f} ({one.summary.null.psnr.value:.1f})"
 
 
 def _interval(one: Estimate | None) -> str:
@@ -198,7 +205,8 @@ def _checks(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str
     for (attack, knows), declared in zip(PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"
         before, after = none.attacked[attack], strong.attacked[label]
-        change: Change = compare(before.scored, after.scored)
+        null = strong.attacked[strong.best_null].scored.null
+        change: Change = compare(before.scored, replace(after.scored, null=null))
         yield {
             "defense": entry.name,
             "attack": label,

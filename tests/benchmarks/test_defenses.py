@@ -13,6 +13,7 @@ from defense_measured import Kept, Measured, attack_all
 from defense_outcomes import FEWEST_CASES, Change, Declared, Scored, compare
 
 from attacker.attacks import AttackSpec
+from attacker.scoring.verdict import judge
 
 CASES = 16
 
@@ -133,7 +134,8 @@ def test_a_sum_has_its_cohort_and_the_total_of_its_examples(data: Data, tmp_path
 def test_a_setting_that_was_measured_is_not_measured_again(data: Data, tmp_path: Path) -> None:
     experiment = settings(data, attacked=2, quick=True) | {"rounds": 1}
     found = federate(experiment, tmp_path / "run", "cpu")
-    attacked = attack_all(found, {"exact": AttackSpec(name="exact", arguments={"fallback": "none"})}, "cpu")
+    specs = {"exact": {"fallback": "none"}, "inverting_gradients": {"steps": 30, "tv": 0.1}}
+    attacked = attack_all(found, {name: AttackSpec(name=name, arguments=one) for name, one in specs.items()}, "cpu")
     measured = Measured({"accuracy": found.accuracy}, units(found), attacked)
     path, folder = tmp_path / "kept" / "defenses.jsonl", data.private.parent
     Kept(path, fresh=False).add({"experiment": experiment}, folder, measured)
@@ -143,7 +145,8 @@ def test_a_setting_that_was_measured_is_not_measured_again(data: Data, tmp_path:
     assert (read.own, read.units, read.strongest) == (measured.own, measured.units, "exact")
     assert read.attacked["exact"].scored == measured.attacked["exact"].scored
     assert set(read.attacked["exact"].scored.null) == set(read.attacked["exact"].scored.psnr)
-    assert read.attacked["exact"].summary.verdict is not None
+    assert read.best_null == max(attacked, key=lambda name: sum(attacked[name].scored.null.values()))
+    assert read.verdict == judge(attacked["exact"].own, attacked[read.best_null].null)
     moved = json.loads(json.dumps(experiment).replace(str(folder), "/elsewhere"))
     assert again.find({"experiment": moved}, Path("/elsewhere")) is not None
     assert again.find({"experiment": {**experiment, "defense": "clip(1)"}}, folder) is None
