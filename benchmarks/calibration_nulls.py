@@ -28,7 +28,12 @@ Row = dict[str, Any]
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
 """Examples of four rounds, two passes over the same four."""
-CHOICES: Mapping[str, Sequence[Any]] = {"closed_form_start": (True,), "fallback": (*FALLBACKS, "none"), "compare": COMPARISONS}
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "closed_form_start": (True,),
+    "features": (True,),
+    "fallback": (*FALLBACKS, "none"),
+    "compare": COMPARISONS,
+}
 """Values of arguments by which an attack takes another way to its start or its links."""
 CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
@@ -53,7 +58,7 @@ def _specs() -> Iterator[AttackSpec]:
     for name in ATTACKS:
         yield AttackSpec(name=name, null=True)
         known = signature(ATTACKS[name]).parameters
-        for argument in set(CHOICES) & set(known):
+        for argument in (name for name in CHOICES if name in known):
             yield from (AttackSpec(name=name, arguments={argument: value}, null=True) for value in CHOICES[argument])
 
 

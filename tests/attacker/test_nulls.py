@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
     "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
+    "cpl from features": {"name": "cpl", "features": True},
     "cpl with a box and simulated steps": {"name": "cpl", "boxed": True, "local_steps": "simulated", "optimiser": "wolfe"},
     "cpl with restarts": {"name": "cpl", "restarts": 3},
     "dlg from a closed form": {"name": "dlg", "closed_form_start": True},
@@ -41,6 +42,8 @@ SPECS = {name: AttackSpec(name=name, null=True) for name in ATTACKS} | {
     title: AttackSpec(name=said["name"], arguments={k: v for k, v in said.items() if k != "name"}, null=True)
     for title, said in VARIANTS.items()
 }
+PLAIN = {"relu_modifier", "signed", "surrogate", "compiled", "knows_defense", "boxed", "denoised", "paper_mode"}
+"""Switches that change how gradients are compared, and not where a search starts; any other is to be among the variants."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros_like,
@@ -130,9 +133,10 @@ def test_a_null_answers_where_nothing_that_was_sent_can_be_decoded(title: str, r
 def test_every_registered_attack_and_every_argument_that_adds_a_start_is_among_them() -> None:
     assert {spec.name for spec in SPECS.values()} == set(ATTACKS)
     for name in ATTACKS:
-        for argument in ("closed_form_start", "fallback", "compare"):
-            if argument in signature(ATTACKS[name]).parameters:
-                assert any(spec.name == name and argument in spec.arguments for spec in SPECS.values())
+        known = signature(ATTACKS[name]).parameters
+        switches = {argument for argument in known if isinstance(known[argument].default, bool)}
+        for argument in (switches - PLAIN) | ({"fallback", "compare"} & set(known)):
+            assert any(spec.name == name and argument in spec.arguments for spec in SPECS.values()), f"{name}: {argument}"
 
 
 def test_oracles_of_the_attack_are_not_told_to_its_null(rounds: Rounds) -> None:
