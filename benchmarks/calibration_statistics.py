@@ -92,7 +92,7 @@ SIZES_OF_RUNS = (1, 3, 8, 16)
 MODELS = ("lenet_cpl", "mlp")
 Attack = tuple[str, dict[str, Any]]
 Answers = list[tuple[Tensor, Tensor]]
-SEARCH: Attack = ("inverting_gradients", {"steps": 40, "restarts": 1})
+SEARCH: Attack = ("inverting_gradients", {"steps": 25, "restarts": 1})
 EXACT: Attack = ("exact", {})
 NOISE = "clip(1) | gaussian(0.003)"
 OTHERS = 500
@@ -187,7 +187,7 @@ def _real(asked: Options) -> Iterator[Judged]:
     """
     for name, model in product(SETS[:1] if asked.quick else SETS, MODELS[:1] if asked.quick else MODELS):
         gallery = _gallery(asked, name)
-        clients = _Clients(asked, name, model, "", 16 if asked.quick else 32)
+        clients = _Clients(asked, name, model, "", 8 if asked.quick else 16)
         nulls = [clients.attacked(SEARCH, null=True, seed=seed) for seed in range(2 if asked.quick else 3)]
         for size in SIZES_OF_RUNS:
             for one, other in zip(nulls[1:], nulls, strict=False):
