@@ -11,9 +11,11 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
 from attacker.attacks.closed.router import ClosedForm
+from attacker.attacks.named import DISTANCES
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.metrics import mse, ssim, succeeded
+from attacker.scoring.statistics import share
 from fedsim.wire import DataSpec
 
 PAPER_TOLERANCE = 1e-4
@@ -25,6 +27,20 @@ def attacked(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked
     with cpu_seconds() as clock:
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     return found, clock.seconds
+
+
+def settings_of(attack: GradientMatching | ClosedForm) -> str:
+    """What an attack goes by, in words for its row: optimiser, distance, total variation, and iterations and starts at most."""
+    if isinstance(attack, ClosedForm):
+        routes = f"closed forms {', '.join(attack.routes)}"
+        return f"{routes}; then {settings_of(attack.fallback)}" if attack.fallback else routes
+    optimiser = type(attack.optimiser).__name__
+    optimiser += " with line search" * getattr(attack.optimiser, "line_search", False)
+    optimiser += " by signs" * getattr(attack.optimiser, "signed", False)
+    distance = next((name for name, one in DISTANCES.items() if one is attack.objective), "its own distance")
+    tv = attack.smooth or next(iter(getattr(attack.prior, "args", ())), 0.0)
+    start = ", from a closed form" if attack.first else ""
+    return f"{optimiser}, {distance}, tv {tv:g}, {attack.steps} iterations, {attack.restarts} starts{start}"
 
 
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +55,8 @@ def measured(
 ) -> dict[str, Any]:
     """One row. x, y: the originals of each case, (N, *shape) and (N,).
 
-    asr_c, asr_l: shares of all examples whose content and label are recovered. mse, ssim: means over those with content.
+    asr_c, asr_l: shares of all examples whose content and label are recovered; low, high: the 95 % interval of asr_c over cases.
+    median_mse: of all examples. mse, ssim: means over those with content.
     iterations: until the paper's tolerance, or the end, mean over the same. cpu_seconds: an example.
     """
     found, seconds = attacked(attack, cases, asked)
@@ -57,12 +74,18 @@ def row_of(
     each = [iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
     taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
     similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
+    cases = [i for i, originals in enumerate(x) for _ in originals]
+    estimate = share(success.double().tolist(), cases)
     return {
         "images": len(truth),
-        "asr_c": float(success.float().mean()),
+        "cases": len(x),
+        "asr_c": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
         "asr_l": float(labels.float().mean()),
         "ssim": float(ssim(guesses, truth)[success].mean()) if similar else None,
         "mse": float(mse(guesses, truth)[success].mean()) if success.any() else None,
+        "median_mse": float(mse(guesses, truth).median()),
         "iterations": mean(taken) if taken else None,
         "cpu_seconds": seconds / len(truth),
     }

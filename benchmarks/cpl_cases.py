@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attacked import attacked, row_of
+from attacked import attacked, row_of, settings_of
 from contract import Options
 from cpl_paper import Rows
 from single_cases import Client, client
 from splits import Images, draw, images
 from torch import Tensor
 
-from attacker.attacks import Case, GradientMatching, cpl, exact
+from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
 from attacker.attacks.closed.router import ClosedForm
 from fedsim import datasets
 
 LEARNING_RATES = (1e-4, 1e-2)
 """Of clients that take several local steps; the paper does not say its own. At the first, one gradient stands for a few."""
-TV_OF_BATCHES, TV_OF_COMPRESSED = 3e-5, 1e-3
-"""Weights of total variation: the best of a few for `photos`, after first trials on faces had said in which range to look."""
+TV_OF_COMPRESSED = 1e-3
+"""Weight of total variation: the best of a few for `photos`, after first trials on faces had said in which range to look."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Originals:
         for name, attack in attacks.items():
             found, seconds = attacked(attack, self.cases, asked)
             numbers = row_of(found, self.x, self.y, seconds, self.data.data)
-            rows.append({"data": self.data.name, **labels, "attack": name, "source": "measured", **numbers})
+            told = {"settings": settings_of(attack), "part": self.data.part, "source": "measured"}
+            rows.append({"data": self.data.name, **labels, "attack": name, **told, **numbers})
         return rows
 
 
@@ -49,6 +50,12 @@ def alone_and_routed(attack: Callable[..., GradientMatching], **settings: Any) -
 def smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
     """The optimisation with a prior, which the paper does not have."""
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
+
+
+def tuned(attack: str, seen: Client, **settings: Any) -> GradientMatching | ClosedForm:
+    """An attack with the tuned preset of this network; settings: in place of those of the preset."""
+    arguments = presets.arguments_of(attack, "tuned", seen.model, seen.data) | settings
+    return ATTACKS[attack](**arguments)
 
 
 def limit(asked: Options) -> int:

@@ -18,7 +18,7 @@ from attacked import attacked, guessed
 from contract import Options, options, told
 from cpl_cases import Originals, batches
 from single_cases import client
-from splits import Images, digests, images, record_tuned
+from splits import Images, digest, images, record_tuned
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed import smoothness
@@ -101,7 +101,8 @@ def drawn(asked: Options, names: Sequence[str], count: int) -> list[Images]:
     if not asked.quick:
         for data in chosen:
             if data.part == "tuning":
-                record_tuned("presets of attacks (tuning.py)", digests(data))
+                stored = (data.x * 255).round().byte().numpy()
+                record_tuned("presets of attacks (tuning.py)", [digest(value) for value in stored])
     return chosen
 
 

@@ -1,6 +1,7 @@
 """What an attacker believes of examples before it sees any gradient. Priors take the normalised batch (N, *shape)."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ def total_variation(weight: float) -> Prior:
 
     For images (N, C, H, W); along a side of one pixel there is no difference.
     """
+    return partial(_variation, weight)
 
-    def prior(x: Tensor) -> Tensor:
-        down, across = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
-        return weight * torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
 
-    return prior
+def _variation(weight: float, x: Tensor) -> Tensor:
+    down, across = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
+    return weight * torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
 
 
 def belief_behind_noise(variance: Tensor, values: int) -> Tensor:

@@ -20,6 +20,8 @@ EXACT = 1e-5
 """Misfit below which equations that float32 has rounded count as solved."""
 SPLIT = 16
 """Examples up to which those that share a label are told apart: the cost grows with their sixth power."""
+ROUNDED, LEFT = 20 * 2.0**-24, 5.0
+"""Error of a gradient as a share of its length: of float32, and for each unit of misfit; set on the tuning part of CIFAR-10."""
 STARTS = 3
 TURNS = 60
 RECOUNTS = 4
@@ -30,12 +32,14 @@ class HeadFeatures(NamedTuple):
 
     shared: (B,) bool, whether a row is no more than the mean over the examples of its label.
     misfit: how far the gradient of these features is from the observed one, as a share of its length.
+    error:  (B,) about how long the error of a row is: more than rounding alone, where only rounding tells two examples apart.
     """
 
     features: Tensor
     labels: Tensor
     shared: Tensor
     misfit: float
+    error: Tensor
 
 
 class _Equations(NamedTuple):
@@ -122,8 +126,15 @@ def _solved(
                 again = _of_each(wide, labels, start, shared, rng)
                 split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
         if split_misfit < misfit or split_misfit < EXACT:
-            return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit)
-    return HeadFeatures((c @ basis)[place], labels, shared, misfit)
+            error = _error(split, s, split_misfit)
+            return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit, error)
+    return HeadFeatures((c @ basis)[place], labels, shared, misfit, _error(c, s, misfit)[place])
+
+
+def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
+    """How long the errors of rows c V^T are where each row of V^T has that of the gradient over its singular value s."""
+    noise = (ROUNDED + LEFT * misfit) * s.norm() / len(s) ** 0.5
+    return (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
 
 
 def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
@@ -201,7 +212,8 @@ def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
     many = len(labels) > 1
-    return HeadFeatures(row.expand(len(labels), -1), labels, torch.full((len(labels),), many), 1.0 if many else 0.0)
+    error = torch.full((len(labels),), float(row.norm()) if many else 0.0, dtype=row.dtype)
+    return HeadFeatures(row.expand(len(labels), -1), labels, torch.full((len(labels),), many), 1.0 if many else 0.0, error)
 
 
 def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:

@@ -82,7 +82,10 @@ def _answer(observed: Observed, i: int, rng: Generator) -> Answer:
         return _nothing(observed, f"features leave {read.misfit:.2g} of the last layer's gradient unexplained")
     spread = smooth_spread(observed.data, observed.dtype, observed.device)
     made = _features_of(observed, i)
-    x = torch.stack([likeliest(made, f.to(observed.device), spread, observed.data.shape, read.misfit) for f in read.features])
+    each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
+    errors = [float(read.error[place == k].max()) for k in range(len(each))]
+    pairs = zip(each.to(observed.device), errors, strict=True)
+    x = torch.stack([likeliest(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
     noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
     x[read.shared.to(x.device)] += APART * noise[read.shared.to(x.device)]
     free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
@@ -129,7 +132,7 @@ def _converted(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
     """The likeliest x (*shape) with features `target` (F,), in float64.
 
-    x is 0.5 + spread(z) with independent standard normal z, and features have an error of at least `error`, as a share. One turn
+    x is 0.5 + spread(z) with independent standard normal z, and features have an error that is about `error` long. One turn
     linearises them at x and solves for z.
     """
     z = target.new_zeros(tuple(shape))
@@ -138,7 +141,7 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
         if turn < len(DAMPING):
             jacobian = _jacobian(made, spread, z)
             normal = jacobian @ jacobian.T
-            normal.diagonal().add_(max(DAMPING[turn], error) ** 2 * normal.trace())
+            normal.diagonal().add_(DAMPING[turn] ** 2 * normal.trace() + error**2 / len(target))
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z

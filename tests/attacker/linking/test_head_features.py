@@ -117,3 +117,17 @@ def test_a_gradient_of_zeros_gives_no_features_and_does_not_fail() -> None:
         rng=torch.Generator(),
     )
     assert found.features.isfinite().all()
+
+
+def test_the_error_of_rows_that_hardly_differ_is_told() -> None:
+    """Of four examples that the model takes for one class alike, two share a label: only rounding tells those apart."""
+    rng = torch.Generator().manual_seed(4)
+    features, weight = (torch.randn(n, 64, generator=rng, dtype=torch.float64) for n in (4, 10))
+    features, weight = 1 + 0.05 * features, 0.05 * weight
+    weight[8] += 0.15
+    labels = torch.tensor([0, 0, 1, 2])
+    a = ((features @ weight.T).softmax(dim=1) - torch.nn.functional.one_hot(labels, 10)) / 4
+    found = head_features((a.T @ features).float(), a.sum(dim=0).float(), labels, weight=weight, bias=torch.zeros(10), rng=rng)
+    off = torch.stack([(found.features[i] - features).norm(dim=1)[labels == labels[i]].min() for i in range(4)])
+    assert float(found.error[:2].min()) > 3 * float(found.error[2:].max())
+    assert bool((off <= 10 * found.error).all())
