@@ -1,15 +1,13 @@
 """What a search has come to, as a reconstruction."""
 
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from attacker.attacks import local_epochs
 from attacker.attacks.base import Case
+from attacker.attacks.confidence import Judged, of_prior, of_search, undecided
 from attacker.attacks.memories import Best
-from attacker.attacks.objectives import squared_norm
 from attacker.reconstruction import Reconstruction, Slot, slots_of
 
 if TYPE_CHECKING:
@@ -18,30 +16,46 @@ if TYPE_CHECKING:
 
 def answer(search: "Search", i: int, seconds: float) -> Reconstruction:
     """What a search has come to for case i. seconds: those that it took for each case."""
-    case, best = search.cases[i], search.best[i]
+    started, case, best = perf_counter(), search.cases[i], search.best[i]
     assert best.z is not None
     assert best.labels is not None
     x, y = search.decode(best.z, {"labels": best.labels})
-    confidence = _confidence(search, i, best.z, x, y)
     x, y = local_epochs.merged(x, y, search.epochs)
+    judged = _judged(search, i, best, len(x))
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
         y=(y.argmax(dim=1) if y.ndim == 2 else y).cpu(),
-        confidence=confidence * search.links[i].confidence[: len(x)],
+        confidence=judged.confidence,
+        explained=judged.explained,
+        evidence={name: tuple(value.tolist()) for name, value in judged.evidence.items()},
         slots=tuple(slot for o in range(len(search.views)) for slot in slots(search, i, o)),
         loss=best.history.cpu(),
         iterations=best.iterations,
         evaluations=best.evaluations,
         restarts=best.restarts,
-        seconds=seconds,
+        seconds=seconds + perf_counter() - started,
         route=_route(search, best),
         attack=search.attack.name,
         oracles=_oracles(search, case),
         seed=search.rng.initial_seed(),
         interrupted=i in search.interrupted,
-        notes=search.links[i].notes if search.attack.sees_gradient else (),
+        notes=(*(search.links[i].notes if search.attack.sees_gradient else ()), *judged.notes),
     )
+
+
+def _judged(search: "Search", i: int, best: Best, examples: int) -> Judged:
+    """How sure the attack is of the answer to case i, which holds so many examples."""
+    assert best.z is not None
+    assert best.labels is not None
+    if not search.attack.sees_gradient:
+        return of_prior(examples, search.data)
+    route = "joint over rounds" if len(search.views) > 1 else _route(search, best)
+    try:
+        return of_search(search, i, best.z, best.labels, examples, route)
+    except KeyboardInterrupt:
+        search.interrupted.add(i)
+        return undecided(examples, "it was interrupted")
 
 
 def _route(search: "Search", best: Best) -> str:
@@ -64,18 +78,3 @@ def slots(search: "Search", i: int, o: int) -> list[Slot]:
         replace(slot, example=places[slot.example])
         for slot in slots_of(observation.round, observation.client, search.views[o].sizes, own)
     ]
-
-
-def _confidence(search: "Search", i: int, z: Tensor, x: Tensor, y: Tensor) -> float:
-    """The share of the observed gradients' power that the answer explains; 0 without a gradient, or with one of zeros."""
-    shares = []
-    for view in search.views if search.attack.sees_gradient else ():
-        row = view.case(i)
-        if squared_norm(row["observed"]) > 0:
-            worst = view.worst[i].clamp(min=torch.finfo(z.dtype).tiny)
-            share = 1 - view.distance(row, x, y, z) / worst
-            shares.append((float(row["gamma"]), float(share.nan_to_num(nan=0.0).clamp(0, 1))))
-        else:
-            shares.append((float(row["gamma"]), 0.0))
-    total = sum(gamma for gamma, _ in shares)
-    return sum(gamma * share for gamma, share in shares) / total if total else 0.0

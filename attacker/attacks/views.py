@@ -122,12 +122,16 @@ class View:
         self.power = self._power(observations, seen)
 
     def _power(self, observations: Sequence[Observation], seen: Gradient) -> Tensor:
-        """(cases,) that of the noise of known power in what is compared, as it is compared. A sum is a mean of its clients."""
+        """(cases,) that of the noise of known power in what is compared, as it is compared. A sum is a mean of its clients.
+
+        `variance`, (cases,), is that of each coordinate of the gradient before layers are weighed.
+        """
         parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.attack.device)
         each = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
-        scale, whole = self.rows["scale"], sum(s[0].numel() for s in seen.values())
+        scale = self.rows["scale"]
+        self.variance = each / sum(s[0].numel() for s in seen.values())
         counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
-        share: Tensor = each / whole * sum(count * weight for count, weight in counted)
+        share: Tensor = self.variance * sum(count * weight for count, weight in counted)
         return share
 
     @property

@@ -23,7 +23,8 @@ class Found:
 
     rounds:     in which the attack says it was: one, but where it puts several together.
     number:     place in the case's answer, from 1: a gradient knows no order within a batch.
-    loss:       the attack's own, at the end; None where it is no number. confidence: by the attack's own measure, in [0, 1].
+    loss:       the attack's own, at the end; None where it is no number. confidence: the attack's estimate
+                of the probability that it is recovered; None where it is undecided.
     route, notes: how the answer came about, and what the attack says of it; of a case of several rounds `Linked` has that.
     """
 
@@ -33,7 +34,7 @@ class Found:
     number: int
     label: int
     loss: float | None
-    confidence: float
+    confidence: float | None
     route: str
     notes: tuple[str, ...]
     shown: Pair
@@ -114,7 +115,7 @@ def _found(answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSp
         number=i + 1,
         label=int(answer.y[i]),
         loss=float(last) if bool(torch.isfinite(last).any()) else None,
-        confidence=float(answer.confidence[i].nan_to_num()),
+        confidence=float(answer.confidence[i]) if bool(answer.confidence[i].isfinite()) else None,
         route=answer.route,
         notes=() if "rounds" in case else answer.notes,
         shown=alone(answer.x[i], data),

@@ -50,7 +50,12 @@ def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
     """The first `most` examples of a reconstruction by the attack's own ranking, in that order, with their slots."""
-    kept = rank(found.confidence)[:most]
+    kept = rank(found.confidence, found.explained)[:most]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
-    return replace(found, x=found.x[kept], y=found.y[kept], confidence=found.confidence[kept], slots=slots)
+    explained = None if found.explained is None else found.explained[kept]
+    evidence = {name: tuple(values[i] for i in kept) for name, values in found.evidence.items()}
+    confidence = found.confidence[kept]
+    return replace(
+        found, x=found.x[kept], y=found.y[kept], confidence=confidence, explained=explained, evidence=evidence, slots=slots
+    )

@@ -197,7 +197,8 @@ class Scorer:
                 **measured[i],
                 **nearest[i],
                 **self._recovered_label(int(found.y[candidate]), success=read[i]),
-                "confidence": float(found.confidence[candidate].nan_to_num()),
+                "confidence": _number(found.confidence[candidate]),
+                "explained": None if found.explained is None else _number(found.explained[candidate]),
                 "pair": self._write_pair(pair, truth[i], x[candidate]),
             }
 
@@ -281,6 +282,11 @@ def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[
     return read
 
 
+def _number(value: Tensor) -> float | None:
+    """A confidence or share as rows have it: None where it is undecided."""
+    return float(value) if bool(value.isfinite()) else None
+
+
 def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
     """A case's reconstruction, its state, and why there is nothing that could be compared with `truth`, where that is so."""
     found, state, reason = read_case(folder, key)
@@ -306,6 +312,6 @@ def _common(folder: Path, facts: Row) -> Row:
 
 def _without_answer(state: State, reason: str) -> Row:
     """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
-    absent = ("label_recovered", "label_recovered_name", "confidence", "pair")
+    absent = ("label_recovered", "label_recovered_name", "confidence", "explained", "pair")
     row = {**dict.fromkeys((*absent, *FIELDS)), **not_measured(reason), "label_success": False}
     return {**row, "success": None, "label_success": None, "failure": None} if state == "waiting" else row

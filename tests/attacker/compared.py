@@ -18,4 +18,5 @@ def check_equal(folder: Path, other: Path) -> None:
     assert mine
     for name, answer in mine.items():
         for part in ("x", "y", "loss", "confidence"):
-            assert torch.equal(getattr(answer, part), getattr(theirs[name], part)), (name, part)
+            own, other = (getattr(one, part).nan_to_num(nan=-1.0) for one in (answer, theirs[name]))  # undecided
+            assert torch.equal(own, other), (name, part)

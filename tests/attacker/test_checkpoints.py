@@ -178,7 +178,10 @@ def killed_when(process: "subprocess.Popen[str]", condition: Callable[[], bool])
 
 def tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
     found = {path.name: Reconstruction.read(path) for path in sorted(folder.rglob("*.safetensors"))}
-    return {name: [one.x, one.y, one.loss, one.confidence, torch.tensor(one.iterations)] for name, one in found.items()}
+    return {
+        name: [one.x, one.y, one.loss, one.confidence.nan_to_num(nan=-1.0), torch.tensor(one.iterations)]
+        for name, one in found.items()
+    }
 
 
 def test_a_replay_that_is_killed_goes_on_to_the_same_end_bit_for_bit(run: Path, tmp_path: Path) -> None:

@@ -131,5 +131,5 @@ def test_reconstructions_hold_no_truth() -> None:
     fields = set(inspect.signature(Reconstruction).parameters)
     assert fields == {
         "case", "x", "y", "confidence", "slots", "loss", "iterations", "evaluations", "restarts", "seconds",
-        "route", "attack", "oracles", "seed", "interrupted", "notes",
+        "route", "attack", "oracles", "seed", "interrupted", "notes", "explained", "evidence",
     }  # fmt: skip

@@ -89,8 +89,8 @@ def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds:
     assert torch.equal(found.y, examples[1])
     places = [(slot.round, slot.position, slot.example) for slot in found.slots]
     assert places == [(1, 0, 0), (1, 1, 1), (4, 0, 1), (4, 1, 2)]
-    assert found.notes == ("pass 2",)
-    assert found.confidence[1] == pytest.approx(0.5 * float(found.confidence[0]))
+    assert found.notes[0] == "pass 2"
+    assert found.evidence["linked"] == (1.0, 0.5, 1.0)
 
 
 def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rounds: Case, observe, examples) -> None:

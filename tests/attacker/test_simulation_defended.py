@@ -184,7 +184,7 @@ def test_the_steps_behind_an_update_are_told_or_guessed_to_be_even() -> None:
 def test_a_search_does_not_stall_where_examples_are_clipped_to_very_little(gradient: str) -> None:
     case = Case((observed(gradient),), known_labels=examples()[1])
     (found,) = cpl(steps=30)([case], rng=torch.Generator().manual_seed(0))
-    assert found.confidence.min() > 0.4  # four examples through eight hidden units: not all of it
+    assert found.explained.min() > 0.4  # four examples through eight hidden units: not all of it
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class Answer:
     """x: (B, *shape) in [0, 1], not clamped. y: (B,). route: how it came about. notes: what its reader should know.
     doubts: why it may be no answer, which is of no interest where it turns out to be exact.
 
-    confidence: (B,) in [0, 1], where the route has its own. twin: another x with the same gradient.
+    stays: (B,) in [0, 1], the route's own measure of how much of the answer is certain, where it has one; see
+    `confidence.of_closed_form`. twin: another x with the same gradient.
     determined: the share of the input's values that the gradient determines, by count; below 1, many have the same gradient.
     likeliest: whether it is a maximum a posteriori estimate, which does not fit noise.
     """
@@ -33,7 +34,7 @@ class Answer:
     route: str
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
-    confidence: Tensor | None = None
+    stays: Tensor | None = None
     twin: Tensor | None = None
     determined: float = 1.0
     likeliest: bool = False

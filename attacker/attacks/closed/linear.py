@@ -30,7 +30,7 @@ EXPLAINED = 3.0
 """Up to how many standard deviations of its noise what is left of a gradient may be, for it to be explained."""
 
 LONE = 0.25
-"""Confidence in a ratio that only one neuron gives."""
+"""Certainty of a ratio that only one neuron gives."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -42,13 +42,13 @@ class LinearAnswer:
     x:          (found, F), the inputs of the layer, which are normalised; without a bias of the layer, of length 1.
     d:          (found, width), each example's part of the gradient of the mean loss at the pre-activations; zeros where `how` is
                 "isolated" and not all examples were found.
-    confidence: (found,) in [0, 1]. rank: how many distinct examples are behind the gradient, 0 where that cannot be told.
+    certainty: (found,) in [0, 1]. rank: how many distinct examples are behind the gradient, 0 where that cannot be told.
     how:        "ratio", "isolated" or "sparse directions"; "" for none. scaled: whether the length of x is known.
     """
 
     x: Tensor
     d: Tensor
-    confidence: Tensor
+    certainty: Tensor
     rank: int
     how: str
     note: str
@@ -125,7 +125,7 @@ class _Task:
             x, d = (side * x, side * d) if self.layer.activation.name == "relu" else (x, d)
             explained = value[:1].square() / value.square().sum()
             return LinearAnswer(
-                x=x, d=d, confidence=explained, rank=rank, how="ratio", note=_joined(note, _UNSCALED), scaled=False
+                x=x, d=d, certainty=explained, rank=rank, how="ratio", note=_joined(note, _UNSCALED), scaled=False
             )
         d, seen = rows[:, -1], rows[:, :-1] != 0
         power = d.square() @ seen.to(d.dtype)
@@ -136,9 +136,9 @@ class _Task:
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
         known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
         said = f"{1 - known:.0%} of its values were not sent, or are zero" if known < 1 else ""
-        confidence = known * (1 - missed).clamp(0, 1).reshape(1)
+        certainty = known * (1 - missed).clamp(0, 1).reshape(1)
         return LinearAnswer(
-            x=x[None], d=scale * d[None], confidence=confidence, rank=rank, how="ratio", note=_joined(note, said)
+            x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_joined(note, said)
         )  # fmt: skip
 
     def batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
@@ -153,7 +153,7 @@ class _Task:
         if whole is not None and whole.found == factors.rank:
             return whole
         alone = self._some(groups.directions @ factors.basis, groups, factors.rank, examples, _fewer(factors.rank, examples))
-        sure = int((alone.confidence > LONE).sum())
+        sure = int((alone.certainty > LONE).sum())
         return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
 
     def isolated(self, examples: int | None, note: str) -> LinearAnswer:
@@ -170,10 +170,10 @@ class _Task:
         most = min(rank or len(x), examples or len(x))
         order = torch.cat([several.nonzero()[:, 0], lone.nonzero()[:, 0]])[:most]
         agreeing = groups.count[chosen].clamp(min=2).double()
-        confidence = torch.where(several, 1 - 0.1 ** (agreeing - 1), LONE)[order]
+        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), LONE)[order]
         said = f"{len(order)} of {rank or examples or 'unknown'} examples are alone at some neuron" if len(order) else _NONE_ALONE
         return LinearAnswer(
-            x=x[order], d=x.new_zeros(len(order), len(self.rows)), confidence=confidence, rank=rank,
+            x=x[order], d=x.new_zeros(len(order), len(self.rows)), certainty=certainty, rank=rank,
             how="isolated" if len(order) else "", note=_joined(note, said, "" if self.biased or not len(order) else _UNSCALED),
             scaled=self.biased,
         )  # fmt: skip
@@ -184,11 +184,11 @@ class _Task:
         if int(info):
             return _nothing(self.layer, "no independent directions were found", rank=factors.rank)
         seen = pattern(found.q, factors)
-        x, d, confidence = p @ factors.basis, factors.coordinates @ found.q, found.agreement
-        sure = confidence >= ALIKE
+        x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
+        sure = certainty >= ALIKE
         settled = self._settled(factors, x, seen.on, sure)
         if settled is not None:
-            (x, d), confidence, sure = settled, confidence.clamp(min=ALIKE), torch.ones_like(sure)
+            (x, d), certainty, sure = settled, certainty.clamp(min=ALIKE), torch.ones_like(sure)
         side = self._side(x, seen.on)
         x, d = x / side[:, None], d * side
         sure = sure & torch.isfinite(x).all(dim=1)
@@ -200,7 +200,7 @@ class _Task:
             "" if self.biased or missing == factors.rank else _UNSCALED,
         )
         return LinearAnswer(
-            x=x[sure], d=d.T[sure], confidence=confidence[sure], rank=factors.rank,
+            x=x[sure], d=d.T[sure], certainty=certainty[sure], rank=factors.rank,
             how=how if bool(sure.any()) else "", note=words, scaled=self.biased,
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ def _nothing(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
     return LinearAnswer(
         x=torch.zeros(0, prod(layer.taken), dtype=torch.float64),
         d=torch.zeros(0, layer.shape[0], dtype=torch.float64),
-        confidence=torch.zeros(0, dtype=torch.float64), rank=rank, how="", note=note,
+        certainty=torch.zeros(0, dtype=torch.float64), rank=rank, how="", note=note,
     )  # fmt: skip
 
 

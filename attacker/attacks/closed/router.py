@@ -12,6 +12,7 @@ from attacker.attacks.closed.layers import Answer
 from attacker.attacks.closed.observed import Observed, observe
 from attacker.attacks.closed.routes import ROUTES
 from attacker.attacks.closed.walk import OURS, Walk
+from attacker.attacks.confidence import of_closed_form, of_prior
 from attacker.attacks.given import Given
 from attacker.attacks.matching import GradientMatching
 from attacker.attacks.nulls import blinded
@@ -33,7 +34,7 @@ class ClosedForm:
     routes:    names of `ROUTES`, tried one after the other until an answer is exact.
     fallback:  a search for what none of them answers exactly, from the best of them; None: the best of them is the answer.
     walk:      how layers are walked through.
-    stability: answer a second time from gradients rounded otherwise, and count what changes against the confidence.
+    stability: answer a second time from gradients rounded otherwise, and count what changes against the answer.
     knows_defense: as in `GradientMatching`; a closed form itself takes the gradient as it came.
     sees_gradient: False gives the null: that of the fallback, or a grey image.
     """
@@ -135,10 +136,9 @@ class Routing:
             self._doubt(route, observed, pending, answers)
 
     def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[Answer]) -> None:
-        """Give exact answers without a confidence of their own one: what stays where the gradient is rounded otherwise."""
+        """Say of exact answers without a measure of their own what stays of them where the gradient is rounded otherwise."""
         new = [
-            self.found[i].exact and self.found[i].answer is a and a.confidence is None
-            for i, a in zip(pending, answers, strict=True)
+            self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
         ]
         rows = [row for row, doubted in enumerate(new) if doubted]
         if not rows:
@@ -151,7 +151,7 @@ class Routing:
             spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
             moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
             stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
-            found.answer = replace(answer, confidence=stays * _explained(found.missed) * answer.determined)
+            found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
         """What the fallback makes of the cases that no route answers exactly."""
@@ -192,14 +192,15 @@ class Routing:
     def _of_answer(self, i: int, found: _Found, answer: Answer, seconds: float) -> Reconstruction:
         case, count = self.cases[i], len(answer.x)
         observation = case.observations[0]
-        confidence = answer.confidence
-        if confidence is None:
-            confidence = torch.full((count,), _explained(found.missed) * answer.determined)
+        stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
+        judged = of_closed_form(answer.route, answer.x, found.missed, stays, observation.data, self.observed.examples)
         return Reconstruction(
             case=case.key,
             x=answer.x.float().cpu(),
             y=answer.y.cpu(),
-            confidence=confidence.float().cpu(),
+            confidence=judged.confidence,
+            explained=judged.explained,
+            evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
             slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.tensor([found.missed**2]),
             iterations=0,
@@ -210,7 +211,7 @@ class Routing:
             attack=self.attack.name,
             oracles=self.attack.oracles + (("labels",) if case.known_labels is not None else ()),
             seed=self.rng.initial_seed(),
-            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed)),
+            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed), *judged.notes),
         )
 
     def _why(self, found: _Found) -> list[str]:
@@ -233,11 +234,13 @@ class Routing:
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))
+        judged = of_prior(count, data)
         return Reconstruction(
             case=case.key,
             x=torch.full((count, *data.shape), 0.5),
             y=labels,
-            confidence=torch.zeros(count),
+            confidence=judged.confidence,
+            explained=judged.explained,
             slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
             loss=torch.ones(1),
             iterations=0,
@@ -253,11 +256,6 @@ class Routing:
     def _say(self, done: int, words: str) -> None:
         if self.progress is not None:
             self.progress(done, len(self.attack.routes), words)
-
-
-def _explained(missed: float) -> float:
-    """How much of the observed gradient's length an answer explains; of its power it would nearly always be nearly all."""
-    return max(0.0, 1 - missed)
 
 
 def _how_far(missed: float) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
             route=answer.route,
             notes=(*answer.notes, *_shaped(found, i, name)),
             doubts=answer.doubts,
-            confidence=_seen(found, i, determined),
+            stays=_seen(found, i, determined),
             twin=answer.twin,
         )
         for i, answer in enumerate(answers(observed, readings, found.x, None, "peeled"))
@@ -97,7 +97,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
             examples=observed.examples,
         )
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
-    return Answer(x, y, "linear", words, confidence=found.confidence[source])
+    return Answer(x, y, "linear", words, stays=found.certainty[source])
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:

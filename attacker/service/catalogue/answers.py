@@ -41,7 +41,7 @@ class Whole(NamedTuple):
 
     answer: Answer
     labels: tuple[int, ...]
-    confidence: tuple[float, ...]
+    confidence: tuple[float | None, ...]
     places: Mapping[int, tuple[int, str, int, int]]
     rounds: Mapping[int, tuple[int, ...]]
     losses: tuple[tuple[int, float], ...]
@@ -73,7 +73,7 @@ def read_whole(run: Path, name: str) -> Whole:
         return Whole(
             answer=answer,
             labels=tuple(int(label) for label in labels.tolist()),
-            confidence=tuple(_finite(value) or 0.0 for value in _values(file, layout, "confidence").tolist()),
+            confidence=tuple(_finite(value) for value in _confidence(file, layout).tolist()),
             places=places,
             rounds={example: tuple(sorted(some)) for example, some in rounds.items()},
             losses=thinned(_values(file, layout, "loss")),
@@ -112,7 +112,7 @@ def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int,
 
 
 def _answer(file: FileIO, layout: Layout, facts: Mapping[str, Any]) -> Answer:
-    losses, confidence = _values(file, layout, "loss"), _values(file, layout, "confidence")
+    losses, confidence = _values(file, layout, "loss"), _confidence(file, layout)
     known = confidence[np.isfinite(confidence)]
     seconds, iterations = facts.get("seconds"), facts.get("iterations")
     return Answer(
@@ -124,6 +124,12 @@ def _answer(file: FileIO, layout: Layout, facts: Mapping[str, Any]) -> Answer:
         confidence=float(known.mean().clip(0, 1)) if len(known) else None,
         interrupted=bool(facts.get("interrupted", False)),
     )
+
+
+def _confidence(file: FileIO, layout: Layout) -> NDArray[np.float64]:
+    """The estimated probabilities, NaN where undecided: all of them in files from before there were any."""
+    known = _values(file, layout, "confidence")
+    return known if "explained" in layout else np.full_like(known, np.nan)
 
 
 def _header(file: FileIO) -> tuple[Layout, dict[str, Any]]:

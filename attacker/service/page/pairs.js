@@ -84,10 +84,15 @@ function label(example) {
   return h("span.line", {}, `${truth} → `, h(right ? "span" : "span.soft", {}, `${got} ${right ? "✓" : "✗"}`));
 }
 
+/** Of an answer that nothing was compared with. */
+function undecided(example) {
+  return (example.image || example.values) && !known(example.psnr) ? "confidence undecided" : null;
+}
+
 function mark(example) {
   const numbers = [
     known(example.psnr) ? decibel(example.psnr) : null,
-    known(example.confidence) ? `confidence ${number(example.confidence)}` : null,
+    known(example.confidence) ? `confidence ${number(example.confidence)}` : undecided(example),
   ];
   const tail = numbers.filter(Boolean).join(", ");
   if (example.failure) return h("span.line", {}, `– ${example.failure}`);

@@ -26,7 +26,7 @@ def test_a_whole_batch_is_recovered_and_explains_its_gradient(size: int, steps: 
     answer = recover(model, weights, gradient, size)
     assert answer.found == answer.rank == size
     assert off(answer, x) < 1e-4
-    assert float(answer.confidence.min()) > 0.97
+    assert float(answer.certainty.min()) > 0.97
     product = answer.d.T @ torch.cat([answer.x, torch.ones(size, 1, dtype=torch.float64)], dim=1)
     wanted = torch.cat([gradient["1.weight"], gradient["1.bias"][:, None]], dim=1).double()
     assert float((product - wanted).norm() / wanted.norm()) < 1e-6
@@ -121,12 +121,12 @@ def test_of_one_example_values_that_were_not_sent_are_left_out() -> None:
     assert off(recover(model, weights, kept(gradient, 0.3), 1), x) < 1e-5
 
 
-def test_what_was_never_sent_lowers_the_confidence() -> None:
+def test_what_was_never_sent_lowers_the_certainty() -> None:
     model, (x, y) = network(), batch(1)
     weights, gradient = gradient_of(model, x, y)
     whole, little = recover(model, weights, gradient, 1), recover(model, weights, kept(gradient, 0.01), 1)
-    assert float(whole.confidence) > 0.999
-    assert float(little.confidence) < 0.7
+    assert float(whole.certainty) > 0.999
+    assert float(little.certainty) < 0.7
     assert "were not sent" in little.note
 
 
@@ -167,7 +167,7 @@ def test_nothing_that_a_client_may_send_is_an_error(kind: str, examples: int | N
     change, note = BROKEN[kind]
     answer = recover(model, weights, {n: change(g) for n, g in gradient.items()}, examples, samples=2048)
     assert torch.isfinite(answer.x).all()
-    assert answer.found == len(answer.confidence) == len(answer.d)
+    assert answer.found == len(answer.certainty) == len(answer.d)
     if kind in ("zero", "nan", "infinite"):
         assert answer.found == 0
     if examples != 1:

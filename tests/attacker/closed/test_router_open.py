@@ -93,7 +93,7 @@ def test_what_the_gradient_leaves_open_is_filled_in_by_a_prior(network: str) -> 
     assert answer.route == "peeled"
     assert off(answer.x, x) < 0.3 * off(walked.x, x)
     assert float(answer.loss) < EXACT**2
-    assert float(answer.confidence[0]) < 0.5
+    assert 10 ** answer.evidence["doubt"][0] > 0.5  # of the image, less than half is determined by equations
 
 
 def test_an_input_that_is_determined_is_believed() -> None:
@@ -102,7 +102,7 @@ def test_an_input_that_is_determined_is_believed() -> None:
     assert answer.route == "layers"
     assert answer.notes == ()
     assert off(answer.x, x) < 1e-8
-    assert float(answer.confidence[0]) > 0.99
+    assert float(answer.confidence[0]) > 0.9
 
 
 def test_confidence_does_not_depend_on_neighbours(image_case: Make) -> None:

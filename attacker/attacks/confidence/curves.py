@@ -1,0 +1,89 @@
+"""Calibration curves: from evidence to the share of like answers that were right, fitted by benchmarks/fit_confidence.py."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FILE = Path(__file__).with_name("calibration.json")
+LEAST = 0.005
+"""The lowest and, from one, the highest probability that is ever said: no calibration has seen enough answers for more."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A logistic regression of success on evidence, and the range of evidence that it was fitted on.
+
+    features: names. weights: one a feature. low, high: the least and the largest of each; beyond them evidence counts as at them.
+    facts:    features that no answer can change, such as the number of examples: outside their range nothing is said.
+    answers, recovered: how many it was fitted on, and how many of them were right.
+    """
+
+    features: tuple[str, ...]
+    weights: tuple[float, ...]
+    intercept: float
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    facts: Mapping[str, tuple[float, float]]
+    answers: int
+    recovered: int
+
+    def unlike(self, evidence: Mapping[str, Tensor]) -> str:
+        """Return why answers with such evidence were not calibrated on; "" where they were."""
+        if missing := [name for name in self.features if name not in evidence]:
+            return f"there is no {missing[0]} to go by"
+        if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:
+            return f"the {wrong[0]} of the answer is no number"
+        for name, (low, high) in self.facts.items():
+            least, most = float(evidence[name].min()), float(evidence[name].max())
+            if not low <= least <= most <= high:
+                value = least if least < low else most
+                return f"the calibration saw {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+        return ""
+
+
+def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
+    """Return the estimated probability of each example that it is recovered, (N,)."""
+    score = torch.full((examples,), curve.intercept, dtype=torch.float64)
+    for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):
+        score = score + weight * evidence[name].double().clamp(low, high)
+    return score.sigmoid().clamp(LEAST, 1 - LEAST).float()
+
+
+def curve(route: str, *, is_image: bool) -> Curve | None:
+    """Return the curve of a route for images or rows; None where none was fitted."""
+    return _curves(FILE).get((family(route), "images" if is_image else "rows"))
+
+
+def family(route: str) -> str:
+    """Return the name of the curve of a route: all searches from a closed form share one."""
+    return "optimisation from a closed form" if route.startswith("optimisation from") else route
+
+
+@cache
+def _curves(path: Path) -> dict[tuple[str, str], Curve]:
+    if not path.exists():
+        return {}
+    return {(one["route"], one["data"]): _curve(one) for one in json.loads(path.read_text())["curves"]}
+
+
+def _curve(one: Mapping[str, object]) -> Curve:
+    return Curve(
+        features=tuple(_list(one["features"])),
+        weights=tuple(map(float, _list(one["weights"]))),
+        intercept=float(str(one["intercept"])),
+        low=tuple(map(float, _list(one["low"]))),
+        high=tuple(map(float, _list(one["high"]))),
+        facts={str(name): (float(low), float(high)) for name, (low, high) in dict(one["facts"]).items()},  # type: ignore[call-overload]
+        answers=int(str(one["answers"])),
+        recovered=int(str(one["recovered"])),
+    )
+
+
+def _list(value: object) -> Sequence[str]:
+    assert isinstance(value, list)
+    return value

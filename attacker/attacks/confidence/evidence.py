@@ -1,0 +1,212 @@
+"""What an attacker can tell of an answer without the truth, and the confidence that it comes to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.base import generator_for
+from attacker.attacks.confidence.curves import curve, probabilities
+from attacker.attacks.confidence.laplace import ITERATIONS, Posterior
+from attacker.attacks.objectives import Gradient, squared_norm
+from fedsim.wire.observation import DataSpec
+
+if TYPE_CHECKING:
+    from attacker.attacks.search import Search
+    from attacker.attacks.views import Row
+
+UNDECIDED = float("nan")
+"""Confidence where nothing calibrated can be said."""
+EXACT = 1e-10
+"""Share of a gradient's power that float32 does not tell from nothing."""
+EVALUATIONS = 40
+"""Evaluations of a search for each iteration of `expected_error`, so that it costs no more than a tenth of the search."""
+NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
+"""Of all numbers that confidence may be estimated from:
+
+misfit:    share of the gradients' power that is missed beyond known noise. error: what the posterior expects of pixels squared.
+step:      mean square of what one more step of Gauss-Newton would change. doubt: what a closed form holds for uncertain.
+outside, roughness: mean squared distance to [0, 1], and total variation. drift: by how much of its power the gradient changes
+           over the local steps that were taken as one. equations: gradient entries that were sent, for each value searched for.
+           All of these are decimal logarithms.
+examples:  binary logarithm of their number. linked: the certainty of the links between rounds.
+"""
+SIDES = (8, 64)
+"""Height and width of images that the calibration speaks for: half and twice those that it saw."""
+KNOWN = (
+    nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Identity,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
+    nn.modules.pooling._AvgPoolNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+)  # fmt: skip
+"""Layers of the network families that the calibration covers."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of one answer of N examples, what `Reconstruction` says of how sure the attack is.
+
+    confidence: (N,), NaN where undecided. explained: (N,), the share of the gradient's power. evidence: (N,) numbers by name.
+    notes: why confidence is undecided.
+    """
+
+    confidence: Tensor
+    explained: Tensor
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def of_search(search: "Search", i: int, z: Tensor, labels: Tensor, examples: int, route: str) -> Judged:
+    """Judge what a search has come to for case i.
+
+    z, labels: of the kept start. examples: how many the answer has, after those of local epochs were merged.
+    """
+    x, y = (t.detach() for t in search.decode(z, {"labels": labels}))
+    missed, noise, observed = _shares(search, i, x, y, z)
+    explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))
+    if reason := _unfamiliar(search, i, missed):
+        return undecided(examples, reason, explained)
+    try:
+        error, step = (t[:examples] for t in _curvature(search, i, x, y, z, torch.maximum(missed, noise)))
+    except RuntimeError as failed:  # the layers of others may have no third derivative, or memory may not do
+        return undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
+    everywhere = {
+        "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + EXACT),
+        "drift": torch.log10(_drift(search, i, x, y, z) + 1e-4),
+        "examples": torch.tensor(float(search.count)).log2(),
+        "equations": torch.tensor(observed / (search.count * search.data.size)).clamp(1e-2, 1e2).log10(),
+    }
+    evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
+    evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
+    evidence |= _looks(x[:examples].cpu(), search.data)
+    evidence["linked"] = search.links[i].confidence[:examples]
+    return judged(route, evidence, explained, search.data)
+
+
+def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
+    """Judge an answer of a closed form, x (N, *shape).
+
+    missed: how far its gradient is from the observed one, as a share of its length. stays: (N,) in [0, 1], what the closed form
+    itself says of its answer. examples: how many are behind the gradient.
+    """
+    count = len(x)
+    explained = torch.full((count,), max(0.0, 1 - missed**2))
+    evidence = {
+        "misfit": torch.full((count,), missed**2 + 1e-14).log10(),
+        "doubt": torch.log10((1 - stays.cpu().float()).clamp(0, 1) + 1e-6),
+        "examples": torch.full((count,), float(max(examples, 1))).log2(),
+        **_looks(x.cpu().float(), data),
+    }
+    return judged(route, evidence, explained, data)
+
+
+def of_prior(examples: int, data: DataSpec) -> Judged:
+    """Judge an answer that no gradient was used for: by how often such answers are right, whatever was received."""
+    return judged("prior alone", {}, torch.zeros(examples), data)
+
+
+def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
+    """Turn evidence into confidence by the calibration curve of a route."""
+    own, kind = curve(route, is_image=data.is_image), "images" if data.is_image else "rows"
+    reason = own.unlike(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
+    if own is None or reason:
+        return undecided(len(explained), reason, explained, evidence)
+    return Judged(probabilities(own, evidence, len(explained)), explained, evidence)
+
+
+def undecided(
+    examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
+) -> Judged:
+    """Say why there is no confidence in an answer of so many examples."""
+    unknown = torch.full((examples,), UNDECIDED)
+    words = (f"confidence is undecided: {reason}",)
+    return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
+
+
+def _shares(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Of the power of the observed gradients, the share that an answer misses and that of known noise; and their numbers sent."""
+    missed, noise, weights, sent = [], [], [], 0
+    for view in search.views:
+        row = view.case(i)
+        observed, made = _plain(row["observed"], row), _plain(view.simulate(row, x, y, z), row)
+        power = squared_norm(observed).clamp(min=torch.finfo(z.dtype).tiny)
+        off = squared_norm({name: made[name] - observed[name] for name in observed})
+        weights.append(row["gamma"])
+        missed.append(row["gamma"] * torch.where(squared_norm(observed) > 0, off / power, 1))
+        noise.append(row["gamma"] * view.variance[i] * view.coordinates / power)
+        sent += sum(int(g.count_nonzero()) for g in observed.values())
+    whole = torch.stack(weights).sum()
+    return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
+
+
+def _curvature(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """`expected_error` and `next_step` of each example, of residuals as shares of the lengths of the observed gradients.
+
+    variance: of all residuals together, what is left unexplained or the known noise where that is more.
+    """
+    rows = [view.case(i) for view in search.views]
+    observed = [_plain(row["observed"], row) for row in rows]
+    least = torch.finfo(z.dtype).tiny
+    shares = [row["gamma"].sqrt() / squared_norm(own).sqrt().clamp(min=least) for row, own in zip(rows, observed, strict=True)]
+
+    def residuals(x: Tensor) -> Tensor:
+        parts = []
+        for view, row, own, share in zip(search.views, rows, observed, shares, strict=True):
+            made = _plain(view.simulate(row, x, y, z), row)
+            parts += [share * (made[name] - own[name]).flatten() for name in own]
+        return torch.cat(parts)
+
+    variance = variance.clamp(min=EXACT) / sum(view.coordinates for view in search.views)
+    iterations = min(ITERATIONS, max(2, search.best[i].evaluations // EVALUATIONS))
+    posterior = Posterior(residuals, x, variance, iterations)
+    return posterior.expected_error(generator_for(search.rng, search.cases[i], "confidence")), posterior.next_step()
+
+
+def _drift(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """The share of its power by which the gradient of an answer changes over local steps that are taken as one."""
+    attack, most = search.attack, torch.zeros(())
+    if attack.local_steps == "simulated" or attack.surrogate:
+        return most
+    for o, view in enumerate(search.views):
+        if view.steps > 1:
+            row, update = view.case(i), search.cases[i].observations[o].update
+            moved = {name: w + update[name].to(w) for name, w in row["weights"].items()}
+            here, there = view.simulate(row, x, y, z), view.simulate({**row, "weights": moved}, x, y, z)
+            off = squared_norm({name: there[name] - here[name] for name in here})
+            most = torch.maximum(most, (off / squared_norm(here)).cpu())
+    return most
+
+
+def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
+    """How rough each example is, and how far out of [0, 1]."""
+    outside = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
+    looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
+    if data.is_image:
+        x = x.nan_to_num().clamp(0, 1)
+        down, across = (x[..., 1:, :] - x[..., :-1, :]).abs(), (x[..., 1:] - x[..., :-1]).abs()
+        total = sum(t.flatten(1).sum(dim=1) / max(1, t[0].numel()) for t in (down, across))
+        looks["roughness"] = torch.log10(torch.as_tensor(total) + 1e-3)
+    return looks
+
+
+def _plain(gradient: Gradient, row: "Row") -> dict[str, Tensor]:
+    """A gradient without the weights of layers."""
+    scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
+    return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
+
+
+def _unfamiliar(search: "Search", i: int, missed: Tensor) -> str:
+    """Why nothing calibrated can be said of an answer to case i; "" where it can."""
+    if i in search.interrupted:
+        return "the search was interrupted"
+    if not bool(missed.isfinite()):
+        return "the gradient of the answer is no number"
+    if search.data.is_image and not SIDES[0] <= min(search.data.shape[1:]) <= max(search.data.shape[1:]) <= SIDES[1]:
+        return f"the calibration saw images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {search.data.shape[1:]}"
+    leaves = [one for one in search.model.modules() if not list(one.children())]
+    strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN, nn.Sequential))]
+    if strange:
+        return f"no network with {', '.join(sorted(set(strange)))} was calibrated on"
+    return ""

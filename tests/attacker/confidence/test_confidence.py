@@ -1,0 +1,171 @@
+"""Confidence is a probability that the evidence bears out, and undecided where there is no evidence to go by."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap, without_gradient
+from attacker.attacks.confidence import curve, evidence, probabilities
+from attacker.attacks.confidence.curves import FILE, LEAST
+from attacker.reconstruction import Reconstruction
+from fedsim import models
+from fedsim.wire import DataSpec, ModelSpec
+from fedsim.wire.codec import Payload
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+FAR_OFF = 0.2
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:
+    """Colour images of a few waves, and labels of ten classes."""
+    rng, grid = seeded(11), torch.linspace(0, 1, side)
+    phases = torch.rand(count, 3, 4, generator=rng)
+    waves = torch.sin(6 * grid[:, None] * phases[..., 0, None, None] + 6 * phases[..., 1, None, None])
+    x = 0.5 + 0.25 * waves + 0.2 * torch.cos(7 * grid * phases[..., 2, None, None] + 6 * phases[..., 3, None, None])
+    return x.clamp(0, 1), torch.arange(count) % 10
+
+
+def test_an_exact_closed_form_is_sure_and_right(image_case: Make) -> None:
+    cases, xs, _ = zip(*(image_case(i) for i in range(3)), strict=True)
+    for found, x in zip(exact()(cases, rng=seeded()), xs, strict=True):
+        assert found.route == "layers"
+        assert float((found.x - x).square().mean()) < 1e-6
+        assert float(found.confidence[0]) > 0.9
+        assert found.explained is not None
+        assert float(found.explained[0]) > 0.999
+
+
+def test_a_search_that_ended_far_from_the_gradient_is_not_sure(image_case: Make) -> None:
+    cases = [image_case(i)[0] for i in range(3)]
+    for attack in (dlg(steps=1), inverting_gradients(steps=3)):
+        for found, (_, x, _) in zip(attack(cases, rng=seeded()), (image_case(i) for i in range(3)), strict=True):
+            assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.02
+            assert float(found.confidence[0]) < FAR_OFF
+
+
+def test_two_local_epochs_that_are_taken_for_one_step_are_not_believed(observe: Callable[..., object]) -> None:
+    """The answers explain most of the gradient's power, which was taken for confidence, and none of them is right."""
+    x, y = smooth_images(16)
+    data, cases = DataSpec(shape=(3, 16, 16), num_classes=10), []
+    for i in range(8):
+        one = x[2 * i : 2 * i + 2], y[2 * i : 2 * i + 2]
+        cases.append(Case((_epochs(observe(one, one, model=ModelSpec(name="lenet_cpl"), data=data, client=f"c{i}")),)))
+    found = inverting_gradients(steps=100)(cases, rng=seeded())
+    assert sum(float((one.explained > 0.7).sum()) for one in found) >= 8
+    for one, truth in zip(found, x.split(2), strict=True):
+        assert float((one.x[:, None] - truth[None]).square().flatten(2).mean(dim=2).min()) > 0.009
+        assert not bool((one.confidence > 0.5).any())
+
+
+def _epochs(seen: object) -> object:
+    """An observation of two steps on one batch as one of two epochs."""
+    training = replace(seen.training, steps=None, epochs=2)
+    return replace(seen, training=training, num_examples=seen.num_examples // 2)
+
+
+def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make) -> None:
+    """An update of a tenth of the learning rate says the same of the same answer."""
+    (one, _, _), (other, _, _) = (image_case(0, learning_rate=rate) for rate in (1.0, 0.1))
+    first, second = (inverting_gradients(steps=20)([case], rng=seeded())[0] for case in (one, other))
+    assert first.evidence.keys() == second.evidence.keys()
+    for name, values in first.evidence.items():
+        assert values == pytest.approx(second.evidence[name], rel=1e-2, abs=1e-2)
+
+
+@pytest.mark.parametrize("attack", [cpl(steps=3), inverting_gradients(steps=5), exact(steps=2), rgap()])
+def test_the_confidence_of_a_null_is_the_base_rate_whatever_was_received(attack: object, image_case: Make) -> None:
+    case, _, _ = image_case()
+    observation = case.observations[0]
+    noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
+    other = Case((replace(observation, payload=Payload(tensors=noise)),))
+    (first,), (second,) = (without_gradient(attack)([one], rng=seeded()) for one in (case, other))
+    assert torch.equal(first.confidence, second.confidence)
+    assert 0 <= float(first.confidence.max()) < 0.05
+    assert first.explained is not None
+    assert float(first.explained.max()) == 0
+    assert first.evidence == second.evidence == {}
+
+
+class Gate(nn.Module):
+    """A layer of a kind that no calibration knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.sigmoid() + 0.1 * x.sin()
+
+
+def gated() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), Gate(), nn.Flatten(), nn.Linear(6 * 64, 4))
+
+
+def test_a_network_of_an_unknown_kind_leaves_confidence_undecided_and_says_so(observe: Callable[..., object]) -> None:
+    models.admit(f"{__name__}:gated", "gated-for-confidence")
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=ModelSpec(name="gated-for-confidence"), data=data),))
+    (found,) = cpl(steps=2)([case], rng=seeded())
+    assert isnan(float(found.confidence[0]))
+    assert found.explained is not None
+    assert 0 <= float(found.explained[0]) <= 1
+    assert any("confidence is undecided" in note and "Gate" in note for note in found.notes)
+
+
+def test_more_examples_than_any_calibration_saw_leave_confidence_undecided(observe: Callable[..., object]) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    batch = torch.rand(200, 1, 8, 8, generator=seeded()), torch.randint(4, (200,), generator=seeded())
+    case = Case((observe(batch, model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = cpl(steps=1)([case], rng=seeded())
+    assert bool(found.confidence.isnan().all())
+    assert any("confidence is undecided" in note and "examples" in note for note in found.notes)
+
+
+def test_the_calibration_file_and_the_code_agree() -> None:
+    told = json.loads(FILE.read_text())["curves"]
+    known = set(evidence.NAMES)
+    assert {(one["route"], one["data"]) for one in told} >= {
+        ("optimisation", "images"), ("optimisation", "rows"), ("optimisation from a closed form", "images"),
+        ("linear", "images"), ("linear", "rows"), ("layers", "images"), ("peeled", "images"),
+        ("prior alone", "images"), ("prior alone", "rows"),
+    }  # fmt: skip
+    for one in told:
+        own = curve(one["route"], is_image=one["data"] == "images")
+        assert own is not None
+        assert set(own.features) <= known
+        assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)
+        assert 0 <= own.recovered <= own.answers
+        for ends in (own.low, own.high):
+            said = probabilities(own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1)
+            assert float(said[0]) == pytest.approx(min(max(float(said[0]), LEAST), 1 - LEAST))
+
+
+def test_files_of_before_open_with_the_share_explained_and_an_undecided_confidence(image_case: Make, tmp_path: Path) -> None:
+    case, _, _ = image_case()
+    (found,) = cpl(steps=1)([case], rng=seeded())
+    path = tmp_path / "answer.safetensors"
+    found.write(path)
+    again = Reconstruction.read(path)
+    assert torch.allclose(again.confidence, found.confidence, equal_nan=True)
+    assert again.evidence == found.evidence
+    tensors = load_file(path)
+    old = {name: t for name, t in tensors.items() if name != "explained"} | {"confidence": tensors["explained"]}
+    facts = json.dumps({**_facts(found), "slots": []})
+    save_file(old, path, metadata={"facts": facts})
+    before = Reconstruction.read(path)
+    assert bool(before.confidence.isnan().all())
+    assert torch.equal(before.explained, found.explained)
+    assert before.evidence == {}
+
+
+def _facts(found: Reconstruction) -> dict[str, object]:
+    """What files said before there was evidence."""
+    names = ("case", "iterations", "evaluations", "restarts", "seconds", "route", "attack", "seed")
+    return {name: getattr(found, name) for name in names} | {"oracles": []}
