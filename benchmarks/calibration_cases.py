@@ -1,0 +1,185 @@
+"""Cells of networks, data, training, defenses and attacks whose answers calibrate confidence, and on which it is measured."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from contract import Options
+from single_cases import Client, client
+from splits import Images, Part, images
+from torch import Tensor
+
+from attacker.attacks import ATTACKS, Attack, Case, without_gradient
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.assignment import assign, keep_first
+from attacker.scoring.measures import answered
+from attacker.scoring.metrics import succeeded
+from fedsim import datasets, models
+from fedsim.training import train
+from fedsim.wire import DataSpec, Training
+
+NETWORKS = "calibration_networks"
+TABLES = ("breast_cancer", "adult")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Some cases of one kind.
+
+    network, arguments: of the model; one with a colon is code of `calibration_networks`.
+    data: of `splits.FILES`, a table, or noise.
+    batch, steps, epochs, rate: of the client: `steps` batches of their own, or one batch for so many epochs.
+    warm: steps that the weights have taken on other examples. rounds: above 1, rounds of one client, each with a batch, over
+    half as many batches, so that every example passes twice.
+    defense, attack, settings: as in an experiment and on the command line. null: withhold the gradient. cases: how many.
+    half: images of half the height and width.
+    """
+
+    attack: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    network: str = "lenet_cpl"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "cifar10"
+    batch: int = 1
+    steps: int = 1
+    epochs: int = 0
+    rate: float = 1.0
+    warm: int = 0
+    rounds: int = 1
+    defense: str = ""
+    null: bool = False
+    two_classes: bool = False
+    half: bool = False
+    cases: int = 4
+
+    @property
+    def examples(self) -> int:
+        """Behind one case."""
+        return self.batch * (self.rounds // 2 if self.rounds > 1 else self.steps)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One answer: the curve of its route, what was known of each example, what was said of it, and whether it was recovered."""
+
+    cell: Cell
+    route: str
+    is_image: bool
+    evidence: Mapping[str, Sequence[float]]
+    confidence: Sequence[float]
+    explained: Sequence[float]
+    recovered: Sequence[bool]
+
+
+def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
+    """Attack the cases of a cell, with examples of one part after the first `skip`; yield what each came to."""
+    data = drawn(cell, asked, part=part, skip=skip)
+    made, truth = cases(cell, data, asked)
+    attack: Attack = ATTACKS[cell.attack](**cell.settings)
+    if cell.null:
+        attack = without_gradient(attack)
+    try:
+        found = attack(made, rng=torch.Generator().manual_seed(asked.seed))
+    except ValueError as error:
+        print(f"{cell}: {error}")
+        return
+    for case, x in zip(made, truth, strict=True):
+        one = next(one for one in found if one.case == case.key)
+        yield judged(cell, one, x, data)
+
+
+def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
+    """Score one answer as `attacker.scoring` does; surplus candidates count for nothing."""
+    found = keep_first(found, len(truth))
+    x, order = answered(found.x, data.data), assign(found.x.nan_to_num().clamp(0, 1), truth)
+    own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
+    chosen = [candidate for candidate, _ in own]
+    right = succeeded(x[chosen], truth[[i for _, i in own]], data.data).tolist()
+    route = "joint over rounds" if cell.rounds > 1 and not cell.null else found.route
+    evidence = {name: [values[c] for c in chosen] for name, values in found.evidence.items()}
+    explained = found.explained if found.explained is not None else torch.zeros(len(found.x))
+    confidence = found.confidence[chosen].tolist()
+    return Answered(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
+
+
+def drawn(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
+    """The examples of a cell."""
+    count = cell.cases * cell.examples
+    if cell.data == "noise":
+        return _noise(count, asked.seed + skip)
+    if cell.data in TABLES:
+        return _rows(cell.data, asked, count, part=part, skip=skip)
+    found = images(asked, cell.data, count, part=part, skip=skip)
+    if cell.half:
+        x = torch.nn.functional.avg_pool2d(found.x, 2)
+        found = replace(found, x=x, data=replace(found.data, shape=tuple(x.shape[1:])))
+    return found.of_two_classes() if cell.two_classes else found
+
+
+def _noise(count: int, seed: int) -> Images:
+    """Random pixels: what no prior of images knows how to fill in."""
+    rng, data = torch.Generator().manual_seed(seed), DataSpec(shape=(3, 16, 16), num_classes=10)
+    return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
+
+
+def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
+    """Rows of a table; those of the tuning part have even numbers, those of the others odd ones."""
+    path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
+    found = path is not None and path.exists() and name == "adult"
+    loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")
+    at = (2 * (torch.arange(count) + skip) + (part != "tuning")) % len(loaded.train)
+    x, y = loaded.train[at.numpy()]
+    return Images(name, x, torch.as_tensor(y), loaded.spec, part)
+
+
+def cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
+    """The cases of a cell, and the originals of each."""
+    if ":" in cell.network:
+        models.admit(cell.network)
+    own = client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_loss(cell))
+    own = replace(own, training=_training(cell), weights=_warm(cell, own, asked))
+    made, truth = [], []
+    for i in range(cell.cases):
+        at = slice(i * cell.examples, (i + 1) * cell.examples)
+        batches = list(zip(data.x[at].split(cell.batch), data.y[at].split(cell.batch), strict=True))
+        key = f"{cell.data}-{cell.attack}-{i}"
+        made.append(_rounds(cell, own, batches, key) if cell.rounds > 1 else own.case(_passes(cell, batches), key, cell.defense))
+        truth.append(data.x[at])
+    return made, truth
+
+
+def _loss(cell: Cell) -> str:
+    return "logistic" if cell.two_classes else "cross_entropy"
+
+
+def _training(cell: Cell) -> Training:
+    several: dict[str, Any] = {"epochs": cell.epochs} if cell.epochs else {"steps": cell.steps}
+    return Training(learning_rate=cell.rate, batch_size=cell.batch, loss=_loss(cell), **several)  # type: ignore[arg-type]
+
+
+def _passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    return [pair for epoch in range(max(1, cell.epochs)) for pair in (batches if epoch % 2 == 0 else batches[::-1])]
+
+
+def _warm(cell: Cell, own: Client, asked: Options) -> Mapping[str, Tensor]:
+    """Weights after `warm` steps on examples of the validation part."""
+    if not cell.warm:
+        return own.weights
+    rng = torch.Generator().manual_seed(asked.seed)
+    others = drawn(replace(cell, cases=16, batch=1, steps=1), asked, part="validation", skip=asked.seed)
+    rows = [torch.randint(len(others), (8,), generator=rng).tolist() for _ in range(cell.warm)]
+    batches = [(others.x[own_rows], others.y[own_rows]) for own_rows in rows]
+    training = Training(learning_rate=0.02, batch_size=8, steps=cell.warm)
+    update = train(models.build(own.model, own.data), own.weights, batches, training, own.data).update
+    return {name: w + update[name] for name, w in own.weights.items()}
+
+
+def _rounds(cell: Cell, own: Client, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
+    """Two passes of one client over its batches, one step a round, after each of which the server takes its update over."""
+    observations, at = [], own
+    for number, batch in enumerate([*batches, *batches[::-1]], start=1):
+        (seen,) = at.case([batch], key, cell.defense).observations
+        observations.append(replace(seen, round=number))
+        at = replace(at, weights={name: w + 0.5 * seen.update[name] for name, w in at.weights.items()})
+    return Case(tuple(observations))

@@ -1,0 +1,99 @@
+"""Reliability of confidence on examples of the report part: bins, Brier score and expected calibration error of every route."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from calibration_cases import Answered, Cell, attacked
+from calibration_grid import CELLS, UNSEEN
+from contract import Options
+from reliability import Array, bins, brier, diagram, expected_calibration_error
+
+from attacker.attacks.confidence.curves import family
+
+Rows = list[dict[str, Any]]
+PICTURE = Path(__file__).parents[1] / "docs" / "reliability.png"
+SEED = 100
+"""Added to the seed: the networks of no cell are those that the curves were fitted on."""
+QUICK = {"single": 1, "relu": 2, "exact": 8, "rows": 1, "nulls": 1}
+"""How many cells of a group the quick run has, of one case each."""
+
+
+def confidence(asked: Options) -> tuple[Rows, dict[str, Any]]:
+    """Attack cells whose examples chose nothing; rows of bins by route, and the worst calibration error as `ece`."""
+    torch.set_num_threads(1)
+    answers = list(_answers(asked, _cells(asked)))
+    said = by_route(answers)
+    if not asked.quick:
+        diagram({route: pair for route, pair in said.items() if len(pair[0])}, PICTURE)
+    rows = [
+        {"route": route, **row}
+        for route, (p, right) in said.items()
+        for row in (*bins(p, right), _whole(p, right, undecided_share(answers, route)))
+    ]
+    errors = {route: expected_calibration_error(*pair) for route, pair in said.items() if len(pair[0])}
+    everything = [np.concatenate(parts) for parts in zip(*said.values(), strict=True)]
+    return rows, {
+        "ece": max(errors.values(), default=None),
+        "ece_route": max(errors, key=errors.__getitem__, default=None),
+        "ece_all": expected_calibration_error(*everything),
+        "brier_all": brier(*everything),
+        "examples": sum(len(one.recovered) for one in answers),
+        "cases": len(answers),
+        "undecided": undecided_share(answers),
+    }
+
+
+def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Array, Array]]:
+    """Confidence and outcome of every example that was decided, by route and kind of data."""
+    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for one in answers:
+        said, right = found[_named(one)]
+        for p, recovered in zip(one.confidence, one.recovered, strict=True):
+            if not isnan(p):
+                said.append(p)
+                right.append(float(recovered))
+    return {name: (np.array(said), np.array(right)) for name, (said, right) in sorted(found.items())}
+
+
+def undecided_share(answers: Sequence[Answered], route: str = "") -> float:
+    """Share of examples without a confidence, of one route or of all."""
+    of_all = [isnan(p) for one in answers if route in ("", _named(one)) for p in one.confidence]
+    return sum(of_all) / max(1, len(of_all))
+
+
+def _named(one: Answered) -> str:
+    return f"{family(one.route)}, {'images' if one.is_image else 'rows'}"
+
+
+def _whole(said: Array, right: Array, undecided: float) -> dict[str, Any]:
+    """The row of a route as a whole. ece_of_chance: the error that these confidences would have by chance, were they right."""
+    rng = np.random.default_rng(0)
+    drawn = [expected_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
+    return {
+        "bin": "all", "answers": len(said), "said": float(said.mean()) if len(said) else None,
+        "recovered": float(right.mean()) if len(said) else None, "brier": brier(said, right) if len(said) else None,
+        "ece": expected_calibration_error(said, right), "ece_of_chance": float(np.mean(drawn)), "undecided": undecided,
+    }  # fmt: skip
+
+
+def _cells(asked: Options) -> list[tuple[str, Cell]]:
+    if not asked.quick:
+        return [(group, cell) for group, cells in {**CELLS, "unseen": UNSEEN}.items() for cell in cells]
+    return [(group, replace(cell, cases=1)) for group, count in QUICK.items() for cell in CELLS[group][:count]]
+
+
+def _answers(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
+    """Answers to all cells, no two of which share an example of one data set as far as it reaches."""
+    found: list[Answered] = []
+    taken: dict[str, int] = {}
+    for _, cell in cells:
+        at = taken.get(cell.data, 0)
+        taken[cell.data] = at + cell.cases * cell.examples
+        found += attacked(cell, replace(asked, seed=asked.seed + SEED), part="report", skip=at)
+    return found

@@ -1,0 +1,306 @@
+"""The cells of calibration: kinds of networks, batches, training and defenses that audits meet, with settings of every attack."""
+
+from dataclasses import replace
+from itertools import product
+
+from calibration_cases import NETWORKS, Cell
+
+RESNET, CONVNET, STRIDED = (f"{NETWORKS}:{name}" for name in ("resnet8", "convnet", "strided"))
+SHORT = {"optimiser": "wolfe", "tv": 3e-5}
+SIGNED = {"steps": 600}
+LONG = {"steps": 1000, "signed": False, "tv": 1e-3}
+UNSIGNED = {"steps": 400, "signed": False, "tv": 1e-3}
+
+
+def noise(std: float) -> str:
+    """Gaussian noise on every entry of a gradient that is sent with a learning rate of 1."""
+    return f"in_gradient_units(gaussian({std}), 1.0)"
+
+
+def prune(keep: float) -> str:
+    """Only the largest entries are sent."""
+    return f"top_k({keep})"
+
+
+SINGLE = [
+    Cell(attack="cpl", settings={"steps": 40}, data="lfw", cases=4),
+    Cell(attack="cpl", settings={"steps": 12}, data="cifar10", cases=6),
+    Cell(attack="inverting_gradients", settings=LONG, data="lfw", cases=3),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", cases=4),
+    Cell(attack="cpl", settings={"steps": 30}, data="cifar100", half=True, cases=8),
+    Cell(attack="cpl", settings={"steps": 40}, data="mnist", network="lenet_dlg", half=True, cases=6),
+    Cell(attack="dlg", settings={"steps": 60}, data="cifar10", network="lenet_dlg", half=True, cases=8),
+    Cell(attack="dlg", settings={"steps": 30}, data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=SIGNED, half=True, cases=6),
+    Cell(attack="inverting_gradients", settings={"steps": 2400}, network="lenet_dlg", data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=LONG, data="cifar100", half=True, cases=6),
+]
+BATCHES = [
+    Cell(attack="cpl", settings={**SHORT, "steps": 50}, data="lfw", batch=16, half=True, cases=2),
+    Cell(attack="cpl", settings={**SHORT, "steps": 30}, data="lfw", batch=2, cases=3),
+    Cell(attack="cpl", settings={**SHORT, "steps": 60}, data="cifar100", batch=4, half=True, cases=4),
+    Cell(attack="cpl", settings={**SHORT, "steps": 60}, data="lfw", batch=8, half=True, cases=3),
+    Cell(attack="cpl", settings={"steps": 40}, data="cifar10", batch=4, half=True, cases=3),
+    Cell(attack="inverting_gradients", settings=SIGNED, batch=4, half=True, cases=3),
+    Cell(
+        attack="inverting_gradients",
+        settings=LONG,
+        data="lfw",
+        batch=4,
+        half=True,
+        cases=3,
+    ),
+]
+DEFENDED = [
+    *(
+        Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, defense=noise(std), cases=6)
+        for std in (1e-4, 1e-3, 3e-3, 1e-2)
+    ),
+    Cell(attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, defense=noise(1e-3), cases=5),
+    Cell(attack="cpl", settings={"steps": 25, "knows_defense": False}, data="cifar10", half=True, defense=noise(1e-2), cases=5),
+    Cell(attack="cpl", settings={"steps": 25}, data="cifar10", defense=noise(1e-3), cases=3),
+    *(
+        Cell(
+            attack="cpl", settings={"steps": 25, "knows_defense": knows}, data="cifar100", half=True, defense=prune(keep), cases=4
+        )
+        for keep, knows in product((0.5, 0.2, 0.05), (True, False))
+    ),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", half=True, defense=noise(1e-3), cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar10", half=True, defense=prune(0.1), cases=5),
+]
+LOCAL = [
+    *(
+        Cell(attack="cpl", settings={"steps": 25}, data="lfw", half=True, epochs=epochs, rate=rate, cases=5)
+        for epochs, rate in ((2, 1e-3), (4, 1e-2), (2, 0.1))
+    ),
+    Cell(attack="cpl", settings={"steps": 25}, data="cifar10", steps=2, rate=1e-2, half=True, cases=4),
+    Cell(attack="cpl", settings={**SHORT, "steps": 30}, data="cifar100", steps=4, rate=1e-3, half=True, cases=3),
+    Cell(attack="inverting_gradients", settings=SIGNED, epochs=2, batch=2, rate=0.1, half=True, cases=4),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", steps=2, rate=0.01, half=True, cases=4),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="lfw", epochs=2, rate=0.1, half=True, cases=6),
+    Cell(
+        attack="cpl",
+        settings={"steps": 20, "local_steps": "simulated", "optimiser": "wolfe"},
+        epochs=2,
+        rate=0.1,
+        half=True,
+        cases=4,
+    ),
+]
+RELU = [
+    Cell(attack="inverting_gradients", settings=LONG, network="cnn6", data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=LONG, arguments={"activation": "relu"}, data="lfw", half=True, cases=8),
+    Cell(attack="inverting_gradients", settings=LONG, network=RESNET, data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=LONG, network=CONVNET, data="cifar100", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings={"steps": 600}, network=STRIDED, data="cifar10", half=True, cases=6),
+    Cell(attack="cpl", settings={"steps": 40}, network=STRIDED, data="lfw", half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network="lenet_rog", data="lfw", half=True, cases=5),
+    Cell(attack="cpl", settings={"steps": 30}, network=CONVNET, data="cifar10", half=True, cases=5),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="mnist", half=True, batch=2, cases=4),
+    Cell(attack="cpl", settings={"steps": 40}, arguments={"activation": "tanh"}, data="mnist", half=True, cases=6),
+    Cell(attack="cpl", settings={"steps": 30}, data="cifar10", warm=40, half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="lfw", warm=40, half=True, cases=6),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network=RESNET, data="lfw", batch=4, half=True, cases=2),
+    Cell(attack="cpl", settings={**SHORT, "steps": 20}, network=RESNET, data="cifar10", half=True, cases=3),
+    Cell(attack="inverting_gradients", settings={"steps": 600}, network=RESNET, data="cifar10", half=True, cases=3),
+]
+EXACT = [
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network=name, data=data, half=True, cases=10)
+        for name, data in (("lenet_dlg", "cifar10"), ("lenet_cpl", "lfw"))
+    ),
+    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_cpl", data="mnist", defense=noise(1e-4), cases=4),
+    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_dlg", data="lfw", defense=noise(1e-6), cases=4),
+    Cell(attack="exact", settings={"fallback": "none"}, network="lenet_cpl", data="cifar10", epochs=2, rate=0.01, cases=4),
+    Cell(attack="exact", settings={"fallback": "none"}, network="cnn6_d", data="lfw", two_classes=True, half=True, cases=6),
+    Cell(attack="exact", settings={"fallback": "none"}, network="cnn6", data="cifar10", half=True, cases=10),
+    Cell(attack="exact", settings={"fallback": "none"}, network="cnn6", data="lfw", two_classes=True, half=True, cases=8),
+    Cell(attack="rgap", network="cnn6_d", data="cifar10", two_classes=True, cases=8),
+    Cell(attack="rgap", network="cnn6", data="cifar100", cases=8),
+    Cell(attack="rgap", network="cnn6", data="lfw", defense=noise(1e-6), cases=5),
+    Cell(attack="rgap", network="cnn6", data="cifar10", defense=noise(1e-5), cases=5),
+    Cell(attack="rgap", network="cnn6", data="cifar10", defense=noise(1e-3), cases=5),
+    Cell(attack="rgap", network="cnn6", data="cifar10", epochs=2, rate=0.01, cases=5),
+    Cell(attack="rgap", network="fcn3", data="mnist", cases=5),
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data=data, batch=batch, cases=cases)
+        for data, batch, cases in (("mnist", 1, 6), ("cifar10", 4, 4), ("lfw", 8, 3), ("cifar100", 16, 2), ("mnist", 32, 1))
+    ),
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data="lfw", batch=4, defense=defense, cases=3)
+        for defense in (noise(1e-6), noise(1e-4), prune(0.1), "clip(1.0)")
+    ),
+    Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data="cifar10", batch=4, steps=2, rate=0.05, cases=2),
+    Cell(
+        attack="exact",
+        settings={"fallback": "none"},
+        network="mlp",
+        arguments={"hidden": (32,)},
+        data="cifar10",
+        batch=8,
+        cases=3,
+    ),
+    Cell(
+        attack="exact",
+        settings={"fallback": "none"},
+        network="mlp",
+        arguments={"hidden": (64, 64)},
+        data="mnist",
+        batch=8,
+        cases=3,
+    ),
+    *(
+        Cell(
+            attack="exact",
+            settings={"fallback": "none"},
+            network="lenet_dlg",
+            arguments={"channels": width},
+            data=data,
+            half=True,
+        )
+        for width, data in ((8, "lfw"), (6, "cifar10"), (5, "lfw"), (4, "cifar100"), (3, "lfw"), (2, "mnist"))
+    ),
+    *(
+        Cell(attack="rgap", network="lenet_dlg", arguments={"channels": width}, data=data, half=True)
+        for width, data in ((8, "cifar10"), (5, "lfw"), (3, "cifar100"))
+    ),
+    *(
+        Cell(
+            attack="exact",
+            settings={"fallback": "none"},
+            network="lenet_dlg",
+            arguments={"channels": width},
+            defense=noise(std),
+            half=True,
+        )
+        for width, std in ((8, 1e-5), (6, 1e-4), (6, 1e-6), (4, 1e-3))
+    ),
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network="lenet_dlg", arguments={"channels": width}, data="noise")
+        for width in (12, 7, 5, 3)
+    ),
+]
+STARTED = [
+    *(
+        Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="lfw", defense=noise(std), half=True, cases=6)
+        for std in (1e-5, 1e-4, 1e-3, 1e-2)
+    ),
+    Cell(attack="exact", settings={"steps": 25}, network="lenet_dlg", data="cifar10", defense=prune(0.2), half=True, cases=6),
+    Cell(attack="exact", settings={"steps": 25}, network="cnn6", data="cifar10", defense=noise(1e-4), half=True, cases=6),
+    Cell(attack="exact", settings={"steps": 40}, network="cnn6_d", data="lfw", half=True, cases=6),
+    Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="cifar100", epochs=2, rate=0.01, half=True, cases=6),
+    Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="cifar10", epochs=2, rate=0.1, half=True, cases=6),
+    Cell(
+        attack="cpl",
+        settings={"steps": 25, "closed_form_start": True},
+        network="lenet_dlg",
+        data="mnist",
+        defense=noise(1e-3),
+        cases=4,
+    ),
+    Cell(
+        attack="inverting_gradients",
+        settings={**UNSIGNED, "closed_form_start": True},
+        network="cnn6_d",
+        data="cifar10",
+        half=True,
+        cases=6,
+    ),
+    Cell(attack="exact", settings={"steps": 25}, network="mlp", data="lfw", batch=4, defense=noise(1e-3), cases=2),
+    Cell(attack="exact", settings={"steps": 25}, network="mlp", arguments={"hidden": (32,)}, data="cifar10", batch=8, cases=2),
+]
+JOINT_SETTINGS = {"optimiser": "lbfgs", "distance": "euclidean", "beta": 1.0, "tv": 0.0}
+JOINT = [
+    Cell(attack="agic", settings={**JOINT_SETTINGS, "steps": 25}, data="lfw", batch=2, rounds=6, rate=0.1, half=True, cases=4),
+    Cell(
+        attack="agic", settings={**JOINT_SETTINGS, "steps": 20}, data="cifar10", batch=2, rounds=4, rate=0.1, half=True, cases=5
+    ),
+    Cell(attack="agic", settings={"steps": 400}, data="cifar100", batch=2, rounds=4, rate=0.1, half=True, cases=5),
+    Cell(attack="agic", settings={"steps": 300}, data="lfw", batch=1, rounds=4, rate=0.1, half=True, cases=5),
+    Cell(attack="agic", settings={"steps": 400}, network=RESNET, data="cifar10", batch=1, rounds=4, rate=0.1, half=True, cases=4),
+    Cell(attack="agic", settings={"steps": 300}, network=CONVNET, data="lfw", batch=2, rounds=4, rate=0.1, half=True, cases=4),
+    Cell(
+        attack="agic",
+        settings={**JOINT_SETTINGS, "steps": 25},
+        data="mnist",
+        batch=2,
+        rounds=6,
+        rate=0.1,
+        half=True,
+        defense=noise(1e-3),
+        cases=4,
+    ),
+]
+ROWS = [
+    *(
+        Cell(attack=attack, settings=settings, network="mlp", data=data, cases=12)
+        for (attack, settings), data in product(
+            (
+                ("cpl", {"steps": 15}),
+                ("cpl", {"steps": 40}),
+                ("dlg", {"steps": 40}),
+                ("inverting_gradients", {"steps": 600, "tv": 0.0}),
+            ),
+            ("breast_cancer", "adult"),
+        )
+    ),
+    Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="breast_cancer", batch=4, cases=5),
+    Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="adult", batch=2, cases=6),
+    *(
+        Cell(attack="cpl", settings={"steps": 40}, network="mlp", data=data, defense=noise(std), cases=8)
+        for data, std in product(("breast_cancer", "adult"), (1e-4, 1e-3, 1e-2))
+    ),
+    Cell(
+        attack="inverting_gradients", settings={"steps": 600, "tv": 0.0}, network="mlp", data="adult", epochs=2, rate=0.1, cases=8
+    ),
+    Cell(attack="cpl", settings={"steps": 40}, network="mlp", data="breast_cancer", steps=2, rate=0.1, cases=6),
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network="mlp", data=data, batch=batch, defense=defense, cases=4)
+        for data, batch, defense in product(("breast_cancer", "adult"), (1, 2, 4), ("", noise(1e-4), noise(1e-2)))
+    ),
+]
+NULLS = [
+    replace(cell, null=True, cases=2 * cell.cases)
+    for cell in (*SINGLE[::2], BATCHES[1], RELU[4], RELU[9], ROWS[0], ROWS[1], ROWS[7], EXACT[0])
+]
+UNSEEN = [
+    Cell(
+        attack="cpl",
+        settings={"steps": 40},
+        network="lenet_dlg",
+        arguments={"activation": "leaky_relu"},
+        data="lfw",
+        half=True,
+        cases=8,
+    ),
+    Cell(attack="cpl", settings={"steps": 40}, network=f"{NETWORKS}:smooth", data="cifar10", half=True, cases=8),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network=f"{NETWORKS}:smooth", data="lfw", half=True, cases=8),
+    Cell(
+        attack="inverting_gradients", settings=SIGNED, network=f"{NETWORKS}:smooth", data="cifar100", batch=2, half=True, cases=5
+    ),
+    Cell(
+        attack="inverting_gradients",
+        settings=UNSIGNED,
+        network="lenet_dlg",
+        arguments={"pooling": "mean"},
+        data="lfw",
+        half=True,
+        cases=6,
+    ),
+    Cell(
+        attack="exact", settings={"steps": 25}, network="lenet_dlg", arguments={"channels": 8}, data="cifar10", half=True, cases=8
+    ),
+]
+"""Networks that no curve was fitted on."""
+CELLS = {
+    "single": SINGLE,
+    "batches": BATCHES,
+    "defended": DEFENDED,
+    "local": LOCAL,
+    "relu": RELU,
+    "exact": EXACT,
+    "started": STARTED,
+    "joint": JOINT,
+    "rows": ROWS,
+    "nulls": NULLS,
+}

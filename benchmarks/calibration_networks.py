@@ -1,0 +1,48 @@
+"""Small networks that calibration sees beside the published ones: kinds that audits meet, narrow enough for two cores."""
+
+from torch import nn
+
+from fedsim.models.resnet import residual_stages
+
+
+def resnet8(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """A residual network of three narrow stages with batch norm."""
+    stem = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    stages = residual_stages((1, 1, 1), (16, 32, 64), batch_norm=True, bias=False)
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(32 * (height // 4) * (width // 4), 64), nn.ReLU()),
+        nn.Linear(64, num_classes),
+    )
+
+
+def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Three strided convolutions with tanh, then a linear layer."""
+    channels, height, width = shape
+    side = -(-height // 4) * -(-width // 4)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(32, 16, 3, padding=1), nn.Tanh()),
+        nn.Flatten(),
+        nn.Linear(16 * side, num_classes),
+    )
+
+
+def smooth(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Two convolutions with SiLU, pooled by their mean, then a linear layer: a kind that no curve was fitted on."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 24, 5, stride=2, padding=2), nn.SiLU()),
+        *(nn.Conv2d(24, 24, 3, padding=1), nn.SiLU(), nn.AvgPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(24 * (-(-height // 2) // 2) * (-(-width // 2) // 2), num_classes),
+    )

@@ -1,0 +1,153 @@
+"""Fit the calibration curves of confidence on the tuning part, and write attacker/attacks/confidence/calibration.json.
+
+    PYTHONPATH=. python benchmarks/fit_confidence.py --data DATA --records RECORDS.jsonl
+
+attacks the cells of `calibration_grid` where the file of records is not there yet, which takes half an hour of one core, and fits
+from the records. Beside every curve it prints Brier score and calibration error where the cells of one network, data set and
+defense were left out of its fit.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from calibration_cases import attacked
+from calibration_grid import CELLS
+from contract import Options
+from numpy.typing import NDArray
+from reliability import expected_calibration_error
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from attacker.attacks.confidence.curves import FILE, family
+
+Array = NDArray[np.float64]
+Record = dict[str, Any]
+
+SEEDS = (1, 2)
+RIDGE = 0.002
+"""Penalty on squared weights of features of variance 1, an answer, of which there are `FEW` at least."""
+FEW = 300
+SMOOTHING = 1.0
+"""Answers of either outcome that are added at the mean evidence of all: no curve is surer than its number of answers allows."""
+LEAST, MOST = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
+"""Evidence beyond which an answer is no surer: what the posterior leaves is then no longer why answers are wrong."""
+LOWER_IS_BETTER = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
+SEARCH = ("misfit", "error", "step", "roughness", "outside", "equations")
+FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("optimisation", "images"): SEARCH,
+    ("optimisation", "rows"): ("misfit", "error", "step", "outside", "examples"),
+    ("optimisation from a closed form", "images"): SEARCH,
+    ("joint over rounds", "images"): (*SEARCH, "linked"),
+    ("linear", "images"): ("misfit", "doubt", "outside"),
+    ("linear", "rows"): ("misfit", "doubt", "outside"),
+    ("layers", "images"): ("misfit", "doubt", "outside"),
+    ("peeled", "images"): ("misfit", "doubt", "roughness"),
+    ("prior alone", "images"): (),
+    ("prior alone", "rows"): (),
+}
+ALIKE = ("optimisation from a closed form", "joint over rounds")
+"""Routes that have few answers of their own: those of plain searches are added, and count a third as much."""
+FACTS = ("examples", "drift")
+ENDS = ((LEAST, -np.inf), (MOST, np.inf))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of data sets, laid out as benchmarks/README.md says")
+    parser.add_argument("--records", type=Path, required=True, help="answers as JSON lines; made where there is no such file")
+    asked = parser.parse_args()
+    if not asked.records.exists():
+        generate(asked.data, asked.records)
+    records = [json.loads(line) for line in asked.records.read_text().splitlines()]
+    curves = [fitted(records, *key) for key in FEATURES]
+    text = json.dumps({"fitted by": "benchmarks/fit_confidence.py", "curves": [one for one in curves if one]}, indent=1)
+    FILE.write_text(text + "\n")
+
+
+def generate(data: Path, path: Path) -> None:
+    """Attack all cells with examples of the tuning part, and write one record an answer."""
+    torch.set_num_threads(1)
+    with path.open("w") as file:
+        for seed in SEEDS:
+            asked = Options(quick=False, json=False, data=data, device="cpu", seed=seed, table=None)
+            taken: dict[str, int] = {}
+            for cell in (cell for cells in CELLS.values() for cell in cells):
+                at = taken.get(cell.data, 0) + 150 * (seed - 1)
+                taken[cell.data] = taken.get(cell.data, 0) + cell.cases * cell.examples
+                for one in attacked(cell, asked, part="tuning", skip=at):
+                    file.write(json.dumps(asdict(one)) + "\n")
+                file.flush()
+
+
+def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
+    """Return the curve of a route as calibration.json holds it; None where there are no answers."""
+    features = FEATURES[route, kind]
+    own = [r for r in records if family(r["route"]) == route and r["is_image"] == (kind == "images")]
+    if not own:
+        return None
+    if route in ALIKE:
+        own += [r for r in records if r["route"] == "optimisation" and r["is_image"] == (kind == "images")]
+    y = np.array([float(right) for r in own for right in r["recovered"]])
+    count = np.array([1.0 if family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
+    kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
+    x = _of(own, features).reshape(len(y), len(features))
+    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in ENDS)) if features else x
+    low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
+    weights, intercept = logistic(x, y, features, count)
+    print(f"{route}, {kind}: {int(y.sum())} of {len(y)} recovered; left out: {_left_out(x, y, features, kind_of, count)}")
+    print("   " + ", ".join(f"{name} {w:.3g}" for name, w in zip(features, weights, strict=True)) + f"; {intercept:.3g}")
+    known = [name for name in FACTS if all(name in r["evidence"] for r in own)]
+    facts = {name: [float(_of(own, [name]).min()), float(_of(own, [name]).max())] for name in known}
+    return {
+        "route": route, "data": kind, "features": list(features), "weights": [float(w) for w in weights],
+        "intercept": intercept, "low": low.tolist(), "high": high.tolist(), "facts": facts,
+        "answers": int((count == 1).sum()), "recovered": int(y[count == 1].sum()),
+    }  # fmt: skip
+
+
+def _of(records: Sequence[Record], features: Sequence[str]) -> Array:
+    """Return the evidence of all examples, (answers, features)."""
+    return np.array([[r["evidence"][name][i] for name in features] for r in records for i in range(len(r["recovered"]))])
+
+
+def logistic(x: Array, y: Array, features: Sequence[str], count: Array) -> tuple[Array, float]:
+    """Return weights and intercept of a ridge regression whose weights have the sign that `LOWER_IS_BETTER` says."""
+    middle, spread = x.mean(axis=0), x.std(axis=0).clip(min=1e-6)
+    z = np.vstack([(x - middle) / spread, np.zeros((2, x.shape[1]))])
+    target, weight = np.append(y, [0.0, 1.0]), np.append(count, [SMOOTHING / 2] * 2)
+    penalty = RIDGE * max(FEW, len(y))
+
+    def loss(p: Array) -> tuple[float, Array]:
+        score = z @ p[:-1] + p[-1]
+        off = weight * (expit(score) - target)
+        value = (weight * (np.logaddexp(0, score) - target * score)).sum() + penalty * (p[:-1] ** 2).sum()
+        return float(value), np.append(z.T @ off + 2 * penalty * p[:-1], off.sum())
+
+    bounds = [(None, 0.0) if name in LOWER_IS_BETTER else (0.0, None) for name in features]
+    found = minimize(loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
+    weights = found[:-1] / spread
+    return weights, float(found[-1] - weights @ middle)
+
+
+def _left_out(x: Array, y: Array, features: Sequence[str], kinds: NDArray[np.str_], count: Array) -> str:
+    """Brier score and calibration error of each network, data set and defense by the curve that all others fit."""
+    said = np.full(len(y), y.mean())
+    for name in set(kinds.tolist()):
+        rest = kinds != name
+        if rest.sum() > 10:
+            weights, intercept = logistic(x[rest], y[rest], features, count[rest])
+            low, high = x[rest].min(axis=0), x[rest].max(axis=0)
+            said[~rest] = expit(x[~rest].clip(low, high) @ weights + intercept)
+    own = count == 1
+    said, y = said[own], y[own]
+    return f"Brier {((said - y) ** 2).mean():.3f}, ECE {expected_calibration_error(said, y):.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""How well probabilities agree with outcomes: bins, Brier score, expected calibration error, and the diagram of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 10
+Array = NDArray[np.float64]
+
+
+def bins(said: Array, right: Array, count: int = BINS) -> list[dict[str, Any]]:
+    """Return one row for each interval of equal width that holds answers: their number, what was said, what came true."""
+    at = np.clip((said * count).astype(int), 0, count - 1)
+    rows = []
+    for k in range(count):
+        inside = at == k
+        if inside.any():
+            numbers = {"answers": int(inside.sum()), "said": float(said[inside].mean()), "recovered": float(right[inside].mean())}
+            rows.append({"bin": f"{k / count:.1f} to {(k + 1) / count:.1f}", **numbers})
+    return rows
+
+
+def expected_calibration_error(said: Array, right: Array, count: int = BINS) -> float:
+    """Return the mean over answers of how far what was said in their bin is from what came true (Naeini et al. 2015)."""
+    rows = bins(said, right, count)
+    return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(said))
+
+
+def brier(said: Array, right: Array) -> float:
+    """Return the mean squared difference of probability and outcome."""
+    return float(np.mean((said - right) ** 2))
+
+
+def diagram(of: Mapping[str, tuple[Array, Array]], path: Path) -> None:
+    """Draw what came true over what was said, a panel a route."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(4, len(of))
+    lines = -(-len(of) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(3 * columns, 3.2 * lines), squeeze=False)
+    for axis in axes.flat[len(of) :]:
+        axis.set_visible(False)
+    for axis, (name, (said, right)) in zip(axes.flat, of.items(), strict=False):
+        rows = bins(said, right)
+        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+        sizes = [12 + 4 * row["answers"] ** 0.8 for row in rows]
+        axis.scatter([row["said"] for row in rows], [row["recovered"] for row in rows], s=sizes, alpha=0.8)
+        axis.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), xlabel="confidence", ylabel="recovered")
+        axis.set_title(f"{name}\n{len(said)} examples", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
