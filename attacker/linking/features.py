@@ -134,7 +134,8 @@ def _solved(
 def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
     """How long the errors of rows c V^T are where each row of V^T has that of the gradient over its singular value s."""
     noise = (ROUNDED + LEFT * misfit) * s.norm() / len(s) ** 0.5
-    return (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
+    lengths: Tensor = (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
+    return lengths
 
 
 def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
