@@ -1,26 +1,33 @@
-"""Makes docs/reconstructions.png out of a finished `make demo`: originals, and what CPL got out of one update each."""
+"""Draw docs/reconstructions.png from a finished `make demo`: private photographs and what an attack recovered of them."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from fedsim.wire.files import read_json_lines
 
-COLUMNS, CELL, GAP, MARGIN = 8, 96, 6, 190
-LINES = (
-    ("undefended", "original", "private image"),
-    ("undefended", "cpl", "no defense"),
-    ("defended", "cpl", "clip(1) | gaussian(0.1)"),
+COLUMNS, CELL, GAP, MARGIN = 8, 75, 6, 300
+Line = tuple[str, str, Mapping[str, Any], str]
+LINES: tuple[Line, ...] = (
+    ("single", "original", {"attack": "cpl"}, "private photographs"),
+    ("single", "recovered", {"attack": "cpl"}, "recovered from one update each"),
+    ("compressed", "recovered", {"knows_defense": False}, "top_k(0.1), attacker ignores it"),
+    ("compressed", "recovered", {"knows_defense": True}, "top_k(0.1), attacker knows it"),
+    ("batches", "original", {}, "private photographs, batches of eight"),
+    ("batches", "recovered", {}, "recovered from two steps on them"),
+    ("noisy", "recovered", {"knows_defense": True}, "with clip and noise, attacker knows it"),
 )
+"""Run, which half of a pair, what the rows of the attack must hold, and the words beside the line."""
 
 
-def halves(demo: Path, run: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(original, reconstruction) of the first examples, in the order of the recording, for the attacker who knows the defense."""
-    rows = [
-        r for r in read_json_lines(demo / run / "scores.jsonl") if r["attack"] == "cpl" and not r["null"] and r["knows_defense"]
-    ]
+def read_pairs(demo: Path, run: str, wanted: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Read (original, reconstruction) of the first examples of an attack, in the order of the recording."""
+    wanted = {"null": False, **wanted}
+    rows = [row for row in read_json_lines(demo / run / "scores.jsonl") if wanted.items() <= row.items()]
     pairs = [np.asarray(Image.open(demo / run / row["pair"])) for row in sorted(rows, key=lambda row: row["case"])[:COLUMNS]]
     return [(pair[:, : pair.shape[1] // 2], pair[:, pair.shape[1] // 2 :]) for pair in pairs]
 
@@ -32,11 +39,11 @@ def main() -> None:
     size = (MARGIN + COLUMNS * (CELL + GAP), len(LINES) * (CELL + GAP) + GAP)
     picture = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(picture)
-    for line, (run, which, words) in enumerate(LINES):
+    for line, (run, which, wanted, words) in enumerate(LINES):
         top = GAP + line * (CELL + GAP)
         draw.text((MARGIN - 10, top + CELL // 2), words, font=font, fill="black", anchor="rm")
-        for column, pair in enumerate(halves(demo, run)):
-            cell = Image.fromarray(pair[which != "original"]).resize((CELL, CELL), Image.Resampling.NEAREST)
+        for column, pair in enumerate(read_pairs(demo, run, wanted)):
+            cell = Image.fromarray(pair[which != "original"]).convert("RGB").resize((CELL, CELL), Image.Resampling.NEAREST)
             picture.paste(cell, (MARGIN + column * (CELL + GAP), top))
     picture.save(Path(__file__).with_name("reconstructions.png"), optimize=True)
 

@@ -1,6 +1,7 @@
-"""The demonstration, on the local engine and with few steps: what it leaves, and that it goes on after a crash."""
+"""The demonstration on the local engine with few steps: what it leaves, and that it resumes after a crash."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +9,48 @@ import pytest
 
 from attacker import demo
 from fedsim.engine import EngineError
+from fedsim.experiment import read
 from fedsim.server.app import Server
 from fedsim.wire.files import read_json_lines
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "ATTACKS", {"cpl": {"steps": 1}, "inverting_gradients": {"steps": 2}})
+    """Two rounds of each federation and two steps of each search."""
+    for name, federation in demo.FEDERATIONS.items():
+        attacks = tuple((attack, {"steps": 2}) for attack, _ in federation.attacks)
+        short = replace(federation, overrides={**federation.overrides, "rounds": 2}, attacks=attacks)
+        monkeypatch.setitem(demo.FEDERATIONS, name, short)
 
 
 def test_the_demonstration_leaves_a_page(short: None, tmp_path: Path) -> None:
     page = demo.run(tmp_path, engine="local")
     assert page == tmp_path / "report.html"
-    rows = [row for run in ("undefended", "defended") for row in read_json_lines(tmp_path / run / "scores.jsonl")]
+    rows = [row for run in demo.FEDERATIONS for row in read_json_lines(tmp_path / run / "scores.jsonl")]
     assert {(row["run"], row["attack"], row["null"], row["knows_defense"]) for row in rows} == {
         (run, attack, null, knows)
-        for attack in ("cpl", "inverting_gradients")
+        for run, federation in demo.FEDERATIONS.items()
+        for attack, _ in federation.attacks
         for null in (False, True)
-        for run, knows in (("undefended", True), ("defended", True), ("defended", False))
+        for knows in {True, not federation.overrides.get("defense")}
     }
-    assert len(rows) == 24 * 2 * 2 * 3
-    used = [{(row["case"], row["index"]) for row in rows if row["run"] == run} for run in ("undefended", "defended")]
-    assert used[0] == used[1]
+    assert all(run in page.read_text() for run in demo.FEDERATIONS)
+    used = [{(row["case"], row["index"]) for row in rows if row["run"] == run} for run in ("single", "compressed")]
+    assert used[0] == used[1], "both attackers face the same photographs"
+    assert all((tmp_path / run / "metrics.jsonl").exists() for run in demo.FEDERATIONS)
+
+
+@pytest.mark.parametrize(("name", "changed"), [("compressed", {"defense"}), ("noisy", {"defense"})])
+def test_a_defended_federation_differs_from_its_undefended_one_in_the_defense_alone(name: str, changed: set[str]) -> None:
+    """The accuracies and attacks that stand beside each other on the page are then comparable."""
+    undefended = demo.FEDERATIONS[{"compressed": "single", "noisy": "batches"}[name]]
+    both = [read(demo.EXPERIMENT, list(one.overrides.items())).model_dump() for one in (undefended, demo.FEDERATIONS[name])]
+    assert {key for key in both[0] if both[0][key] != both[1][key]} == changed
 
 
 def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = Server._commit
+    monkeypatch.setattr(demo, "FEDERATIONS", {"single": demo.FEDERATIONS["single"]})
+    commit, folder = Server._commit, tmp_path / "single"
 
     def crash(self: Server, number: int, *rest: Any) -> None:
         if number == 2:
@@ -44,13 +61,11 @@ def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, mo
         patched.setattr(Server, "_commit", crash)
         with pytest.raises(EngineError, match="no more"):
             demo.run(tmp_path, engine="local")
-    index = tmp_path / "undefended" / "recording" / "index.sqlite"
-    stamp = index.stat().st_mtime_ns
+    assert not (folder / "reconstructions").exists()
     assert demo.run(tmp_path, engine="local").exists()
-    assert index.stat().st_mtime_ns > stamp
-    assert len(read_json_lines(tmp_path / "undefended" / "metrics.jsonl")) == 4
-    stamp = index.stat().st_mtime_ns
-    shutil.rmtree(tmp_path / "undefended" / "reconstructions")
+    assert [row["round"] for row in read_json_lines(folder / "metrics.jsonl")] == [0, 1, 2]
+    stamp = (folder / "metrics.jsonl").stat().st_mtime_ns
+    shutil.rmtree(folder / "reconstructions")
     demo.run(tmp_path, engine="local")
-    assert index.stat().st_mtime_ns == stamp
-    assert (tmp_path / "undefended" / "reconstructions").is_dir()
+    assert (folder / "metrics.jsonl").stat().st_mtime_ns == stamp, "a finished federation is not run again"
+    assert (folder / "reconstructions").is_dir()
