@@ -27,10 +27,15 @@ QUICK = {"single": 1, "relu": 2, "exact": 8, "rows": 1, "nulls": 1}
 def confidence(asked: Options) -> tuple[Rows, dict[str, Any]]:
     """Attack cells whose examples chose nothing; rows of bins by route, and the worst calibration error as `ece`."""
     torch.set_num_threads(1)
-    answers = list(_answers(asked, _cells(asked)))
-    said = by_route(answers)
+    answers = _answers(asked, _cells(asked))
     if not asked.quick:
-        diagram({route: pair for route, pair in said.items() if len(pair[0])}, PICTURE)
+        diagram({route: pair for route, pair in by_route(answers).items() if len(pair[0])}, PICTURE)
+    return summarised(answers)
+
+
+def summarised(answers: Sequence[Answered]) -> tuple[Rows, dict[str, Any]]:
+    """Return the rows of every route, and the summary."""
+    said = by_route(answers)
     rows = [
         {"route": route, **row}
         for route, (p, right) in said.items()
@@ -84,16 +89,21 @@ def _whole(said: Array, right: Array, undecided: float) -> dict[str, Any]:
 
 def _cells(asked: Options) -> list[tuple[str, Cell]]:
     if not asked.quick:
-        return [(group, cell) for group, cells in {**CELLS, "unseen": UNSEEN}.items() for cell in cells]
+        every = [(group, cell) for group, cells in {**CELLS, "unseen": UNSEEN}.items() for cell in cells]
+        return [(group, replace(cell, cases=-(-cell.cases // 2))) for group, cell in every]
     return [(group, replace(cell, cases=1)) for group, count in QUICK.items() for cell in CELLS[group][:count]]
 
 
-def _answers(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
-    """Answers to all cells, no two of which share an example of one data set as far as it reaches."""
-    found: list[Answered] = []
-    taken: dict[str, int] = {}
-    for _, cell in cells:
-        at = taken.get(cell.data, 0)
-        taken[cell.data] = at + cell.cases * cell.examples
-        found += attacked(cell, replace(asked, seed=asked.seed + SEED), part="report", skip=at)
+def placed(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
+    """Cells with how many examples of their data to pass over, so that no two share one."""
+    taken: dict[str, int] = defaultdict(int)
+    found = []
+    for group, cell in cells:
+        found.append((group, cell, taken[cell.data]))
+        taken[cell.data] += cell.cases * cell.examples
     return found
+
+
+def _answers(asked: Options, cells: Sequence[tuple[str, Cell]]) -> list[Answered]:
+    asked = replace(asked, seed=asked.seed + SEED)
+    return [one for _, cell, at in placed(cells) for one in attacked(cell, asked, part="report", skip=at)]

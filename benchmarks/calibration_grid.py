@@ -180,7 +180,28 @@ EXACT = [
         for width in (12, 7, 5, 3)
     ),
 ]
+FEATURES = [
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, network=name, data=data, batch=batch, half=True, cases=cases)
+        for name, data, batch, cases in (
+            ("lenet_cpl", "lfw", 4, 4),
+            ("lenet_dlg", "cifar10", 8, 2),
+            ("lenet_cpl", "cifar100", 2, 4),
+            (STRIDED, "lfw", 4, 3),
+        )
+    ),
+    *(
+        Cell(attack="exact", settings={"fallback": "none"}, data="cifar10", batch=4, defense=defense, half=True, cases=2)
+        for defense in (noise(1e-5), noise(1e-4), noise(1e-3))
+    ),
+    Cell(attack="exact", settings={"fallback": "none"}, data="lfw", batch=2, steps=2, rate=0.01, half=True, cases=3),
+    Cell(attack="exact", settings={"fallback": "none"}, data="mnist", batch=4, arguments={"channels": 6}, half=True, cases=3),
+    Cell(attack="exact", settings={"fallback": "none"}, data="noise", batch=4, arguments={"channels": 8}, cases=2),
+]
 STARTED = [
+    Cell(attack="exact", settings={"steps": 10}, data="lfw", batch=4, half=True, cases=2),
+    Cell(attack="exact", settings={"steps": 10}, data="cifar10", batch=8, arguments={"channels": 8}, half=True, cases=1),
+    Cell(attack="exact", settings={"steps": 10}, data="cifar100", batch=2, defense=noise(1e-3), half=True, cases=2),
     *(
         Cell(attack="exact", settings={"steps": 25}, network="lenet_cpl", data="lfw", defense=noise(std), half=True, cases=6)
         for std in (1e-5, 1e-4, 1e-3, 1e-2)
@@ -299,6 +320,7 @@ CELLS = {
     "local": LOCAL,
     "relu": RELU,
     "exact": EXACT,
+    "features": FEATURES,
     "started": STARTED,
     "joint": JOINT,
     "rows": ROWS,
