@@ -93,7 +93,7 @@ class Bench:
             own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
             found = Measured(own, units(federation), attacked)
             self.kept.add(identity, self.folder, found)
-        print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in found.attacked.items())}", file=sys.stderr)
+            print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in attacked.items())}", file=sys.stderr)
         return found
 
     def _experiment(self, job: Job) -> dict[str, Any]:
@@ -132,13 +132,14 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[Job, Measured, Measured]]:
-    """Each setting with what it and the same federation without it come to; where `--kept` misses one, the next defense."""
-    for entry in _entries(asked):
+    """Each setting with what it and the same federation without it come to, save those that `--kept` misses."""
+    for job in (job for entry in _entries(asked) for job in _jobs(entry, bench)):
         try:
-            for job in _jobs(entry, bench):
-                yield job, bench.measure(job.none), bench.measure(job)
+            none, found = bench.measure(job.none), bench.measure(job)
         except NotMeasured as missing:
             print(missing, file=sys.stderr)
+            continue
+        yield job, none, found
 
 
 def _entries(asked: Options) -> Iterator[Entry]:
@@ -152,7 +153,11 @@ def _jobs(entry: Entry, bench: Bench) -> Iterator[Job]:
         for cohort in entry.cohorts:
             yield Job(entry, f"sums of {cohort}", True, cohort=cohort)
         return
-    plain = bench.measure(Job(None, "", "", batch=entry.batch))
+    try:
+        plain = bench.measure(Job(None, "", "", batch=entry.batch))
+    except NotMeasured as missing:
+        print(missing, file=sys.stderr)
+        return
     for strength, text in zip(STRENGTHS, entry.settings, strict=True):
         yield Job(entry, strength, filled(text, public=f"npz:{bench.data.public}", **plain.units), batch=entry.batch)
 
