@@ -48,7 +48,6 @@ FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("linear", "rows"): ("misfit", "doubt", "outside"),
     ("layers", "images"): ("misfit", "doubt", "outside"),
     ("peeled", "images"): ("misfit", "doubt", "roughness"),
-    ("features", "images"): ("misfit", "doubt", "outside"),
     ("prior alone", "images"): (),
     ("prior alone", "rows"): (),
 }
