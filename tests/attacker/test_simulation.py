@@ -181,7 +181,7 @@ def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
 
 @pytest.mark.parametrize(("mode", "buffers"), [("eval", STATISTICS), ("eval", None), ("train", None)])
 @pytest.mark.parametrize(
-    "attack", [cpl(init="uniform", steps=8), inverting_gradients(steps=80, tv=0.0), dlg(steps=8)], ids=lambda a: a.name
+    "attack", [cpl(init="uniform", steps=8), inverting_gradients(steps=160, tv=0.0), dlg(steps=8)], ids=lambda a: a.name
 )
 def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
     x, y = examples(4)

@@ -146,7 +146,7 @@ from attacker.replay import Replay
 from fedsim.wire import Recording
 
 run = Path(sys.argv[1])
-spec = AttackSpec(name="inverting_gradients", arguments={"steps": int(sys.argv[2]), "tv": 0.0})
+spec = AttackSpec(name="inverting_gradients", arguments={"steps": int(sys.argv[2]), "tv": 0.0, "signed": True})
 replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=1, threads=1, workers=2)
 print(replay.folder, flush=True)
 try:

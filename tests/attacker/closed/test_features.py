@@ -44,7 +44,7 @@ def test_every_example_of_a_batch_comes_out_by_itself(observe: Observe) -> None:
     assert sorted(found.y.tolist()) == sorted(y.tolist())
     assert float(off(found, x, y).max()) < 0.2 * float(x.var())
     assert any("smooth" in note for note in found.notes)
-    assert float(found.confidence.max()) < 1
+    assert bool(found.confidence.isnan().all()), "answers by features have no curve"
 
 
 def test_a_search_from_features_recovers_a_batch_that_a_search_alone_mixes(observe: Observe) -> None:

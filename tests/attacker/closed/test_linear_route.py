@@ -53,7 +53,7 @@ def test_what_cannot_be_told_apart_is_said_and_handed_on(observe: Callable[..., 
     x, y = batch(3, 14)
     data = DataSpec(shape=(1, 8, 8), num_classes=10)
     found = answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), steps=1)
-    assert found.route == "optimisation"
+    assert found.route.startswith("optimisation")
     assert any("mixture" in note for note in found.notes)
     with pytest.raises(ValueError, match="mixture"):
         answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), route="linear")
