@@ -164,7 +164,9 @@ def _size(one: Comparison) -> str:
     assert one.detectable is not None
     if one.unit == "%":
         return f"{one.detectable:.0%} of {one.title}"
-    return f"{one.detectable:.1f} dB {one.title}" if one.unit == " dB" else f"{one.detectable:.2f} {one.title}"
+    if one.unit == " dB":
+        return f"{max(one.detectable, 0.1):.1f} dB {one.title}"
+    return f"{max(one.detectable, 0.01):.2f} {one.title}"
 
 
 def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
