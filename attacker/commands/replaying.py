@@ -25,8 +25,8 @@ def replay(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Settings by name, which --set overrides: tuned, the best known for the recording's kind of network (the images "
-            "that chose them are listed in benchmarks/tuned.json), or published, those of the attack's paper.",
+            help="Settings by name, which --set overrides: tuned, those for the recording's kind of network (chosen on tuning "
+            "images for sigmoid LeNets, estimates for the others), or published, those of the attack's paper.",
         ),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
