@@ -1,11 +1,11 @@
 """The command line of the attacker."""
 
-from attacker.commands.listing import list_
-from attacker.commands.replaying import replay
-from attacker.commands.scoring import score
-from attacker.commands.serving import serve
-from attacker.commands.showing import demo, rank, report
-from fedsim.console import command_line, run_to_the_end
+from attacker.commands.list import list_
+from attacker.commands.replay import replay
+from attacker.commands.report import demo, rank, report
+from attacker.commands.score import score
+from attacker.commands.serve import serve
+from fedsim.commands.console import command_line, run_to_the_end
 
 app = command_line("Attack a recording, score what came out, and show it.")
 app.command("list", epilog="Example:  attacker list")(list_)

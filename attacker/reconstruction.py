@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsim.wire.files import write_tensors
+from fedsim.recording.files import write_tensors
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from contract import Options, cpu_seconds, options, told
 from single_cases import Client, client
 from splits import Images, images
 
-from attacker.attacks import Case, agic, exact
-from attacker.attacks.layer_weights import by_depth
-from attacker.attacks.matching import GradientMatching
-from attacker.linking import Links
+from attacker.attacks import Case, exact
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.multi_round import agic
 from attacker.scoring.assignment import assign
 from attacker.scoring.metrics import psnr
 

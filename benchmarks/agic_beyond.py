@@ -13,7 +13,7 @@ from single_cases import client
 from splits import Images, images
 
 from attacker.attacks import Case, cpl
-from attacker.linking import Links
+from attacker.attacks.linking import Links
 from attacker.scoring.metrics import psnr, succeeded
 
 Row = dict[str, Any]

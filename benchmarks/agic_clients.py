@@ -9,9 +9,9 @@ from torch import Tensor
 
 from defenses import DefenseSpec
 from fedsim import models
-from fedsim.training import train
-from fedsim.wire import DataSpec, ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
 
 
 class Federation:

@@ -8,13 +8,14 @@ from agic_clients import Federation
 from contract import Options, cpu_seconds
 from splits import Images, images
 
-from attacker.attacks import Case, agic
-from attacker.attacks.agic import Comparison
-from attacker.attacks.describing import Describer
-from attacker.linking import Described
-from attacker.linking.described import likeness
-from attacker.linking.link import Matching
-from attacker.linking.matching import Filter, assignment, greedy
+from attacker.attacks import Case
+from attacker.attacks.linking import Described
+from attacker.attacks.linking.described import likeness
+from attacker.attacks.linking.link import Matching
+from attacker.attacks.linking.matching import Filter, assignment, greedy
+from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.agic import Comparison
+from attacker.attacks.multi_round.descriptions import Describer
 
 Row = dict[str, Any]
 PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labels": 0.705}}

@@ -10,13 +10,13 @@ from contract import Options, cpu_seconds
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
-from attacker.attacks.closed.router import ClosedForm
-from attacker.attacks.named import DISTANCES
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.matching.names import DISTANCES
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.metrics import mse, ssim, succeeded
 from attacker.scoring.statistics import share
-from fedsim.wire import DataSpec
+from fedsim.recording import DataSpec
 
 PAPER_TOLERANCE = 1e-4
 """Of CPL: the squared distance between gradients at which a search has converged."""

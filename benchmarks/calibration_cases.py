@@ -15,9 +15,10 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.measures import answered
 from attacker.scoring.metrics import succeeded
-from fedsim import datasets, models
-from fedsim.training import train
-from fedsim.wire import DataSpec, Training
+from fedsim import data as datasets
+from fedsim import models
+from fedsim.recording import DataSpec, Training
+from fedsim.training.local import train
 
 NETWORKS = "calibration_networks"
 TABLES = ("breast_cancer", "adult")

@@ -16,12 +16,12 @@ from single_cases import client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
-from attacker.attacks.agic import COMPARISONS
 from attacker.attacks.base import Need
-from attacker.attacks.closed_forms import FALLBACKS
+from attacker.attacks.multi_round.agic import COMPARISONS
+from attacker.attacks.papers.closed_form import FALLBACKS
 from attacker.reconstruction import Reconstruction
-from fedsim.wire import DataSpec
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec
+from fedsim.recording.codec import encode
 
 Row = dict[str, Any]
 

@@ -23,16 +23,16 @@ from splits import Images, images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS
-from attacker.attacks.spec import without_gradient
+from attacker.attacks.registry import without_gradient
 from attacker.scoring.assignment import assign
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
 from attacker.scoring.score import labels_read
 from attacker.scoring.statistics import Estimate, mean, share
 from attacker.scoring.verdict import Verdict, judge
-from fedsim.datasets import Dataset
-from fedsim.datasets.base import Examples
-from fedsim.wire import DataSpec
+from fedsim.data import Dataset
+from fedsim.data.base import Examples
+from fedsim.recording import DataSpec
 
 Row = dict[str, Any]
 CLUSTERS, SIZES, CORRELATIONS = (8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)

@@ -12,8 +12,8 @@ from splits import Images, draw, images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
-from attacker.attacks.closed.router import ClosedForm
-from fedsim import datasets
+from attacker.attacks.closed_form.router import ClosedForm
+from fedsim import data as datasets
 
 LEARNING_RATES = (1e-4, 1e-2)
 """Of clients that take several local steps; the paper does not say its own. At the first, one gradient stands for a few."""

@@ -29,7 +29,7 @@ from splits import Images
 from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets
-from attacker.attacks.closed.router import ClosedForm
+from attacker.attacks.closed_form.router import ClosedForm
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import succeeded
 from defenses.papers import cpl_noise, cpl_prune

@@ -17,11 +17,11 @@ from contract import Options
 from splits import Images, Part, images
 
 from defenses import global_norm
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 CLIENTS = 16
 ROUNDS = 60

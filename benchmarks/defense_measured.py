@@ -13,7 +13,7 @@ from defense_federation import Federation
 from defense_outcomes import Scored
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.paired import by_example, filled
 from attacker.scoring.summary import Summary

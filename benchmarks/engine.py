@@ -44,16 +44,16 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks import Case
-from attacker.attacks.descent import Stop
-from attacker.attacks.initialisation import normal_after_normalisation
-from attacker.attacks.labels import inferred
-from attacker.attacks.layer_weights import by_depth
-from attacker.attacks.matching import GradientMatching
-from attacker.attacks.objectives import cosine, euclidean
-from attacker.attacks.optimisers import Adam
-from attacker.attacks.priors import flat, total_variation
-from attacker.attacks.simulation import network_of
-from fedsim.wire import DataSpec, Observation
+from attacker.attacks.labels.rules import inferred
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import normal_after_normalisation
+from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.objectives import cosine, euclidean
+from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.simulation.client import network_of
+from fedsim.recording import DataSpec, Observation
 
 TABLES = ("lenet", "resnet", "quality")
 TV = 1e-4

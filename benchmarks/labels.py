@@ -21,16 +21,16 @@ from splits import FILES, Images, images
 from torch import Tensor, nn
 
 from attacker.attacks import GradientMatching
-from attacker.attacks.labels import LABEL_RULES, LabelRule
-from attacker.attacks.papers import dlg
-from attacker.attacks.reading import read_labels
-from attacker.attacks.simulation import network_of
-from attacker.attacks.views import View
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.rules import LABEL_RULES, LabelRule
+from attacker.attacks.matching.problem import View
+from attacker.attacks.papers.matching import dlg
+from attacker.attacks.simulation.client import network_of
 from defenses import DefenseSpec
 from fedsim import models
-from fedsim.training import train
-from fedsim.wire import ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
 
 SIZES, STEPS, EACH = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
 RATE = 0.01

@@ -28,13 +28,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from defenses import DefenseSpec
-from fedsim import datasets, engine, models
+from fedsim import data as datasets
+from fedsim import models
 from fedsim.client.identity import load_or_draw
-from fedsim.experiment import Experiment, validate
-from fedsim.partition import split
-from fedsim.run import Run
-from fedsim.server import record
-from fedsim.wire import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
+from fedsim.config.experiment import Experiment, validate
+from fedsim.data.partition import split
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
+from fedsim.strategies import record
 
 CLIENTS, STEPS, BATCH = 10, 2, 16
 

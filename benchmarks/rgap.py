@@ -26,10 +26,10 @@ from single_cases import client
 from splits import Images, images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.rank import rank_report
-from attacker.attacks.closed.trials import PAPER as PAPER_NETWORKS
-from attacker.attacks.closed.trials import paper_network, rank_right
+from attacker.attacks.closed_form.rank.analysis import rank_report
+from attacker.attacks.closed_form.rank.trials import PAPER as PAPER_NETWORKS
+from attacker.attacks.closed_form.rank.trials import paper_network, rank_right
+from attacker.attacks.networks.chain import chain_of
 
 IDENTICAL = 1e-4
 SUCCESS = 1e-3

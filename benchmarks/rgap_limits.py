@@ -12,7 +12,7 @@ from splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, exact, rgap
-from fedsim.wire.codec import encode
+from fedsim.recording.codec import encode
 
 NOISE = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Standard deviation, as a share of the root mean square of each tensor."""

@@ -12,11 +12,11 @@ from splits import Images, images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.walk import beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import beginnings, finish
+from attacker.attacks.networks.chain import chain_of
 from fedsim import models
-from fedsim.training import train
-from fedsim.wire import Training
+from fedsim.recording import Training
+from fedsim.training.local import train
 
 SUCCESS = 1e-3
 BATCHES = (1, 2, 4, 8, 16)

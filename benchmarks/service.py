@@ -18,12 +18,12 @@ from contract import options, told
 from service_client import Service, loaded
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 API = "/api/v1"
 STEP = {"learning_rate": 0.01, "batch_size": 1, "steps": 1}

@@ -24,9 +24,9 @@ from contract import Options
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim import datasets
-from fedsim.datasets.base import Examples
-from fedsim.wire import DataSpec
+from fedsim import data as datasets
+from fedsim.data.base import Examples
+from fedsim.recording import DataSpec
 
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -21,8 +21,8 @@ from single_cases import client
 from splits import Images, digest, images, record_tuned
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
-from attacker.attacks.closed import smoothness
-from attacker.attacks.closed.router import ClosedForm
+from attacker.attacks.closed_form.peeling import smoothness
+from attacker.attacks.closed_form.router import ClosedForm
 from attacker.scoring.metrics import mse, succeeded
 
 Table = tuple[list[dict[str, Any]], dict[str, Any]]

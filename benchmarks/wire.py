@@ -15,10 +15,11 @@ from splits import images
 from torch import Tensor
 
 from defenses import DefenseSpec
-from fedsim import models, records
-from fedsim.training import train
-from fedsim.wire import ModelSpec, Training
-from fedsim.wire.codec import decode, encode
+from fedsim import models
+from fedsim.flower import records
+from fedsim.recording import ModelSpec, Training
+from fedsim.recording.codec import decode, encode
+from fedsim.training.local import train
 
 DEFENSES = (
     "",

@@ -11,12 +11,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 COLUMNS, CELL, GAP, MARGIN = 6, 96, 6, 330
 FEDERATION: dict[str, Any] = {

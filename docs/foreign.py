@@ -18,12 +18,12 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from attacker.attacks import AttackSpec
-from attacker.progress import replay_with_progress
 from attacker.reconstruction import Reconstruction
-from fedsim import engine
+from attacker.replay.progress_bar import replay_with_progress
 from fedsim.client import update_mod
-from fedsim.server import record
-from fedsim.wire import DataSpec, Recording, Training
+from fedsim.engine import engines as engine
+from fedsim.recording import DataSpec, Recording, Training
+from fedsim.strategies import record
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, SHOWN, RATE = 16, 8, 0.05

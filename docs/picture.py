@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from fedsim.wire.files import read_json_lines
+from fedsim.recording.files import read_json_lines
 
 COLUMNS, CELL, GAP, MARGIN = 8, 75, 6, 300
 Line = tuple[str, str, Mapping[str, Any], str]

@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedsim import handing
-from fedsim.console import Json, assignment, command_line, err, errors_told, out, print_json, progress_bar, run_to_the_end
-from fedsim.handing import link_of
-from fedsim.showing import SHOW, show, shown
+from fedsim.commands import deploy as handing
+from fedsim.commands.console import (
+    Json,
+    assignment,
+    command_line,
+    err,
+    errors_told,
+    out,
+    print_json,
+    progress_bar,
+    run_to_the_end,
+)
+from fedsim.commands.deploy import link_of
+from fedsim.commands.show import SHOW, show, shown
 
 if TYPE_CHECKING:
+    from fedsim.config.experiment import Experiment
     from fedsim.deployment.commands import Link
-    from fedsim.experiment import Experiment
 
 app = command_line("Run a federation and write down what its honest-but-curious server sees.")
 
@@ -70,7 +80,7 @@ def run(
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
             raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
         link = link_of(superlink, root_certificates, insecure=insecure)
-        from fedsim.experiment import read
+        from fedsim.config.experiment import read
 
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
         chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
@@ -117,11 +127,11 @@ def federate(
 
     Raises DiskFull where it cannot fit, EngineError where it fails, and EmptyRunError where nobody answered when it had run.
     """
-    from fedsim import engine as engines
-    from fedsim.places import Places
-    from fedsim.run import Run
-    from fedsim.server import ending
-    from fedsim.wire.room import check_room
+    from fedsim.engine import engines
+    from fedsim.engine.locations import Places
+    from fedsim.engine.run import Run
+    from fedsim.recording.disk_space import check_room
+    from fedsim.server import outcome as ending
 
     federation = Run(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
@@ -178,7 +188,7 @@ app.command(epilog=SHOW)(show)
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
     """Read every file of a recording and say which are damaged; exit status 1 where any is."""
     with errors_told():
-        from fedsim import upkeep
+        from fedsim.commands import maintenance as upkeep
 
         result = upkeep.verify(folder)
         if as_json:
@@ -200,7 +210,7 @@ def delete(
 ) -> None:
     """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
     with errors_told(kept="deleting it again removes what is left"):
-        from fedsim import upkeep
+        from fedsim.commands import maintenance as upkeep
 
         kind = upkeep.kind_of(folder)
         if not yes and not typer.confirm(f"Delete the {kind} {folder} with all that is in it?", err=True):
@@ -220,7 +230,7 @@ def import_(
     """Make a recording out of two state dicts of any framework."""
     with errors_told():
         from fedsim import models
-        from fedsim.importing import Settings, import_recording
+        from fedsim.commands.import_updates import Settings, import_recording
 
         given = Settings.read(settings)
         if model is not None:
@@ -239,7 +249,7 @@ def list_(
 ) -> None:
     """List what an experiment can name."""
     with errors_told():
-        from fedsim.listing import listed
+        from fedsim.commands.list import listed
 
         found = listed(kind)
         if as_json:

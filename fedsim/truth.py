@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.wire.files import append_json_lines, make_private, read_json_lines, write_json
+from fedsim.recording.files import append_json_lines, make_private, read_json_lines, write_json
 
 
 @dataclass(frozen=True)

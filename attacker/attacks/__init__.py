@@ -1,12 +1,12 @@
 """Attacks: functions from observations to reconstructions, put together from parts."""
 
-from attacker.attacks.agic import agic
 from attacker.attacks.base import Attack, Case, Memory, Need, Progress, unmet
-from attacker.attacks.closed_forms import exact, hgap, rgap
-from attacker.attacks.descent import Stop
-from attacker.attacks.matching import GradientMatching
-from attacker.attacks.papers import cpl, dlg, idlg, inverting_gradients
-from attacker.attacks.spec import ATTACKS, AttackSpec, without_gradient
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.papers.closed_form import exact, hgap, rgap
+from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
+from attacker.attacks.registry import ATTACKS, AttackSpec, without_gradient
 
 __all__ = [
     "ATTACKS",

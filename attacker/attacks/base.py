@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.linking import Links
+from attacker.attacks.linking import Links
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim import models
-from fedsim.wire.observation import Observation
+from fedsim.recording.observation import Observation
 
 MAX_EXAMPLES = 100_000
 """Behind one update. A client reports any number it likes, and an attack makes as many examples."""

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 
 from attacker.attacks.base import Case
-from attacker.linking import Links
-from fedsim.wire.codec import encode
-from fedsim.wire.masked import SUM
-from fedsim.wire.observation import Observation
+from attacker.attacks.linking import Links
+from fedsim.recording.codec import encode
+from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.observation import Observation
 
 
 def blinded(cases: Sequence[Case]) -> list[Case]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from fedsim import models
-from fedsim.wire.observation import DataSpec, ModelSpec
+from fedsim.recording.observation import DataSpec, ModelSpec
 
 Family = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
 FAMILIES: tuple[Family, ...] = get_args(Family)

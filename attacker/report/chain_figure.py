@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
-from attacker.attacks.closed.rank import LayerRank, RankReport
+from attacker.attacks.closed_form.rank.analysis import LayerRank, RankReport
 
 INK, FAINT, RED = "#222222", "#8a8f98", "#c81e2b"
 BY_GRADIENT, BY_WEIGHT, MISSING, UNUSED = "#2f5d8a", "#a9c6e3", "#fbe3e4", "#e6e8eb"

@@ -17,8 +17,8 @@ from attacker.report.undone import Missing
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
 from attacker.scoring.states import FINISHED, State
-from fedsim.wire import Manifest, Row
-from fedsim.wire.masked import SUM
+from fedsim.recording import Manifest, Row
+from fedsim.recording.masked_vectors import SUM
 
 Record = dict[str, Any]
 

@@ -20,8 +20,8 @@ from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import summarise
 from attacker.scoring.counted import superseded
 from attacker.scoring.states import State, count_cases, read_case, state_of
-from fedsim.wire import DamagedFile, Manifest, Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.recording import DamagedFile, Manifest, Recording
+from fedsim.recording.files import read_json_lines
 
 SHOWN = 60
 """Examples of each attack whose pair is shown."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attacker.facts import spans
 from attacker.reconstruction import Reconstruction
+from attacker.replay.metadata import spans
 from attacker.scoring.counted import Superseded, superseded
 
 Record = dict[str, Any]

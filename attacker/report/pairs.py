@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from attacker.scoring.metrics import TABLE_TOLERANCE
-from fedsim.wire import Column, DataSpec
+from fedsim.recording import Column, DataSpec
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from attacker.report.gather import SHOWN, gather, run_folder
 from attacker.report.pairs import Picture
 from attacker.report.unscored import Found
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
-from fedsim.wire.files import make_private, write_bytes
+from fedsim.recording.files import make_private, write_bytes
 
 STRIP = 5
 """Examples beside the verdict."""

@@ -12,7 +12,7 @@ import torch
 from attacker.reconstruction import Reconstruction
 from attacker.report.linked import rounds_of
 from attacker.report.pairs import Pair, alone
-from fedsim.wire import DataSpec
+from fedsim.recording import DataSpec
 
 Record = dict[str, Any]
 

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fedsim.datasets import Dataset
+from fedsim.data import Dataset
 
 SIZE = 400
 """Other examples that each answer is compared with."""

@@ -6,8 +6,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from fedsim import datasets
-from fedsim.datasets import Dataset, parts
+from fedsim import data as datasets
+from fedsim.data import Dataset
+from fedsim.data import client_parts as parts
 from fedsim.truth import TruthReader, Used
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from attacker.scoring.metrics import is_flat, mse, psnr, ssim, ssim_global, succeeded
 from attacker.scoring.perceptual import Lpips, unable
 from attacker.scoring.tables import categorical_right, continuous_error
-from fedsim.wire import DataSpec
+from fedsim.recording import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")
 FIELDS = (*MEASURES, "flat")

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from attacker.scoring.tables import categorical_right, continuous_error
-from fedsim.wire import DataSpec
+from fedsim.recording import DataSpec
 
 PSNR_CAP = 120.0
 """In dB; what an exact reconstruction scores."""

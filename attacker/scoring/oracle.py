@@ -8,8 +8,8 @@ from torch.func import functional_call
 
 from attacker.scoring.score import Scorer
 from fedsim import models
-from fedsim.wire import Recording
-from fedsim.wire.recording import Row
+from fedsim.recording import Recording
+from fedsim.recording.reader import Row
 
 
 def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:

@@ -25,8 +25,8 @@ from attacker.scoring.paired import SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
+from fedsim.recording.files import alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.truth import TruthReader, Used
-from fedsim.wire.files import alone, append_json_lines, json_lines, make_private, write_bytes
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")

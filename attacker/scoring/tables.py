@@ -6,7 +6,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from fedsim.wire import Column
+from fedsim.recording import Column
 
 
 def variables(columns: Sequence[Column]) -> list[tuple[int, ...]]:

@@ -18,16 +18,17 @@ from torch import Tensor, nn
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec, Pool, soft
 from defenses.spec import DefenseSpec
-from fedsim import models, records
+from fedsim import models
 from fedsim.client.identity import Identity, load_or_draw
 from fedsim.client.memory import remember
 from fedsim.client.sending import put_update
-from fedsim.schedule import Cursor, batches
+from fedsim.flower import records
+from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.secagg.mod import Part, secure
 from fedsim.secagg.terms import Agreement
-from fedsim.training import Batch, train
+from fedsim.training.batches import Cursor, batches
+from fedsim.training.local import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset
-from fedsim.wire.observation import DataSpec, ModelSpec, Training
 
 
 class Examples(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.wire.files import make_private, write_json
+from fedsim.recording.files import make_private, write_json
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors import safe_open
 
-from fedsim import records
-from fedsim.wire.files import write_tensors
+from fedsim.flower import records
+from fedsim.recording.files import write_tensors
 
 CallNext = Callable[[Message, Context], Message]
 

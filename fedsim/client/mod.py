@@ -6,9 +6,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from defenses.spec import DefenseSpec
-from fedsim import records
 from fedsim.client.identity import Identity, draw
 from fedsim.client.sending import put_update
+from fedsim.flower import records
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 """How PyTorch names what batch norm keeps beside its weights."""
@@ -19,7 +19,7 @@ CallNext = Callable[[Message, Context], Message]
 def update_mod(
     defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS
 ) -> Callable[[Message, Context, CallNext], Message]:
-    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
+    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.strategies.record`.
 
     defense: what the update goes through, for example "clip(1) | gaussian(0.1)"; the app itself stays as it is.
     buffers: last parts of the names that are sent as they are: no update, and no defense acts upon them.

@@ -4,8 +4,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Generator
 
 from defenses.spec import DefenseSpec
-from fedsim import records
-from fedsim.wire.codec import encode
+from fedsim.flower import records
+from fedsim.recording.codec import encode
 
 
 def put_update(

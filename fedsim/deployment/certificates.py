@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedsim.wire.files import make_private, write_bytes
+from fedsim.recording.files import make_private, write_bytes
 
 ALWAYS = ("superlink", "localhost", "127.0.0.1", "::1")
 """Names of every SuperLink: that of its container, and those of its own machine."""

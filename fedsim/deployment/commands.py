@@ -59,7 +59,7 @@ def server(link: Link, *, secret: str | None) -> list[str]:
 
 
 def client(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
-    """A SuperNode, which starts the client's app for each message. config: the client's own, see `fedsim.flower`."""
+    """A SuperNode, which starts the client's app for each message. config: the client's own, see `fedsim.engine.flower_app`."""
     words = ["flower-supernode", "--superlink", link.address, *link.options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
     return [*words, "--host", "127.0.0.1", "--port", str(port), "--node-config", written(config)]

@@ -15,7 +15,7 @@ import tomli_w
 
 from fedsim.deployment.commands import Link
 from fedsim.deployment.processes import RUNNER, Processes
-from fedsim.wire.files import make_private
+from fedsim.recording.files import make_private
 
 NAME = "federation"
 APP = {
@@ -24,7 +24,7 @@ APP = {
         "flwr": {
             "app": {
                 "publisher": "fedleak",
-                "components": {"serverapp": "fedsim.flower:server", "clientapp": "fedsim.flower:client"},
+                "components": {"serverapp": "fedsim.engine.flower_app:server", "clientapp": "fedsim.engine.flower_app:client"},
                 "config": {
                     **dict.fromkeys(("experiment", "settings", "out", "public"), ""),
                     "resume": False,
@@ -39,7 +39,7 @@ APP = {
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
 WORDS = re.compile(r"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+)$")
-"""What the server warns of in the log of a run: `fedsim.server.attendance`, `fedsim.server.ending`."""
+"""What the server warns of in the log of a run: `fedsim.server.attendance`, `fedsim.server.outcome`."""
 RAISED = "ServerApp failed with exception: "
 """How Flower begins what it says of a run whose server failed."""
 SILENT = "the server's process ended without a word; see its log, start it again and go on with --resume"
@@ -71,7 +71,7 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
     if not found:
         raise ValueError(f"{keys} holds no public keys (*.pub)")
     _configure(home, link)
-    command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolling", NAME, *map(str, found)]
+    command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", NAME, *map(str, found)]
     done = subprocess.run(command, env=_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise NotReached(f"{link.address} did not take the keys in {keys}: {_said(done.stdout + done.stderr)}")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsim.deployment.preparing import RUN
+from fedsim.deployment.folders import RUN
 
 
 class Mount(NamedTuple):

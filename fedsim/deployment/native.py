@@ -11,10 +11,10 @@ from types import TracebackType
 
 from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
+from fedsim.deployment.folders import Layout
 from fedsim.deployment.mounts import Mount, isolated, mounts
-from fedsim.deployment.preparing import Layout
 from fedsim.deployment.processes import RUNNER, Ended, Processes, free_port, is_healthy
-from fedsim.wire.files import make_private
+from fedsim.recording.files import make_private
 
 PATIENCE = 120.0
 """Seconds for a process to come up: all of them load at once, on a machine that may have one core."""

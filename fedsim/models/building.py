@@ -19,7 +19,7 @@ from fedsim.models.resnet import resnet18, resnet20_4
 from fedsim.models.rgap import cnn6, cnn6_d, fcn3
 from fedsim.models.rog import lenet_rog, resnet9_rog, resnet18_rog, vgg7
 from fedsim.models.vision import torchvision
-from fedsim.wire.observation import DataSpec, ModelSpec
+from fedsim.recording.observation import DataSpec, ModelSpec
 
 Factory = Callable[..., nn.Module]
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim import records
+from fedsim.flower import records
 from fedsim.secagg import messages
 from fedsim.secagg.aggregator import Aggregator, Lost
 from fedsim.secagg.masks import Words
@@ -19,7 +19,7 @@ from fedsim.secagg.messages import SECURE
 from fedsim.secagg.outcome import Outcome, Seen
 from fedsim.secagg.participant import Publics, Stage
 from fedsim.secagg.terms import Agreement
-from fedsim.server.replies import pseudonym_of, whole
+from fedsim.strategies.replies import pseudonym_of, whole
 
 T = TypeVar("T")
 

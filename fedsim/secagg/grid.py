@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedsim import records
-from fedsim.grid import Around
+from fedsim.flower import records
+from fedsim.flower.grid import Around
 from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import Outcome
 from fedsim.secagg.terms import Agreement

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedsim import records
+from fedsim.flower import records
 from fedsim.secagg.aggregator import Asked, Roster
 from fedsim.secagg.keys import check_public
 from fedsim.secagg.masks import Words

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedsim import records
+from fedsim.flower import records
+from fedsim.recording.codec import decode
 from fedsim.secagg import messages, participant
 from fedsim.secagg.keys import Draw, seeded, system
 from fedsim.secagg.messages import MASKED, SECURE
 from fedsim.secagg.participant import Participant, Stage
 from fedsim.secagg.terms import Agreement
-from fedsim.wire.codec import decode
 
 CallNext = Callable[[Message, Context], Message]
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+from fedsim.recording.codec import Payload, encode
+from fedsim.recording.masked_vectors import MASKED, SUM, Masked
+from fedsim.recording.writer import Reply
 from fedsim.secagg.outcome import Outcome, Seen
 from fedsim.secagg.quantisation import Revealed
-from fedsim.server.strategy import Recording, distinct
-from fedsim.wire.codec import Payload, encode
-from fedsim.wire.masked import MASKED, SUM, Masked
-from fedsim.wire.recorder import Reply
+from fedsim.strategies.recording_strategy import Recording, distinct
 
 
 class SecureRecording(Recording):

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
+from fedsim.recording.observation import Training
 from fedsim.secagg.quantisation import LARGEST, Quantiser
-from fedsim.wire.observation import Training
 
 AVERAGES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 """Strategies that go by the weighted mean of the updates alone."""

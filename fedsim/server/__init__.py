@@ -1,5 +1,5 @@
 """The server's side: its Flower app, and a recording strategy for the apps of others."""
 
-from fedsim.server.record import record
+from fedsim.strategies.record import record
 
 __all__ = ["record"]

@@ -17,21 +17,22 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedsim import models, records
+from fedsim import models
+from fedsim.flower import records
+from fedsim.recording.disk_space import check_room, explain_full_disk, is_full_disk
+from fedsim.recording.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
+from fedsim.recording.manifest import Manifest
+from fedsim.recording.selection import Wanted
+from fedsim.recording.writer import Recorder
 from fedsim.secagg.grid import SecureGrid
 from fedsim.secagg.recording import SecureRecording
 from fedsim.secagg.terms import Agreement, check_strategy
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
-from fedsim.server.averaging import Averaging
 from fedsim.server.checkpoint import Checkpoint
-from fedsim.server.ending import check_end
-from fedsim.server.strategy import Recording
-from fedsim.wire.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
-from fedsim.wire.manifest import Manifest
-from fedsim.wire.recorder import Recorder
-from fedsim.wire.room import check_room, explain_full_disk, is_full_disk
-from fedsim.wire.selection import Wanted
+from fedsim.server.outcome import check_end
+from fedsim.strategies.averaging import Averaging
+from fedsim.strategies.recording_strategy import Recording
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
 GO_ON = "go on later with --resume"

@@ -6,7 +6,7 @@ from time import monotonic, sleep
 
 from flwr.serverapp import Grid
 
-from fedsim.grid import Around
+from fedsim.flower.grid import Around
 
 CONNECT_SECONDS = 60
 """For which the clients may come, when a federation starts."""

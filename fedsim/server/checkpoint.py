@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsim.wire.files import make_private, write_tensors
+from fedsim.recording.files import make_private, write_tensors
 
 FILE = "server.safetensors"
 

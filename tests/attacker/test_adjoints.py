@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl
-from attacker.attacks.adjoints import Adjoints, adjoints
-from attacker.attacks.convolutions import is_small
-from attacker.attacks.layer_weights import by_depth
-from attacker.attacks.matching import GradientMatching
-from attacker.attacks.objectives import absolute, cosine, euclidean
-from attacker.attacks.optimisers import SGD
-from attacker.attacks.simulation import gradient_of
-from attacker.attacks.views import View
+from attacker.attacks.gradients.adjoints import Adjoints, adjoints
+from attacker.attacks.gradients.convolutions import is_small
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.objectives import absolute, cosine, euclidean
+from attacker.attacks.matching.problem import View
+from attacker.attacks.optimisers.first_order import SGD
+from attacker.attacks.simulation.client import gradient_of
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 Weights = dict[str, Tensor]
 NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {

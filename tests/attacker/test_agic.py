@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case, agic, unmet, without_gradient
-from attacker.linking import Links
-from fedsim.wire import DataSpec, ModelSpec, Observation
-from fedsim.wire.codec import encode
+from attacker.attacks import AttackSpec, Case, unmet, without_gradient
+from attacker.attacks.linking import Links
+from attacker.attacks.multi_round import agic
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
 ORDER = ((0, 3), (1, 4), (2, 5), (4, 2), (0, 1), (5, 3))

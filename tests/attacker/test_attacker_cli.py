@@ -13,13 +13,13 @@ from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, presets
 from attacker.cli import app
-from fedsim import engine
-from fedsim.console import IN_PART
-from fedsim.experiment import validate
+from fedsim.commands.console import IN_PART
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
 from fedsim.models import building
-from fedsim.run import Run
-from fedsim.wire import DataSpec, ModelSpec
-from fedsim.wire.files import read_json_lines
+from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 1,

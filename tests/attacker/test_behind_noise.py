@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from attacker.attacks import Case, agic, cpl, exact, without_gradient
-from attacker.attacks.closed.layers import Answer
-from attacker.attacks.closed.observed import observe as observe_closed
-from attacker.attacks.closed.routes import ROUTES
-from attacker.attacks.priors import CONTRAST, belief_behind_noise, total_variation
-from attacker.attacks.search import Search
+from attacker.attacks import Case, cpl, exact, without_gradient
+from attacker.attacks.closed_form.observations import observe as observe_closed
+from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
+from attacker.attacks.matching.search import Search
+from attacker.attacks.multi_round import agic
 from attacker.scoring.metrics import mse
-from fedsim.wire import DataSpec, ModelSpec
-from fedsim.wire.codec import encode
-from fedsim.wire.masked import SUM
+from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.codec import encode
+from fedsim.recording.masked_vectors import SUM
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.memories import within
-from attacker.checkpoints import FileMemory, Origin, tidy, unfinished
+from attacker.attacks.matching.saved_state import within
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from attacker.replay.checkpoints import FileMemory, Origin, tidy, unfinished
+from attacker.replay.replay import Replay
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 1,
@@ -141,8 +141,8 @@ import sys, time
 from pathlib import Path
 import torch
 from attacker.attacks import AttackSpec, search
-from attacker.replay import Replay
-from fedsim.wire import Recording
+from attacker.replay.replay import Replay
+from fedsim.recording import Recording
 
 torch.set_num_threads(1)
 run, pause = Path(sys.argv[1]), float(sys.argv[2])

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from attacker import chunks
 from attacker.attacks import AttackSpec
-from attacker.attacks.lbfgs import LBFGS
-from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser
-from attacker.chunks import Footprint
-from attacker.replay import remembered
+from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
+from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.replay import batching as chunks
+from attacker.replay.batching import Footprint
+from attacker.replay.replay import remembered
 from defenses import DefenseSpec
-from fedsim.wire import DataSpec, Manifest, ModelSpec, Training
+from fedsim.recording import DataSpec, Manifest, ModelSpec, Training
 
 GB = 10**9
 LENET = ModelSpec(name="lenet_cpl")

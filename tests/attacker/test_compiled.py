@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, cpl
-from attacker.attacks.compiled import Compiled
-from attacker.attacks.optimisers import Adam
-from fedsim.wire import DataSpec, ModelSpec
+from attacker.attacks.gradients.compiled import Compiled
+from attacker.attacks.optimisers.first_order import Adam
+from fedsim.recording import DataSpec, ModelSpec
 
 
 def squares(z: Tensor, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

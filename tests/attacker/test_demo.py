@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from attacker import demo
-from fedsim.engine import EngineError
-from fedsim.experiment import read
+from attacker.commands import demo
+from fedsim.config.experiment import read
+from fedsim.engine.engines import EngineError
+from fedsim.recording.files import read_json_lines
 from fedsim.server.app import Server
-from fedsim.wire.files import read_json_lines
 
 
 @pytest.fixture

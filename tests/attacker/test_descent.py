@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.descent import Found, Problems, Stop, descend
-from attacker.attacks.lbfgs import LBFGS
-from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser, State, Stepper
+from attacker.attacks.optimisers.descent import Found, Problems, Stop, descend
+from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, State, Stepper
+from attacker.attacks.optimisers.lbfgs import LBFGS
 
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 

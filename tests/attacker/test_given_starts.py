@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, without_gradient
-from attacker.attacks.given import Given, placed
+from attacker.attacks.matching.warm_starts import Given, placed
 from attacker.scoring.metrics import mse
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]

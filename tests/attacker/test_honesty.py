@@ -14,7 +14,7 @@ import torch
 
 from attacker.attacks import ATTACKS, Case
 from attacker.reconstruction import Reconstruction
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
@@ -41,14 +41,14 @@ def test_the_import_contracts_hold_on_a_copy(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("attacker/attacks/matching.py", "from fedsim.truth import TruthReader"),
-        ("attacker/attacks/labels.py", "from fedsim import datasets"),
-        ("attacker/attacks/papers.py", "from attacker.scoring.oracle import true_labels"),
-        ("attacker/replay.py", "from fedsim.truth import TruthReader"),
+        ("attacker/attacks/matching/gradient_matching.py", "from fedsim.truth import TruthReader"),
+        ("attacker/attacks/labels/rules.py", "from fedsim import datasets"),
+        ("attacker/attacks/papers/matching.py", "from attacker.scoring.oracle import true_labels"),
+        ("attacker/replay/replay.py", "from fedsim.truth import TruthReader"),
         ("attacker/reconstruction.py", "from fedsim import partition"),
-        ("fedsim/wire/observation.py", "from fedsim.truth import Used"),
-        ("fedsim/server/strategy.py", "from fedsim import datasets"),
-        ("defenses/noise.py", "from fedsim.wire import Recording"),
+        ("fedsim/recording/observation.py", "from fedsim.truth import Used"),
+        ("fedsim/strategies/recording_strategy.py", "from fedsim import datasets"),
+        ("defenses/noise.py", "from fedsim.recording import Recording"),
         ("attacker/attacks/base.py", "import flwr"),
     ],
 )
@@ -66,7 +66,7 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 import torch
-import attacker.replay
+import attacker.replay.replay
 from attacker.attacks import ATTACKS, AttackSpec, Case
 
 rounds = pickle.loads(Path(sys.argv[1]).read_bytes())
@@ -88,8 +88,8 @@ print("opened", [path for path in opened if Path(path).resolve().is_relative_to(
 print("loaded", *sorted(m for m in sys.modules if m.startswith(("fedsim.", "attacker.")) and sys.modules[m] is not None))
 """
 TRUTHFUL = (
-    "fedsim.truth", "fedsim.datasets", "fedsim.partition", "fedsim.client", "fedsim.server", "fedsim.training", "fedsim.secagg",
-    "fedsim.run", "fedsim.engine", "fedsim.experiment", "fedsim.deployment", "attacker.scoring", "attacker.commands",
+    "fedsim.truth", "fedsim.data", "fedsim.data.partition", "fedsim.client", "fedsim.server", "fedsim.training.local", "fedsim.secagg",
+    "fedsim.engine.run", "fedsim.engine.engines", "fedsim.config.experiment", "fedsim.deployment", "attacker.scoring", "attacker.commands",
 )  # fmt: skip
 """All that could hold what a client trained on."""
 
@@ -112,7 +112,7 @@ def test_every_attack_runs_where_nothing_that_could_hold_truth_can_be_imported(
     assert not [module for module in loaded.split()[1:] if module.startswith(TRUTHFUL)]
 
 
-@pytest.mark.parametrize("module", ["fedsim.truth", "fedsim.datasets", "attacker.scoring"])
+@pytest.mark.parametrize("module", ["fedsim.truth", "fedsim.data", "attacker.scoring"])
 def test_what_is_blocked_there_could_not_be_reached_by_an_attack(module: str) -> None:
     program = BLOCKED.format(names=TRUTHFUL) + f"import {module}"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)

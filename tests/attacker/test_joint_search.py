@@ -10,13 +10,13 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, GradientMatching, cpl
-from attacker.attacks.initialisation import uniform
-from attacker.attacks.objectives import squared_distance
-from attacker.attacks.optimisers import Adam
-from attacker.attacks.search import Search
-from attacker.linking import Links
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.initialisation import uniform
+from attacker.attacks.matching.objectives import squared_distance
+from attacker.attacks.matching.search import Search
+from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 LENET = ModelSpec(name="lenet_dlg")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.label_counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
+from attacker.attacks.labels.counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
 
 
 def head_gradient(features: Tensor, y: Tensor, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:

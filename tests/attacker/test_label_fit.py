@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.label_counts import by_balance
-from attacker.attacks.label_fit import FINE, Fitted, HeadFit, cost, fitted, head_fit, most_probable
+from attacker.attacks.labels.counts import by_balance
+from attacker.attacks.labels.fit import FINE, Fitted, HeadFit, cost, fitted, head_fit, most_probable
 
 CLASSES, FEATURES = 6, 12
 

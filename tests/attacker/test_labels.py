@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.labels import LABEL_RULES, Evidence, Head, from_bias, from_rows, ilrg, inferred, label_rule
+from attacker.attacks.labels.rules import LABEL_RULES, Evidence, Head, from_bias, from_rows, ilrg, inferred, label_rule
 from fedsim.models import loss_of, probabilities
 
 

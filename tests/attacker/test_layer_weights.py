@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from attacker.attacks import cpl
-from attacker.attacks.layer_weights import MODIFIER_CAP, by_depth
-from attacker.attacks.objectives import cosine
-from attacker.attacks.search import Search
+from attacker.attacks.matching.layer_weights import MODIFIER_CAP, by_depth
+from attacker.attacks.matching.objectives import cosine
+from attacker.attacks.matching.search import Search
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 
 def network() -> nn.Module:

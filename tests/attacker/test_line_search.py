@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.lbfgs import LBFGS, SearchingStepper
-from attacker.attacks.line_search import MAX_TRIALS, Lines
+from attacker.attacks.optimisers.lbfgs import LBFGS, SearchingStepper
+from attacker.attacks.optimisers.line_search import MAX_TRIALS, Lines
 
 Curve = Callable[[Tensor], Tensor]
 

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks import local_epochs
-from attacker.attacks.local_steps import after_local_steps, rows_of_steps
-from attacker.attacks.simulation import as_gradient, gradient_of, total_step
+from attacker.attacks.simulation import local_epochs
+from attacker.attacks.simulation.client import as_gradient, gradient_of, total_step
+from attacker.attacks.simulation.local_steps import after_local_steps, rows_of_steps
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(6,), num_classes=3)
 

@@ -8,15 +8,15 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
-from attacker.attacks.initialisation import start
-from attacker.attacks.optimisers import Adam
-from attacker.attacks.priors import CONTRAST, belief_behind_noise
-from attacker.attacks.search import Search
-from attacker.attacks.simulation import network_of
+from attacker.attacks.matching.initialisation import start
+from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise
+from attacker.attacks.matching.search import Search
+from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.simulation.client import network_of
 from attacker.scoring.metrics import mse
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
-from fedsim.wire.codec import Payload
+from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.codec import Payload
 
 
 def seeded(seed: int = 0) -> torch.Generator:

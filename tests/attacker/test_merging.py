@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, agic, without_gradient
-from attacker.attacks.merging import MOST, groups_of, merged
+from attacker.attacks import Case, without_gradient
+from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.merging import MOST, groups_of, merged
 from attacker.reconstruction import Reconstruction, Slot
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 LABELS = torch.tensor([0, 0, 1, 1])
 

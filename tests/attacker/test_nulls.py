@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attacker.attacks import ATTACKS, AttackSpec, Case
 from attacker.reconstruction import Reconstruction
-from fedsim.wire import DataSpec, ModelSpec, Observation
-from fedsim.wire.codec import Payload, encode
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import Payload, encode
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))

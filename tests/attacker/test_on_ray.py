@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from attacker.reconstruction import Reconstruction
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
 
 EXPERIMENT = {
     "rounds": 2,

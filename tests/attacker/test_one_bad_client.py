@@ -16,15 +16,15 @@ from typer.testing import CliRunner, Result
 from attacker.attacks import AttackSpec, Case, Need, cpl, unmet
 from attacker.attacks.base import MAX_EXAMPLES
 from attacker.cli import app
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.score import NoTruth
-from fedsim import engine
-from fedsim.console import IN_PART
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import DamagedFile, Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.commands.console import IN_PART
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import DamagedFile, Recording
+from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 2,

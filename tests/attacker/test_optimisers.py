@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.lbfgs import LBFGS, LBFGSStepper
-from attacker.attacks.optimisers import SGD, Adagrad, Adam, Optimiser, Stepper
+from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, Stepper
+from attacker.attacks.optimisers.lbfgs import LBFGS, LBFGSStepper
 
 PROBLEMS, SIZE = 5, 12
 

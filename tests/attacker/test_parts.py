@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacker.attacks.initialisation import STARTS, start
-from attacker.attacks.objectives import cosine_distance, squared_distance
-from attacker.attacks.priors import total_variation
-from attacker.attacks.simulation import as_gradient, gradient_of, through, total_step
+from attacker.attacks.matching.initialisation import STARTS, start
+from attacker.attacks.matching.objectives import cosine_distance, squared_distance
+from attacker.attacks.matching.priors import total_variation
+from attacker.attacks.simulation.client import as_gradient, gradient_of, through, total_step
 from defenses import DefenseSpec, clip
 from fedsim import models
-from fedsim.training import train
-from fedsim.wire import DataSpec, ModelSpec, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.training.local import train
 
 A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
 B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, 2.0])}

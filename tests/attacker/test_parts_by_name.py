@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
-from attacker.attacks.lbfgs import LBFGS
-from attacker.attacks.named import DISTANCES, OPTIMISERS, distance, optimiser
-from attacker.attacks.objectives import absolute, cosine, euclidean
-from attacker.attacks.optimisers import SGD, Adagrad, Adam
-from attacker.attacks.priors import flat
-from attacker.attacks.search import Search
+from attacker.attacks.matching.names import DISTANCES, OPTIMISERS, distance, optimiser
+from attacker.attacks.matching.objectives import absolute, cosine, euclidean
+from attacker.attacks.matching.priors import flat
+from attacker.attacks.matching.search import Search
+from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam
+from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.scoring.metrics import mse
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 A = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}
 B = {"b": torch.tensor(0.0), "w": torch.tensor([0.0, -2.0])}

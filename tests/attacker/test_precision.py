@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacker.attacks import agic, precision, search
-from attacker.attacks.agic import agic_of_one_round
 from attacker.attacks.base import Case
-from attacker.attacks.vectorised import apart, per_problem
+from attacker.attacks.gradients import precision
+from attacker.attacks.gradients.vectorised import apart, per_problem
+from attacker.attacks.matching import search
+from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.agic import agic_of_one_round
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
 RESNET = ModelSpec(name="resnet20_4")

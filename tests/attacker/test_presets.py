@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from attacker.attacks import ATTACKS, AttackSpec, inverting_gradients, presets
-from attacker.attacks.optimisers import Adam
+from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=10)
 ROWS = DataSpec(shape=(9,), num_classes=2)

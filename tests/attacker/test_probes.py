@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from attacker.attacks.probes import head_inputs, random_inputs
-from fedsim.wire import DataSpec
+from attacker.attacks.labels.probes import head_inputs, random_inputs
+from fedsim.recording import DataSpec
 
 PICTURES = DataSpec(shape=(3, 32, 32), num_classes=10)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.convolutions import channels_last
-from attacker.attacks.objectives import cosine
-from attacker.attacks.products import products
+from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.products import products
+from attacker.attacks.matching.objectives import cosine
 
 SHAPES = {"a": (4, 3, 3, 2), "b": (5,), "c": (2, 6)}
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, dlg
-from attacker.attacks.labels import Evidence
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from attacker.attacks.labels.rules import Evidence
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(6,), num_classes=3)
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [5]})

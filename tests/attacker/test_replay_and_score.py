@@ -13,14 +13,14 @@ from PIL import Image
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.oracle import true_labels, true_logits
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 2,
@@ -68,7 +68,7 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12 == len(read_json_lines(run / "scores.jsonl"))
     assert len({(row["case"], row["batch"], row["position"]) for row in rows}) == 12
-    from fedsim import datasets
+    from fedsim import data as datasets
 
     data = datasets.load("digits")
     for row in rows:
@@ -115,7 +115,7 @@ def test_a_file_that_is_cut_off_is_done_again(run: Path) -> None:
 
 
 def test_ctrl_c_keeps_the_best_so_far_and_goes_on_later(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacker.attacks.lbfgs import LBFGSStepper
+    from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 
     step, calls = LBFGSStepper.step, []
 
@@ -252,7 +252,7 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
 def test_one_bad_case_does_not_take_its_neighbours_along(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
-    from attacker.attacks.search import Search
+    from attacker.attacks.matching.search import Search
 
     rows = Recording(run / "recording").rows()
     labels = Search._labels

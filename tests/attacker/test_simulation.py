@@ -11,14 +11,14 @@ from torch.func import vmap
 
 from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet, without_gradient
 from attacker.attacks.base import Need
-from attacker.attacks.search import Search
-from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of
+from attacker.attacks.matching.search import Search
+from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models import building
-from fedsim.training import train
-from fedsim.wire import DataSpec, ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 TWO = DataSpec(shape=(1, 6, 6), num_classes=2, mean=(0.4,), std=(0.5,))

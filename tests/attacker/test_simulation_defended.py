@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import Case, cpl, inverting_gradients
-from attacker.attacks.simulation import (
+from attacker.attacks.simulation.client import (
     as_gradient,
     channel_of,
     facts_of,
@@ -23,9 +23,9 @@ from defenses import DefenseSpec
 from defenses.gradients import GradientSpec
 from defenses.networks import Bottleneck
 from fedsim import models
-from fedsim.training import _SGD, train
-from fedsim.wire import DataSpec, ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import _SGD, train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 

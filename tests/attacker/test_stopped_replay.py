@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 
 from attacker.cli import app
 from attacker.scoring.states import count_cases
-from fedsim import engine
-from fedsim.console import IN_PART
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire.files import read_json_lines
+from fedsim.commands.console import IN_PART
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 3,

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.convolutions import Geometry, Setting, channels_last, convolution, library, weight_gradient
-from attacker.attacks.layer_gradients import of_convolution_weight
-from attacker.attacks.simulation import Weights, gradient_of
-from attacker.attacks.vectorised import Gradients, PerProblem, apart, per_problem, together
+from attacker.attacks.gradients.convolutions import Geometry, Setting, channels_last, convolution, library, weight_gradient
+from attacker.attacks.gradients.layer_gradients import of_convolution_weight
+from attacker.attacks.gradients.vectorised import Gradients, PerProblem, apart, per_problem, together
+from attacker.attacks.simulation.client import Weights, gradient_of
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
     "lenet_dlg": ({}, (3, 9, 14), 4),

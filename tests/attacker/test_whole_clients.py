@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.reconstruction import Reconstruction, slots_of
-from attacker.replay import Replay, Replayed
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from attacker.replay.replay import Replay, Replayed
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 3,
@@ -212,7 +212,7 @@ def test_a_client_that_reported_no_examples_and_one_that_reported_nothing_are_to
 
 
 def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from attacker.progress import replay_with_progress
+    from attacker.replay.progress_bar import replay_with_progress
 
     for round in (2, 3):
         alter(run, round, "global", one_nan)

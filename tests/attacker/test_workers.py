@@ -13,18 +13,18 @@ import pytest
 import torch
 from compared import answers, check_equal
 
-from attacker import workers
 from attacker.attacks import AttackSpec
-from attacker.cluster import parcelled, work
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay
-from attacker.tasks import Job, Member, Task
-from attacker.worker import Interrupt
-from attacker.workers import attacked, worth
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from attacker.replay.executors import process_pool as workers
+from attacker.replay.executors.process_pool import attacked, worth
+from attacker.replay.executors.ray_cluster import parcelled, work
+from attacker.replay.executors.worker import Interrupt
+from attacker.replay.replay import Replay
+from attacker.replay.tasks import Job, Member, Task
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 2,
@@ -142,8 +142,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
-from fedsim.wire import Recording
+from attacker.replay.replay import Replay
+from fedsim.recording import Recording
 
 run = Path(sys.argv[1])
 spec = AttackSpec(name="inverting_gradients", arguments={"steps": int(sys.argv[2]), "tv": 0.0, "signed": True})

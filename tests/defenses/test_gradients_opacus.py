@@ -11,7 +11,7 @@ from torch.func import functional_call
 from defenses.gradients import Problem, dp_sgd
 from fedsim import models
 from fedsim.models.losses import cross_entropy
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from defenses.networks import NETWORKS, Bottleneck, NetworkSpec, draw, dropout, hidden, penalty_of, precode
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
 ALL = ["mlp", "lenet_cpl", "lenet_rog", "resnet20_4"]

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from defenses.gradients import Facts, LocalStep, Problem, plain, soteria
 from defenses.soteria import kept, scores
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
 

@@ -24,7 +24,7 @@ training = {{ learning_rate = 0.1, batch_size = 1, steps = 1 }}
 def slowness() -> float:
     """Seconds until a client's process has loaded, some four on an idle core: what times out follows from it."""
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import fedsim.flower"], check=True)
+    subprocess.run([sys.executable, "-c", "import fedsim.engine.flower_app"], check=True)
     return time.monotonic() - started
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from fedsim.deployment import commands
+from fedsim.deployment.folders import Layout
 from fedsim.deployment.mounts import Mount, mounts
-from fedsim.deployment.preparing import Layout
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(Path("/federation"))

@@ -14,11 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.config.experiment import read
+from fedsim.deployment.folders import prepare
 from fedsim.deployment.mounts import why_not
-from fedsim.deployment.preparing import prepare
 from fedsim.deployment.processes import free_port
-from fedsim.experiment import read
-from fedsim.wire import Recording
+from fedsim.recording import Recording
 
 PROGRAM = [sys.executable, "-c", "from fedsim.cli import main; main()", "run"]
 

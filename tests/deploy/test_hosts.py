@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from fedsim.commands.maintenance import verify
+from fedsim.config.experiment import read
+from fedsim.deployment.folders import prepare
 from fedsim.deployment.native import Hosts, Native, parties
-from fedsim.deployment.preparing import prepare
-from fedsim.experiment import read
-from fedsim.upkeep import verify
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
 NAMES = ("server", "client-0", "client-1")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fedsim.config.experiment import read
+from fedsim.deployment.folders import prepare
 from fedsim.deployment.native import Native, parties
-from fedsim.deployment.preparing import prepare
 from fedsim.deployment.processes import RUNNER
-from fedsim.experiment import read
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
 ROUNDS, MOST_SECONDS = 12, 900

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim import engine
+from fedsim.commands.maintenance import verify
+from fedsim.config.experiment import read
 from fedsim.deployment import commands
 from fedsim.deployment.certificates import make_client
+from fedsim.deployment.folders import Layout, prepare
 from fedsim.deployment.mounts import isolated, mounts, why_not
 from fedsim.deployment.native import Native, parties
-from fedsim.deployment.preparing import Layout, prepare
 from fedsim.deployment.processes import RUNNER, free_port
-from fedsim.experiment import read
-from fedsim.run import Run
-from fedsim.upkeep import verify
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 pytestmark = pytest.mark.deploy
 CLIENTS, SEED = 3, 7

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from defenses import DefenseSpec
-from fedsim.wire import DataSpec, Manifest, ModelSpec, Training
+from fedsim.recording import DataSpec, Manifest, ModelSpec, Training
 
 TINY: dict[str, Any] = {
     "seed": 3,
@@ -35,7 +35,7 @@ def _global_state_is_put_back() -> Iterator[None]:
 @pytest.fixture
 def tiny() -> Callable[..., Any]:
     """The experiment of three clients with digits, with some top-level keys replaced."""
-    from fedsim.experiment import validate
+    from fedsim.config.experiment import validate
 
     return lambda **changes: validate({**TINY, **changes}, source="tiny.toml")
 
@@ -45,8 +45,8 @@ def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
     """Run that experiment in this process; returns the `Run`."""
 
     def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
-        from fedsim import engine
-        from fedsim.run import Run
+        from fedsim.engine import engines as engine
+        from fedsim.engine.run import Run
 
         run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
         engine.run(run, engine="local", on_round=on_round)

@@ -11,9 +11,9 @@ from torch import nn
 from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
 from fedsim.truth import TruthWriter
 
 EXPERIMENT: dict[str, Any] = {

@@ -12,12 +12,15 @@ from flwr.serverapp import strategy as flower
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim import datasets, engine, models, records
-from fedsim.app import client_app
-from fedsim.run import Run
-from fedsim.server import strategies
+from fedsim import data as datasets
+from fedsim import models
+from fedsim.engine import engines as engine
+from fedsim.engine.apps import client_app
+from fedsim.engine.run import Run
+from fedsim.flower import records
+from fedsim.recording import Observation, Recording
+from fedsim.strategies import names as strategies
 from fedsim.truth import TruthReader
-from fedsim.wire import Observation, Recording
 
 Federate = Callable[..., Run]
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from fedsim import engine
-from fedsim.engine import EngineError, LocalGrid
-from fedsim.run import Run
+from fedsim.engine import engines as engine
+from fedsim.engine.engines import EngineError, LocalGrid
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 from fedsim.server import attendance
 from fedsim.server.attendance import Attended
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
 
 Federate = Callable[..., Run]
 

@@ -8,11 +8,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 
-from fedsim import engine, models, records
-from fedsim.server.averaging import Averaging, average
-from fedsim.training import train
+from fedsim import models
+from fedsim.engine import engines as engine
+from fedsim.flower import records
+from fedsim.recording import Recording
+from fedsim.strategies.averaging import Averaging, average
+from fedsim.training.local import train
 from fedsim.truth import TruthReader
-from fedsim.wire import Recording
 
 BUFFERS = frozenset({"bn.running_var", "bn.num_batches_tracked"})
 

@@ -10,12 +10,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedsim import engine, records
-from fedsim.experiment import ExperimentError
-from fedsim.server import strategies
-from fedsim.server.averaging import Averaging
+from fedsim.config.experiment import ExperimentError
+from fedsim.engine import engines as engine
+from fedsim.flower import records
+from fedsim.recording import Recording
 from fedsim.server.checkpoint import remember, remind
-from fedsim.wire import Recording
+from fedsim.strategies import names as strategies
+from fedsim.strategies.averaging import Averaging
 
 Federate = Callable[..., Any]
 SIZE = 20_000

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedsim.cli import app
-from fedsim.experiment import read
+from fedsim.config.experiment import read
 
 SMALL = """
 rounds = 2
@@ -202,7 +202,7 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
 def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsim import engine
+    from fedsim.engine import engines as engine
 
     said = ["2 of 3 clients are connected; :abc: [bold]wait", "1 of 6 replies are missing, the first: x"]
 
@@ -221,7 +221,7 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
         engine.run(experiment, engine="local")
 
     monkeypatch.setattr(engine, "run_deployment", here)
-    monkeypatch.setattr("fedsim.server.ending.check_end", lambda folder, tell: tell("6 of 6 replies are late"))
+    monkeypatch.setattr("fedsim.server.outcome.check_end", lambda folder, tell: tell("6 of 6 replies are late"))
     told = fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
     assert (told.exit_code, told.stderr.count("6 of 6 replies are late")) == (0, 1)
 

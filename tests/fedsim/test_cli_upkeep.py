@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedsim import engine
 from fedsim.cli import app
-from fedsim.experiment import read
-from fedsim.run import Run
+from fedsim.config.experiment import read
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
 
 EXPERIMENT = """
 rounds = 3

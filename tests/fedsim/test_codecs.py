@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from torch import Tensor
 
-from fedsim.wire.codec import Payload, decode, encode, sent
-from fedsim.wire.packing import palette, positions
-from fedsim.wire.packing.bits import bits_of, pack, packed_bytes, unpack, width_of
+from fedsim.recording.codec import Payload, decode, encode, sent
+from fedsim.recording.packing import palette, positions
+from fedsim.recording.packing.bits import bits_of, pack, packed_bytes, unpack, width_of
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]

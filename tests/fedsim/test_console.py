@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedsim import console
+from fedsim.commands import console
 
 CONSOLES = (console.out, console.err)
 
@@ -106,7 +106,7 @@ def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status:
     program = (
         "import threading, time, typer, warnings\n"
         "warnings.simplefilter('ignore')\n"
-        "from fedsim.console import run_to_the_end\n"
+        "from fedsim.commands.console import run_to_the_end\n"
         "app = typer.Typer()\n"
         "@app.command()\n"
         "def fail():\n"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedsim import engine
-from fedsim.engine import EngineError
-from fedsim.run import Run
-from fedsim.server.ending import EmptyRunError, check_end
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from fedsim.engine import engines as engine
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
+from fedsim.server.outcome import EmptyRunError, check_end
 
 Federate = Callable[..., Run]
 CLEARED = "mend that, then fedsim delete {folder}, and run again: there is no round left to go on with"

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim import datasets
-from fedsim.experiment import Experiment, ExperimentError, Named, read, validate
-from fedsim.wire.selection import parse_rounds
+from fedsim import data as datasets
+from fedsim.config.experiment import Experiment, ExperimentError, Named, read, validate
+from fedsim.recording.selection import parse_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,7 @@ def test_the_complete_example_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "experiments").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_experiments_that_are_shipped_would_run(path: Path, tmp_path: Path) -> None:
-    from fedsim.run import Run
+    from fedsim.engine.run import Run
 
     Run(experiment=read(path), out=tmp_path / "run", device="cpu").check()
     assert not (tmp_path / "run").exists()

@@ -14,14 +14,16 @@ from flwr.app import Message
 from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
-from fedsim import engine, models, training
-from fedsim.app import client_app, server_app
+from fedsim import models
 from fedsim.client.identity import Identity
-from fedsim.engine import EngineError
-from fedsim.run import Run
+from fedsim.engine import engines as engine
+from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
+from fedsim.training import local as training
 from fedsim.truth import TruthReader
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
 
 Federate = Callable[..., Run]
 

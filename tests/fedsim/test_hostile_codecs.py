@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.wire.codec import CODECS, Payload, codec_of, decode, encode
-from fedsim.wire.packing.bits import pack
+from fedsim.recording.codec import CODECS, Payload, codec_of, decode, encode
+from fedsim.recording.packing.bits import pack
 
 Tensors = dict[str, Tensor]
 

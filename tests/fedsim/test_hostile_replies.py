@@ -9,9 +9,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from fedsim import engine
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 Federate = Callable[..., Run]
 
@@ -172,7 +172,7 @@ def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, mo
 
 
 def _read(out: Any) -> Any:
-    from fedsim.experiment import read
+    from fedsim.config.experiment import read
 
     return read(out / "experiment.toml")
 

@@ -16,10 +16,10 @@ def test_defenses_wire_and_models_work_without_flower_or_ray() -> None:
     done = fresh(
         "import sys\n"
         "sys.modules['flwr'] = sys.modules['ray'] = None\n"
-        "import defenses, fedsim.wire, fedsim.models\n"
+        "import defenses, fedsim.recording, fedsim.models\n"
         "defense = defenses.DefenseSpec.parse('clip(1) | gaussian(0.1)').build()\n"
-        "data = fedsim.wire.DataSpec(shape=(1, 8, 8), num_classes=2)\n"
-        "fedsim.models.build(fedsim.wire.ModelSpec(name='lenet_cpl'), data)\n"
+        "data = fedsim.recording.DataSpec(shape=(1, 8, 8), num_classes=2)\n"
+        "fedsim.models.build(fedsim.recording.ModelSpec(name='lenet_cpl'), data)\n"
         f"print([name for name in {HEAVY} if sys.modules.get(name) is not None])"
     )
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
             "identity in_gradient_units laplace masked prune qsgd random_k sign stateless top_k uniform with_feedback withhold",
         ),
         (
-            "fedsim.wire",
+            "fedsim.recording",
             "Column DamagedFile DataSpec Manifest ModelSpec Observation Payload Recorder Recording Reply Row Training",
         ),
         (

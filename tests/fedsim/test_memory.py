@@ -8,8 +8,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsim import records
 from fedsim.client.memory import keep, recall
+from fedsim.flower import records
 
 
 def state(number: int) -> RecordDict:

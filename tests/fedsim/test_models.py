@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.models import MODELS, build, head
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=106)
 ROWS = DataSpec(shape=(30,), num_classes=2)

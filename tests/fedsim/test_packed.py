@@ -10,13 +10,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
 from defenses import DefenseSpec
-from fedsim import engine, records, upkeep
-from fedsim.experiment import read
-from fedsim.run import Run
-from fedsim.server import record
-from fedsim.wire import DataSpec, Manifest, Recording, Training
-from fedsim.wire.codec import encode
-from fedsim.wire.files import read_json_lines
+from fedsim.commands import maintenance as upkeep
+from fedsim.config.experiment import read
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.flower import records
+from fedsim.recording import DataSpec, Manifest, Recording, Training
+from fedsim.recording.codec import encode
+from fedsim.recording.files import read_json_lines
+from fedsim.strategies import record
 
 Federate = Callable[..., Run]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.datasets import Examples
-from fedsim.partition import PARTITIONS, split
+from fedsim.data import Examples
+from fedsim.data.partition import PARTITIONS, split
 
 # One setting of each registered partition that can split anything, and those with everything else they can do.
 SETTINGS: list[tuple[str, dict[str, Any]]] = [

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from defenses.accounting import epsilon, epsilon_drawn, epsilon_poisson, reconstruction_bound, reconstruction_bound_renyi
 from defenses.sensitivity import Noise
 from fedsim.cli import app
-from fedsim.experiment import ExperimentError
-from fedsim.privacy import INFINITY, accounts, most_uses, steps_a_round
-from fedsim.schedule import Cursor, batches
-from fedsim.wire import Training
+from fedsim.config.experiment import ExperimentError
+from fedsim.recording import Training
+from fedsim.training.batches import Cursor, batches
+from fedsim.training.privacy import INFINITY, accounts, most_uses, steps_a_round
 
 Tiny = Callable[..., Any]
 

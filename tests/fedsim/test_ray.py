@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from fedsim.recording import Recording
 from fedsim.server.checkpoint import Checkpoint, rounds_done
-from fedsim.wire import Recording
 
 EXPERIMENT = """
 rounds = 2

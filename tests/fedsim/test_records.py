@@ -9,7 +9,7 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis.extra import numpy as arrays
 
-from fedsim import records
+from fedsim.flower import records
 
 KINDS = arrays.integer_dtypes() | arrays.floating_dtypes(endianness="<") | arrays.boolean_dtypes()
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from flwr.app import Array, ConfigRecord, Message
 
-from fedsim import engine
-from fedsim.run import Run
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 from fedsim.truth import TruthReader
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
 
 Federate = Callable[..., Run]
 Answer = Callable[[Message, Any], Message]

@@ -13,10 +13,10 @@ import torch
 
 from defenses import DEFENSES
 from fedsim.client import memory
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 from fedsim.server.checkpoint import Checkpoint
 from fedsim.truth import TruthReader
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
 
 WITH_CHANCE = {"model": "crashing:WithChance", "training": {**crashing.EXPERIMENT["training"], "mode": "train"}}
 STRATEGIES = {
@@ -24,7 +24,7 @@ STRATEGIES = {
     "FedAdam": {"strategy": {"name": "FedAdam", "eta": 0.01}, "clients": {"count": 4, "fraction": 0.5}},
 }
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fedsim.engine", "sklearn.datasets", "torch._dynamo"])
+SERVER.set_forkserver_preload(["fedsim.engine.engines", "sklearn.datasets", "torch._dynamo"])
 
 
 @pytest.fixture(autouse=True, scope="module")

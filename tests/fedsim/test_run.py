@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim import engine
-from fedsim.engine import EngineError
-from fedsim.run import Run, Unfinished
-from fedsim.wire import Recording
+from fedsim.engine import engines as engine
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run, Unfinished
+from fedsim.recording import Recording
 
 Federate = Callable[..., Run]
 
@@ -149,7 +149,7 @@ def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., Run]) -
 
 
 def test_the_resolved_experiment_lies_beside_the_recording(federate: Federate) -> None:
-    from fedsim.experiment import read
+    from fedsim.config.experiment import read
 
     run = federate()
     assert read(run.out / "experiment.toml") == run.experiment

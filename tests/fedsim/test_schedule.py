@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.schedule import Cursor, batches
-from fedsim.wire import Training
+from fedsim.recording import Training
+from fedsim.training.batches import Cursor, batches
 
 
 def order_of(size: int):

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fedsim import engine
-from fedsim.engine import EngineError
-from fedsim.run import Run
-from fedsim.wire import Recording
-from fedsim.wire.room import SPARE, DiskFull, check_room, explain_full_disk
-from fedsim.wire.selection import Wanted, parse_clients
+from fedsim.engine import engines as engine
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.disk_space import SPARE, DiskFull, check_room, explain_full_disk
+from fedsim.recording.selection import Wanted, parse_clients
 
 Federate = Callable[..., Run]
 
@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federat
 
 
 def _experiment(out: Path) -> Any:
-    from fedsim.experiment import read
+    from fedsim.config.experiment import read
 
     return read(out / "experiment.toml")
 

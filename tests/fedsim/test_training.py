@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim import models
-from fedsim.training import Trained, evaluate, train
-from fedsim.wire import DataSpec, ModelSpec, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.training.local import Trained, evaluate, train
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4, mean=(0.3,), std=(0.7,))
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.models import loss_of
-from fedsim.training import evaluate, train
-from fedsim.wire import DataSpec, Training
+from fedsim.recording import DataSpec, Training
+from fedsim.training.local import evaluate, train
 
 DATA = DataSpec(shape=(2, 6, 6), num_classes=3, mean=(0.3,), std=(0.7,))
 

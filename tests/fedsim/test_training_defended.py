@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.facts import facts
+from attacker.replay.metadata import facts
 from defenses.gradients import GradientSpec
 from defenses.networks import penalty_of
 from fedsim import models
-from fedsim.run import Run
-from fedsim.training import evaluate, train
+from fedsim.engine.run import Run
+from fedsim.recording import DataSpec, ModelSpec, Recording, Training
+from fedsim.training.local import evaluate, train
 from fedsim.truth import TruthReader
-from fedsim.wire import DataSpec, ModelSpec, Recording, Training
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=3, mean=(0.4,), std=(0.5,))
 ONE_STEP = Training(learning_rate=0.1, batch_size=4, steps=1)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim import upkeep
+from fedsim.commands import maintenance as upkeep
+from fedsim.commands.maintenance import Verified, delete, kind_of, verify
+from fedsim.recording import Manifest, Recorder, Reply
+from fedsim.recording.codec import encode
 from fedsim.truth import TruthWriter, describe_dataset
-from fedsim.upkeep import Verified, delete, kind_of, verify
-from fedsim.wire import Manifest, Recorder, Reply
-from fedsim.wire.codec import encode
 
 COHORT = ("anna", "bert")
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.simulation import as_gradient, buffers_of, gradient_of, network_of
+from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
 from attacker.cli import app as attacker_app
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from fedsim.client import update_mod
 from fedsim.models import building
-from fedsim.wire import Observation, Training
+from fedsim.recording import Observation, Training
 
 QUICKSTART = Path(__file__).with_name("quickstart")
 MODS: dict[str, tuple[Any, ...]] = {"weights": (), "mod": (update_mod(),)}

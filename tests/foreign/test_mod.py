@@ -14,7 +14,7 @@ from defenses import Defense
 from defenses.channel import transparent
 from defenses.spec import DEFENSES, Kind
 from fedsim.client import update_mod
-from fedsim.wire import Observation
+from fedsim.recording import Observation
 
 
 def spy(contents: list[tuple[str, RecordDict]], states: list[Any]) -> Callable[..., Message]:

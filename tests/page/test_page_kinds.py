@@ -11,12 +11,12 @@ from page_watched import Opening
 from playwright.sync_api import expect
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 pytestmark = pytest.mark.page
 

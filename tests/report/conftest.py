@@ -16,8 +16,8 @@ from PIL import Image
 from attacker.reconstruction import Reconstruction, slots_of
 from attacker.report import build
 from defenses.spec import DefenseSpec
-from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
-from fedsim.wire.files import append_json_lines, write_bytes, write_json
+from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
+from fedsim.recording.files import append_json_lines, write_bytes, write_json
 
 CLIENTS = ("ada", "bob")
 ROUNDS = (1, 2)

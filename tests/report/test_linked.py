@@ -10,7 +10,7 @@ import torch
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.report.linked import Linked, linked
-from fedsim.wire.files import write_json
+from fedsim.recording.files import write_json
 
 NOTES = ("pass 1: round 1, 1 example", "round 3: its update holds <NaN>; its examples are not linked")
 

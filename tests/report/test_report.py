@@ -13,8 +13,8 @@ import attacker.report
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
 from attacker.report.commands import replay_command
-from fedsim.wire import Column
-from fedsim.wire.files import append_json_lines, read_json_lines
+from fedsim.recording import Column
+from fedsim.recording.files import append_json_lines, read_json_lines
 
 Row = dict[str, Any]
 

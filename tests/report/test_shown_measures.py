@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fedsim.wire import Column
+from fedsim.recording import Column
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
-from fedsim.wire import Column
+from fedsim.recording import Column
 
 
 def pixels(source: str | None) -> int:

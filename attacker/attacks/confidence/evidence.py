@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from attacker.attacks.base import generator_for
 from attacker.attacks.confidence.curves import curve, probabilities
 from attacker.attacks.confidence.laplace import ITERATIONS, Posterior
-from attacker.attacks.objectives import Gradient, squared_norm
-from fedsim.wire.observation import DataSpec
+from attacker.attacks.matching.objectives import Gradient, squared_norm
+from fedsim.recording.observation import DataSpec
 
 if TYPE_CHECKING:
-    from attacker.attacks.search import Search
-    from attacker.attacks.views import Row
+    from attacker.attacks.matching.problem import Row
+    from attacker.attacks.matching.search import Search
 
 UNDECIDED = float("nan")
 """Confidence where nothing calibrated can be said."""

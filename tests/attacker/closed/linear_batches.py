@@ -6,11 +6,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.linear import LinearAnswer, recover_linear
+from attacker.attacks.closed_form.linear.first_layer import LinearAnswer, recover_linear
+from attacker.attacks.networks.chain import chain_of
 from fedsim import models
-from fedsim.datasets import digits
-from fedsim.wire import ModelSpec
+from fedsim.data import digits
+from fedsim.recording import ModelSpec
 
 DATA = digits().spec
 Tensors = dict[str, Tensor]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.closed.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
+from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
 
 Z = torch.tensor([-9.0, -2.5, -1.0, -0.3, -1e-6, 1e-6, 0.2, 1.0, 3.0, 8.0], dtype=torch.float64)[None]
 TORCHS = [

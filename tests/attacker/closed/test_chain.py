@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.closed.chain import Chain, NotAChain, chain_of
+from attacker.attacks.networks.chain import Chain, NotAChain, chain_of
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 SHAPE = (2, 9, 8)
 

@@ -9,10 +9,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from attacker.attacks.closed.chain import NotAChain, chain_of
+from attacker.attacks.networks.chain import NotAChain, chain_of
 from defenses.networks import penalty_of, precode
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 SHAPE = (2, 9, 8)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacker.attacks.closed.elimination import PRIME, draw, modulo, null_space, product, rank
+from attacker.attacks.closed_form.rank.elimination import PRIME, draw, modulo, null_space, product, rank
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case, cpl, exact, without_gradient
-from attacker.attacks.closed.features import likeliest
-from attacker.attacks.closed.smoothness import DEVIATION, smooth_spread
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from attacker.attacks.closed_form.features import likeliest
+from attacker.attacks.closed_form.peeling.smoothness import DEVIATION, smooth_spread
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(1, 16, 16), num_classes=12)
@@ -60,7 +60,7 @@ def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.Mo
     def refuse(*given: Any, **named: Any) -> None:
         raise AssertionError("the null has read the gradient")
 
-    monkeypatch.setattr("attacker.attacks.closed.features.read_features", refuse)
+    monkeypatch.setattr("attacker.attacks.closed_form.features.read_features", refuse)
     case, _, _ = batch(observe, [3, 0])
     for attack in (cpl(features=True, steps=1, tv=1e-5), exact(steps=1)):
         assert without_gradient(attack)([case], rng=seeded())[0].route == "prior alone"

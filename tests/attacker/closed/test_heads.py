@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch import Tensor
 
-from attacker.attacks.closed.heads import LOWEST, TURN, Head, logistic_roots, more_than_one, read_heads
+from attacker.attacks.closed_form.heads import LOWEST, TURN, Head, logistic_roots, more_than_one, read_heads
 from fedsim.models import loss_of
 
 F64 = torch.float64

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.ndimage import correlate
 
-from attacker.attacks.closed.likeness import CRITERIA, outside, roughness, total_variation
+from attacker.attacks.closed_form.plausibility import CRITERIA, outside, roughness, total_variation
 
 
 def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() -> None:

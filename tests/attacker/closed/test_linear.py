@@ -7,7 +7,7 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed.linear import LinearAnswer
+from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 
 
 def off(answer: LinearAnswer, x: Tensor) -> float:

@@ -5,11 +5,11 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed.batch_labels import Explained, explain
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.walk import OURS, PAPER, Walk, beginnings, finish
+from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
+from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, Walk, beginnings, finish
+from attacker.attacks.networks.chain import chain_of
 from fedsim import models
-from fedsim.wire import ModelSpec
+from fedsim.recording import ModelSpec
 
 BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 

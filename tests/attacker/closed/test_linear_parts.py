@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed.isolation import independent, parallel_rows, rounding_of
-from attacker.attacks.closed.lowrank import factorise, polish
-from attacker.attacks.closed.sampling import Space, sampled
-from attacker.attacks.closed.zeros import agreement, pattern
+from attacker.attacks.closed_form.linear.isolation import independent, parallel_rows, rounding_of
+from attacker.attacks.closed_form.linear.low_rank import factorise, polish
+from attacker.attacks.closed_form.linear.sampling import Space, sampled
+from attacker.attacks.closed_form.linear.zeros import agreement, pattern
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from attacker.attacks import Case, exact
-from fedsim.wire import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=10, mean=(0.3,), std=(0.4,))
 MLP = ModelSpec(name="mlp", arguments={"hidden": [256]})

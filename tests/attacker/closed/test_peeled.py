@@ -9,15 +9,15 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.closed.chain import Chain, chain_of
-from attacker.attacks.closed.composed import Composed, Sides, Tangent
-from attacker.attacks.closed.composing import compose
-from attacker.attacks.closed.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
-from attacker.attacks.closed.smoothness import TotalVariation
-from attacker.attacks.closed.system import Rows
-from attacker.attacks.closed.walk import Point, Tensors, beginnings, finish, step
+from attacker.attacks.closed_form.peeling.assembly import compose
+from attacker.attacks.closed_form.peeling.equations import Composed, Sides, Tangent
+from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
+from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
+from attacker.attacks.closed_form.rgap.system import Rows
+from attacker.attacks.closed_form.rgap.walk import Point, Tensors, beginnings, finish, step
+from attacker.attacks.networks.chain import Chain, chain_of
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 LOW, HIGH = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
 

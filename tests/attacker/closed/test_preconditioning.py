@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed import preconditioning
-from attacker.attacks.closed.chain import Layer, chain_of
-from attacker.attacks.closed.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
-from attacker.attacks.closed.system import Rows, System, least_squares
+from attacker.attacks.closed_form.rgap import preconditioning
+from attacker.attacks.closed_form.rgap.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
+from attacker.attacks.closed_form.rgap.system import Rows, System, least_squares
+from attacker.attacks.networks.chain import Layer, chain_of
 
 F64 = torch.float64
 

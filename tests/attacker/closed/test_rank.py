@@ -7,11 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacfwd
 
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.footprint import used_values
-from attacker.attacks.closed.rank import RankReport, rank_report, virtual_constraints
-from attacker.attacks.closed.system import Rows, System, through
-from attacker.attacks.closed.trials import (
+from attacker.attacks.closed_form.rank.analysis import RankReport, rank_report, virtual_constraints
+from attacker.attacks.closed_form.rank.trials import (
     PAPER,
     RandomNetwork,
     compared,
@@ -20,10 +17,13 @@ from attacker.attacks.closed.trials import (
     random_network,
     written_down,
 )
-from attacker.attacks.closed.verdict import headline, verdict
-from attacker.attacks.closed.walk import Walk, beginnings, finish
+from attacker.attacks.closed_form.rank.verdict import headline, verdict
+from attacker.attacks.closed_form.rgap.footprint import used_values
+from attacker.attacks.closed_form.rgap.system import Rows, System, through
+from attacker.attacks.closed_form.rgap.walk import Walk, beginnings, finish
+from attacker.attacks.networks.chain import chain_of
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 THIRTY = range(30)
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet, without_gradient
-from attacker.attacks.closed.layers import walk_through
-from attacker.attacks.closed.observed import observe
-from attacker.attacks.closed.router import EXACT
-from attacker.attacks.closed.routes import ROUTES
+from attacker.attacks.closed_form.observations import observe
+from attacker.attacks.closed_form.rgap.inversion import walk_through
+from attacker.attacks.closed_form.router import EXACT
+from attacker.attacks.closed_form.routes import ROUTES
 from attacker.reconstruction import Reconstruction
 from defenses import DefenseSpec
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
-from attacker.attacks.closed import router
-from attacker.attacks.closed.router import EXACT
-from attacker.attacks.lbfgs import LBFGSStepper
+from attacker.attacks.closed_form import router
+from attacker.attacks.closed_form.router import EXACT
+from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.models.building import _ADMITTED
-from fedsim.wire import DataSpec, ModelSpec, Observation, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed.activations import RELU, leaky_relu
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.signs import doubted, level, other_side
-from attacker.attacks.closed.walk import OURS, PAPER, Point, beginnings, equations, finish, step
+from attacker.attacks.closed_form.rgap.signs import doubted, level, other_side
+from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, Point, beginnings, equations, finish, step
+from attacker.attacks.networks.activations import RELU, leaky_relu
+from attacker.attacks.networks.chain import chain_of
 from fedsim.models import loss_of
 
 F64 = torch.float64

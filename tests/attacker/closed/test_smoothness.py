@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed.smoothness import Belief, Middle, TotalVariation, differences, gathered
+from attacker.attacks.closed_form.peeling.smoothness import Belief, Middle, TotalVariation, differences, gathered
 
 BELIEFS: list[Belief] = [TotalVariation(0.05), Middle()]
 

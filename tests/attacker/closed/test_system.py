@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from attacker.attacks.closed.chain import Layer, chain_of
-from attacker.attacks.closed.system import Rows, System, back_through, columns_of, fold, least_squares, through
+from attacker.attacks.closed_form.rgap.system import Rows, System, back_through, columns_of, fold, least_squares, through
+from attacker.attacks.networks.chain import Layer, chain_of
 
 F64 = torch.float64
 

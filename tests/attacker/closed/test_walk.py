@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from walked import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 
-from attacker.attacks.closed.chain import chain_of
-from attacker.attacks.closed.system import System
-from attacker.attacks.closed.walk import Point, beginnings, equations, finish, homogeneous, step
+from attacker.attacks.closed_form.rgap.system import System
+from attacker.attacks.closed_form.rgap.walk import Point, beginnings, equations, finish, homogeneous, step
+from attacker.attacks.networks.chain import chain_of
 
 
 @pytest.fixture(autouse=True)

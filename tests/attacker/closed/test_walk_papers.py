@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
 
-from attacker.attacks.closed.chain import Layer
-from attacker.attacks.closed.walk import OURS, PAPER, step
+from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, step
+from attacker.attacks.networks.chain import Layer
 
 
 @pytest.fixture(autouse=True)

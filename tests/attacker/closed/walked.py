@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.attacks.closed.chain import Chain, chain_of
-from attacker.attacks.closed.walk import OURS, Point, Walk, beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import OURS, Point, Walk, beginnings, finish
+from attacker.attacks.networks.chain import Chain, chain_of
 from fedsim.models import loss_of
 
 SHAPE = (2, 6, 5)

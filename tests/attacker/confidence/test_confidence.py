@@ -16,8 +16,8 @@ from attacker.attacks.confidence import curve, evidence, probabilities
 from attacker.attacks.confidence.curves import FILE, LEAST
 from attacker.reconstruction import Reconstruction
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
-from fedsim.wire.codec import Payload
+from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.codec import Payload
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 FAR_OFF = 0.2

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attacker.linking import HeadFeatures, head_features
+from attacker.attacks.linking import HeadFeatures, head_features
 
 
 class Layer:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.linking import Described, Links, link
+from attacker.attacks.linking import Described, Links, link
 
 CLASSES = 5
 

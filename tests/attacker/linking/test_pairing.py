@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from attacker.linking.matching import (
+from attacker.attacks.linking.matching import (
     NEVER,
     assignment,
     certainty,

@@ -12,9 +12,9 @@ from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.counted import superseded
 from attacker.scoring.originals import Original, Use, link_fields, originals, uses
-from fedsim import datasets
+from fedsim import data as datasets
+from fedsim.recording.files import read_json_lines, write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
-from fedsim.wire.files import read_json_lines, write_json
 
 USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
 """Indices by round, batch by batch: 5 is used in rounds 1 and 4, 7 in rounds 2 and 4."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from attacker.scoring.measures import MEASURES, measure, not_measured
 from attacker.scoring.metrics import ssim, ssim_global
 from attacker.scoring.perceptual import Lpips
-from fedsim.wire import DataSpec
+from fedsim.recording import DataSpec
 
 COLOUR = DataSpec(shape=(3, 12, 12), num_classes=2)
 

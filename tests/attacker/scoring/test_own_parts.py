@@ -9,10 +9,11 @@ import torch
 
 from attacker.scoring.holdings import holdings
 from attacker.scoring.score import Scorer
-from fedsim import datasets
-from fedsim.datasets import Dataset, Examples, parts
+from fedsim import data as datasets
+from fedsim.data import Dataset, Examples
+from fedsim.data import client_parts as parts
+from fedsim.recording import DataSpec
 from fedsim.truth import TruthReader, TruthWriter, describe_dataset
-from fedsim.wire import DataSpec
 
 
 def client(folder: Path, values: list[int], labels: list[int], *, classes: int = 3) -> Path:

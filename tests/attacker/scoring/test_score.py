@@ -15,14 +15,14 @@ from PIL import Image
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay, Replayed
+from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.perceptual import load
 from attacker.scoring.score import labels_read, replace_rows
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 1,

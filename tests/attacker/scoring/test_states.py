@@ -8,14 +8,14 @@ import pytest
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.states import State, count_cases, state_of
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
-from fedsim.wire.files import write_json
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.recording.files import write_json
 
 EXPERIMENT = {
     "rounds": 1,

@@ -12,9 +12,9 @@ from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.assignment import assign, keep_first, rank
 from attacker.scoring.originals import count_places
-from fedsim import datasets
+from fedsim import data as datasets
+from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
-from fedsim.wire.files import write_json
 
 KNOWN = dict.fromkeys(("model", "defense", "gradient", "network", "inputs", "secure_aggregation"), "")
 EIGHT = tuple(range(8))

@@ -9,7 +9,7 @@ from torch import Tensor
 from attacker.scoring.measures import answered, measure
 from attacker.scoring.metrics import succeeded
 from attacker.scoring.tables import categorical_right, continuous_error, variables
-from fedsim.wire import Column, DataSpec
+from fedsim.recording import Column, DataSpec
 
 AGE, PAY = Column(name="age", low=20, high=60), Column(name="pay", high=1000)
 WORK = [Column(name="work", kind="categorical", category=category) for category in ("none", "state", "private")]

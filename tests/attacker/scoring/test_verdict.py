@@ -12,9 +12,9 @@ from attacker.scoring.gallery import Gallery
 from attacker.scoring.paired import PSNR_OF_8_BITS
 from attacker.scoring.significance import adjust, fisher, sign_flip, t_test
 from attacker.scoring.verdict import Verdict, judge
-from fedsim.datasets import Dataset
-from fedsim.datasets.base import Examples
-from fedsim.wire import DataSpec
+from fedsim.data import Dataset
+from fedsim.data.base import Examples
+from fedsim.recording import DataSpec
 
 Row = dict[str, Any]
 

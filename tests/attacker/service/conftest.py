@@ -12,15 +12,15 @@ import torch
 from fastapi import FastAPI
 
 from attacker.attacks import AttackSpec
-from attacker.replay import Replay
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.service.app import parts_of, routes
-from attacker.service.parts import Parts
+from attacker.service.http.app import parts_of, routes
+from attacker.service.http.dependencies import Parts
 from attacker.service.settings import Settings
-from fedsim import engine
-from fedsim.experiment import validate
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 EXPERIMENT = {
     "rounds": 2,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacker.service import access
-from attacker.service.access import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
-from attacker.service.guard import OPEN, Guard
+from attacker.service.http import authorisation as access
+from attacker.service.http.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
+from attacker.service.http.middleware import OPEN, Guard
 from attacker.service.settings import Settings
 
 Ask = Callable[..., Any]

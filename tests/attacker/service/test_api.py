@@ -23,10 +23,10 @@ from attacker.report.pairs import read_pair
 from attacker.report.render import render
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.paired import PSNR_OF_8_BITS
-from attacker.service import reporting
-from attacker.service.jobs import JobSpec
-from fedsim.wire import Recording
-from fedsim.wire.files import read_json_lines
+from attacker.service.jobs.job import JobSpec
+from attacker.service.workers import report_process as reporting
+from fedsim.recording import Recording
+from fedsim.recording.files import read_json_lines
 
 Ask = Callable[..., Any]
 RUN = "recordings/digits"

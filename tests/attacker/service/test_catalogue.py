@@ -16,17 +16,17 @@ import pytest
 
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.states import State
-from attacker.service.catalogue import Catalogue, Changes, Unknown
-from attacker.service.catalogue import catalogue as catalogue_module
-from attacker.service.catalogue import finding as finding_module
-from attacker.service.catalogue import verdicts as verdicts_module
-from attacker.service.catalogue.answers import thinned
-from attacker.service.catalogue.attacked import CaseFacts, Source
-from attacker.service.catalogue.grid import grid
-from attacker.service.catalogue.lines import Score
-from attacker.service.catalogue.means import success
-from attacker.service.catalogue.observed import Seen
-from attacker.service.catalogue.shelf import Shelf
+from attacker.service.index import Catalogue, Changes, Unknown
+from attacker.service.index import catalogue as catalogue_module
+from attacker.service.index import run_folders as finding_module
+from attacker.service.index import verdicts as verdicts_module
+from attacker.service.index.attack_folders import CaseFacts, Source
+from attacker.service.index.cache import Shelf
+from attacker.service.index.grid import grid
+from attacker.service.index.json_lines import Score
+from attacker.service.index.means import success
+from attacker.service.index.reconstruction_files import thinned
+from attacker.service.index.recording_index import Seen
 from attacker.service.settings import Settings
 
 Open = Callable[..., Catalogue]

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from attacker.service.api.replies import Replies
-from attacker.service.app import parts_of
-from attacker.service.catalogue import Catalogue
+from attacker.service.http.app import parts_of
+from attacker.service.http.caching import Replies
+from attacker.service.index import Catalogue
 from attacker.service.settings import Settings
 
 FUZZ = settings(

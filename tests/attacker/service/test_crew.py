@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from attacker.service import hands, running
-from attacker.service.crew import Crew
-from attacker.service.jobs import ENDED, Job, JobSpec
-from attacker.service.queue import Limits, Queue
+from attacker.service.jobs.job import ENDED, Job, JobSpec
+from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import Settings
+from attacker.service.workers import running_job as running
+from attacker.service.workers import worker_process as hands
+from attacker.service.workers.supervisor import Crew
 
 LONG = 90.0
 """Seconds for what takes one on a machine of one's own."""
@@ -320,7 +321,7 @@ def test_only_one_service_works_in_a_folder_of_state(work: Work) -> None:
 
 
 def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> None:
-    from attacker.service.ledger import Ledger, Recorded, Taken
+    from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 
     ledger, photos = Ledger(queue), Recorded("photos", "a")
     first = ledger.take("busy", photos, [Taken(1, 1)], SPEC.model_copy(update={"seed": 1}))
@@ -359,7 +360,8 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
 ) -> None:
     from sqlite3 import OperationalError
 
-    from attacker.service import crew, roster
+    from attacker.service.workers import idle_workers as roster
+    from attacker.service.workers import supervisor as crew
 
     tries = []
 
@@ -395,8 +397,8 @@ SERVICES = """
 import os, sys, time
 from pathlib import Path
 from attacker.service import hands
-from attacker.service.crew import Crew
-from attacker.service.queue import Limits, Queue
+from attacker.service.workers.supervisor import Crew
+from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import Settings
 hands.PROGRAM = sys.argv[2]
 at = Path(sys.argv[1])

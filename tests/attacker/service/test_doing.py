@@ -13,24 +13,25 @@ import pytest
 import torch
 from compared import answers, check_equal
 
-from attacker import facts
-from attacker.attacks import AttackSpec, memories
+from attacker.attacks import AttackSpec
 from attacker.attacks.base import Sight
+from attacker.attacks.matching import saved_state as memories
 from attacker.reconstruction import Slot
-from attacker.replay import Replay
+from attacker.replay import metadata as facts
+from attacker.replay.executors.worker import Interrupt
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.service import hands
-from attacker.service.crew import Crew
-from attacker.service.doing import answered
-from attacker.service.errands import Errand
-from attacker.service.jobs import ENDED, JobSpec
-from attacker.service.previews import Painter, path_of
-from attacker.service.previews import read as read_preview
-from attacker.service.queue import Queue
+from attacker.service.jobs.job import ENDED, JobSpec
+from attacker.service.jobs.queue import Queue
 from attacker.service.settings import Settings
-from attacker.worker import Interrupt
-from fedsim.wire import Recording
-from fedsim.wire.files import alone, read_json_lines
+from attacker.service.workers import worker_process as hands
+from attacker.service.workers.execution import answered
+from attacker.service.workers.messages import Errand
+from attacker.service.workers.preview_files import Painter, path_of
+from attacker.service.workers.preview_files import read as read_preview
+from attacker.service.workers.supervisor import Crew
+from fedsim.recording import Recording
+from fedsim.recording.files import alone, read_json_lines
 
 JOB = "0123456789abcdef"
 SEARCH = {"steps": 4, "tv": 0.0}

@@ -13,18 +13,18 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from attacker.service.app import parts_of
-from attacker.service.catalogue import Catalogue
-from attacker.service.catalogue import lines as lines_module
-from attacker.service.doing import _Work, answered
-from attacker.service.errands import Errand
-from attacker.service.jobs import JobSpec
-from attacker.service.queue import Queue
-from attacker.service.serving import server
+from attacker.replay.executors.worker import Interrupt
+from attacker.service.background import Works
+from attacker.service.http.app import parts_of
+from attacker.service.index import Catalogue
+from attacker.service.index import json_lines as lines_module
+from attacker.service.jobs.job import JobSpec
+from attacker.service.jobs.queue import Queue
+from attacker.service.server import server
 from attacker.service.settings import Settings
-from attacker.service.working import Works
-from attacker.worker import Interrupt
-from fedsim.wire import index as wire_index
+from attacker.service.workers.execution import _Work, answered
+from attacker.service.workers.messages import Errand
+from fedsim.recording import index as wire_index
 
 Ask = Callable[..., Any]
 LONG = 10**400

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from attacker.service.jobs import ENDED, STATES, Attacked, Job, JobSpec, Progress, Result
-from attacker.service.ledger import Ledger, Recorded, Taken
-from attacker.service.queue import Claim, Fenced, Full, Limits, NotNow, Queue, Unknown
+from attacker.service.jobs.job import ENDED, STATES, Attacked, Job, JobSpec, Progress, Result
+from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, Unknown
+from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 
 SPEC = JobSpec(recording="photos", attack="cpl")
 RESULT = Result(attacks=(Attacked(source="cpl-0011aabb", null=False, done=2, skipped=0, routes={"optimisation": 2}),))
@@ -328,8 +328,8 @@ def test_the_ledger_counts_what_a_rule_has_cost(queue: Queue) -> None:
 CLAIMS = """
 import sys, time
 from pathlib import Path
-from attacker.service.jobs import Result
-from attacker.service.queue import Queue
+from attacker.service.jobs.job import Result
+from attacker.service.jobs.queue import Queue
 queue = Queue(Path(sys.argv[1]))
 left = int(sys.argv[3])
 while (claim := queue.claim(sys.argv[2])) is not None:

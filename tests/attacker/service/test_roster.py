@@ -10,10 +10,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from attacker.service import hands, roster
-from attacker.service.hands import Hand
-from attacker.service.roster import Roster
 from attacker.service.settings import Settings
+from attacker.service.workers import idle_workers as roster
+from attacker.service.workers import worker_process as hands
+from attacker.service.workers.idle_workers import Roster
+from attacker.service.workers.worker_process import Hand
 
 WAITS = "import sys; sys.stdin.read()"
 DIES = "import sys; sys.exit('no memory')"
@@ -141,7 +142,7 @@ def test_all_of_them_end_with_the_roster(tended: Callable[..., Roster]) -> None:
 def test_a_worker_on_stand_by_has_what_jobs_need_and_nothing_of_truth_where_there_is_none(scores: bool) -> None:
     code = f"""
 import sys
-from attacker.service.doing import warm
+from attacker.service.workers.execution import warm
 warm(scores={scores})
 print(*(name in sys.modules for name in ("torch._dynamo", "scipy.optimize", "attacker.scoring.score", "fedsim.truth")))
 """

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from attacker.service import rules as module
-from attacker.service.app import parts_of
-from attacker.service.jobs import Result
-from attacker.service.ledger import Recorded
-from attacker.service.queue import Full, Limits, Queue
-from attacker.service.rules import Rules, read
+from attacker.service.background import Works
+from attacker.service.http.app import parts_of
+from attacker.service.jobs import rules as module
+from attacker.service.jobs.job import Result
+from attacker.service.jobs.queue import Full, Limits, Queue
+from attacker.service.jobs.rule_history import Recorded
+from attacker.service.jobs.rules import Rules, read
 from attacker.service.settings import Settings
-from attacker.service.working import Works
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "rules.toml"
 
@@ -104,7 +104,7 @@ def test_recordings_are_those_that_match_a_pattern(queue: Queue, tmp_path: Path)
 
 
 def test_clients_are_those_of_the_round_that_match_a_pattern(queue: Queue, root: Path, tmp_path: Path) -> None:
-    from fedsim.wire import Recording
+    from fedsim.recording import Recording
 
     names = Recording(root / "digits" / "recording").clients()
     (tmp_path / "rules.toml").write_text(

@@ -12,7 +12,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from attacker.service.jobs import JobSpec
+from attacker.service.jobs.job import JobSpec
 
 ENDLESS = "/events$"
 SLOW = "/report$"

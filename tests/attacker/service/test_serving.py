@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from attacker.service.app import parts_of
-from attacker.service.serving import listening
+from attacker.service.background import Works
+from attacker.service.http.app import parts_of
+from attacker.service.server import listening
 from attacker.service.settings import Settings
-from attacker.service.working import Works
-from fedsim.wire.files import alone, make_private
+from fedsim.recording.files import alone, make_private
 
 LONG = 120.0
 """Seconds for what takes two on a machine of one's own."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from attacker.service.jobs import ENDED
+from attacker.service.jobs.job import ENDED
 
 LONG = 240.0
 """Seconds for what takes twenty on a machine of one's own: most of them are the start of Ray."""

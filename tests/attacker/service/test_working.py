@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from attacker.service import hands
-from attacker.service.app import parts_of
-from attacker.service.catalogue import Arrived
-from attacker.service.catalogue import catalogue as catalogue_module
-from attacker.service.jobs import ENDED, JobSpec
+from attacker.service.background import Works
+from attacker.service.http.app import parts_of
+from attacker.service.index import Arrived
+from attacker.service.index import catalogue as catalogue_module
+from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.settings import Settings
-from attacker.service.working import Works
+from attacker.service.workers import worker_process as hands
 
 NEVER = 3600.0
 """Seconds until the next look at the folders: only who asks for one gets one."""

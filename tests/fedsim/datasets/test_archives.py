@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import datasets
+from fedsim import data as datasets
 
 DRAWN = np.random.default_rng(0)
 GREY = DRAWN.integers(0, 256, (10, 4, 6), dtype=np.uint8)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from defenses.registry import summary
-from fedsim import datasets
-from fedsim.datasets import DATASETS, Dataset, Examples
-from fedsim.wire.observation import DataSpec
+from fedsim import data as datasets
+from fedsim.data import DATASETS, Dataset, Examples
+from fedsim.recording.observation import DataSpec
 
 # --- the hash ---
 

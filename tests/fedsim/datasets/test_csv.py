@@ -15,9 +15,10 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from torch.func import functional_call
 
-from fedsim import datasets, models
-from fedsim.training import train
-from fedsim.wire import Column, ModelSpec, Training
+from fedsim import data as datasets
+from fedsim import models
+from fedsim.recording import Column, ModelSpec, Training
+from fedsim.training.local import train
 
 Write = Callable[..., str]
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import _lfw, fetch_lfw_people
 
-from fedsim import datasets
+from fedsim import data as datasets
 
 PEOPLE = {"Ada_L": 15, "Bea_M": 3, "Ada_A": 14}
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
-from fedsim import datasets
+from fedsim import data as datasets
 
 DRAWN = np.random.default_rng(0)
 

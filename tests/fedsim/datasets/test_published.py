@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from torchvision import datasets as published
 
-from fedsim import datasets
-from fedsim.datasets import cache
+from fedsim import data as datasets
+from fedsim.data import cache
 
 DRAWN = np.random.default_rng(0)
 GREY = DRAWN.integers(0, 256, (12, 28, 28), dtype=np.uint8)

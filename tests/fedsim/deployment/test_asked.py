@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedsim import flower
 from fedsim.deployment import commands, mounts
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import APP, NotReached, RunFailed, Submitted, enrol
-from fedsim.deployment.preparing import prepare
+from fedsim.deployment.folders import prepare
+from fedsim.deployment.parties import command_of
 from fedsim.deployment.processes import Processes, free_port
-from fedsim.deployment.starting import command_of
-from fedsim.places import Places
+from fedsim.engine import flower_app as flower
+from fedsim.engine.locations import Places
 
 LINK = Link(address="127.0.0.1:1", authority=None)
 LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File x\\nValueError: no room\\nmore words"

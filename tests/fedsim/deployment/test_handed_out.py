@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import app, datasets, engine, splitting
-from fedsim.datasets import Examples, parts
-from fedsim.places import Places
-from fedsim.run import Run
-from fedsim.wire import Recording
+from fedsim import data as datasets
+from fedsim.data import Examples
+from fedsim.data import client_parts as parts
+from fedsim.data import export as splitting
+from fedsim.engine import apps as app
+from fedsim.engine import engines as engine
+from fedsim.engine.locations import Places
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
 
 
 def own_parts(experiment: Any, folder: Path) -> tuple[Run, list[Run]]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
-from fedsim import engine
-from fedsim.wire import Recording
+from fedsim.engine import engines as engine
+from fedsim.recording import Recording
 
 
 def test_clients_that_are_gone_have_one_row_each_under_their_own_names(

@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import Result
 
 from fedsim import models
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 RATE = 0.5

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from attacker.cli import app as attacker_app
 from fedsim import models
-from fedsim.wire import ModelSpec, Observation, Recording
+from fedsim.recording import ModelSpec, Observation, Recording
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "import.toml"
 
@@ -163,7 +163,7 @@ def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, b
 
 
 def test_the_example_of_the_settings_is_read_also_with_what_it_only_mentions(tmp_path: Path) -> None:
-    from fedsim.importing import Settings
+    from fedsim.commands.import_updates import Settings
 
     text = EXAMPLE.read_text()
     assert (Settings.read(EXAMPLE).model.name, Settings.read(EXAMPLE).layout) == ("lenet_cpl", "torch")

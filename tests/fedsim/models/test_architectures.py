@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.models import buffer_names, build, layout
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 TWO = DataSpec(shape=(3, 32, 32), num_classes=2)

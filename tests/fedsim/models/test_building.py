@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsim.models import MAX_PARAMETERS, admit, buffer_names, build, head, layout
 from fedsim.models.building import _ADMITTED
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
 TWO = DataSpec(shape=(1, 6, 6), num_classes=2)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, conv2d, leaky_relu, max_pool2d
 
 from fedsim.models import build
-from fedsim.wire import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 
 def images(size: int = 32, channels: int = 3, classes: int = 106) -> DataSpec:

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from flwr.app import Error, Message
 
-from fedsim import engine, records
+from fedsim.engine import engines as engine
+from fedsim.flower import records
 from fedsim.secagg import messages
 
 Fails = Mapping[tuple[int, str], Iterable[int]]

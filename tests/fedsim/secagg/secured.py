@@ -5,9 +5,9 @@ import json
 import torch
 from torch import Tensor
 
-from fedsim.run import Run
+from fedsim.engine.run import Run
+from fedsim.recording import Observation, Recording
 from fedsim.server.checkpoint import Checkpoint
-from fedsim.wire import Observation, Recording
 
 EPOCH = {
     "partition": {"name": "dirichlet", "alpha": 1.0},

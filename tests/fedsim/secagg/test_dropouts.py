@@ -9,12 +9,12 @@ from failing import Failing, Fails
 from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, of_partitions, recorded
 
-from fedsim import engine
-from fedsim.engine import EngineError
-from fedsim.run import Run
-from fedsim.upkeep import verify
-from fedsim.wire import Row
-from fedsim.wire.files import read_json_lines
+from fedsim.commands.maintenance import verify
+from fedsim.engine import engines as engine
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run
+from fedsim.recording import Row
+from fedsim.recording.files import read_json_lines
 
 Federate = Callable[..., Run]
 

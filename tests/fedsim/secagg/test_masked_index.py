@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.run import Run
-from fedsim.wire import DamagedFile, Recorder, Recording, Reply
-from fedsim.wire.files import write_tensors
-from fedsim.wire.masked import Masked, fits
-from fedsim.wire.recorder import is_plain
+from fedsim.engine.run import Run
+from fedsim.recording import DamagedFile, Recorder, Recording, Reply
+from fedsim.recording.files import write_tensors
+from fedsim.recording.masked_vectors import Masked, fits
+from fedsim.recording.writer import is_plain
 
 WEIGHTS = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedsim.recording.masked_vectors import HEADER
 from fedsim.secagg.quantisation import LARGEST, Quantiser
-from fedsim.wire.masked import HEADER
 
 SHAPES: dict[str, tuple[int, ...]] = {"b": (), "a": (3, 4), "none": (0,)}
 Update = dict[str, NDArray[np.floating]]

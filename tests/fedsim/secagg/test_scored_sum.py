@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.matching import GradientMatching
-from attacker.attacks.search import Search
-from attacker.attacks.simulation import gradient_of
-from attacker.replay import Replay
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.search import Search
+from attacker.attacks.simulation.client import gradient_of
+from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import true_labels
 from fedsim import models
-from fedsim.run import Run
-from fedsim.training import train
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+from fedsim.training.local import train
 from fedsim.truth import TruthReader
-from fedsim.wire import Recording
 
 Federate = Callable[..., Run]
 SETTINGS = {"clients": {"count": 3}, "rounds": 2, "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1}}

@@ -10,15 +10,16 @@ import torch
 from failing import Failing
 from secured import recorded, weights_after
 
-from fedsim import engine, records
-from fedsim.app import client_app, server_app
-from fedsim.engine import EngineError
-from fedsim.run import Run
+from fedsim.commands.maintenance import verify
+from fedsim.engine import engines as engine
+from fedsim.engine.apps import client_app, server_app
+from fedsim.engine.engines import EngineError
+from fedsim.engine.run import Run
+from fedsim.flower import records
+from fedsim.recording import Recording
 from fedsim.secagg import messages
 from fedsim.secagg.mod import Part
 from fedsim.secagg.participant import setup
-from fedsim.upkeep import verify
-from fedsim.wire import Recording
 
 Federate = Callable[..., Run]
 

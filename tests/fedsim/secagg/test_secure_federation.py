@@ -11,10 +11,11 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from secured import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
 
-from fedsim import engine, records
-from fedsim.run import Run
-from fedsim.upkeep import verify
-from fedsim.wire.files import read_json_lines
+from fedsim.commands.maintenance import verify
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.flower import records
+from fedsim.recording.files import read_json_lines
 
 Federate = Callable[..., Run]
 

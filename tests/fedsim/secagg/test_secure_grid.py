@@ -5,7 +5,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from played import agreed
 
-from fedsim.engine import LocalGrid
+from fedsim.engine.engines import LocalGrid
 from fedsim.secagg.grid import SecureGrid
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedsim.wire import Recording
+from fedsim.recording import Recording
 
 EXPERIMENT = """
 rounds = 1

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.experiment import ExperimentError, read
-from fedsim.run import Run
+from fedsim.config.experiment import ExperimentError, read
+from fedsim.engine.run import Run
+from fedsim.recording.observation import Training
 from fedsim.secagg.quantisation import LARGEST
 from fedsim.secagg.terms import Agreement, Terms
-from fedsim.wire.observation import Training
 
 STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
 EPOCHS = Training(learning_rate=0.1, batch_size=8, epochs=3)

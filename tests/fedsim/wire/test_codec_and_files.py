@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from fedsim import records
-from fedsim.wire import Payload, files
-from fedsim.wire.codec import CODECS, decode, encode, sent
+from fedsim.flower import records
+from fedsim.recording import Payload, files
+from fedsim.recording.codec import CODECS, decode, encode, sent
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.wire import DamagedFile, Recording
+from fedsim.recording import DamagedFile, Recording
 
 FUZZ = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fedsim import models
-from fedsim.wire import DamagedFile, Manifest, ModelSpec, Recording, files, safe
-from fedsim.wire import tensors as tensors_module
+from fedsim.recording import DamagedFile, Manifest, ModelSpec, Recording, files
+from fedsim.recording import safe_files as safe
+from fedsim.recording import tensor_files as tensors_module
 
 Change = Callable[..., None]
 Forge = Callable[..., Path]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.wire import DamagedFile, Recording
-from fedsim.wire import index as index_module
+from fedsim.recording import DamagedFile, Recording
+from fedsim.recording import index as index_module
 
 Change = Callable[..., None]
 Refused = Callable[..., DamagedFile]

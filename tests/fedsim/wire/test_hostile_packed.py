@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.wire import DamagedFile, Manifest, Recorder, Recording, Reply, files
-from fedsim.wire import tensors as tensors_module
-from fedsim.wire.codec import encode
+from fedsim.recording import DamagedFile, Manifest, Recorder, Recording, Reply, files
+from fedsim.recording import tensor_files as tensors_module
+from fedsim.recording.codec import encode
 
 Forge = Callable[..., Path]
 Refused = Callable[..., DamagedFile]

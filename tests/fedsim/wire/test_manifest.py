@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from defenses import DefenseSpec
-from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Training
+from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Training
 
 TABLE = DataSpec(
     shape=(2,),

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defenses import DefenseSpec
-from fedsim.wire import Column, DataSpec, Manifest, ModelSpec, Observation, Payload, Reply, Row, Training
-from fedsim.wire.codec import encode
+from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Observation, Payload, Reply, Row, Training
+from fedsim.recording.codec import encode
 
 PUBLIC = {
     Observation: {

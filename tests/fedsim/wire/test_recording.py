@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.wire import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
-from fedsim.wire.codec import encode
-from fedsim.wire.recording import Counts
+from fedsim.recording import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
+from fedsim.recording.codec import encode
+from fedsim.recording.reader import Counts
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_named_and_the_others_stay_readable(recorded: Path, ki
 def test_damaged_weights_take_only_their_own_round_along_and_are_read_once(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsim.wire import recording as module
+    from fedsim.recording import reader as module
 
     path = recorded / "rounds" / "00002" / "global.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -251,7 +251,7 @@ def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkwar
 
     from safetensors.torch import load_file, save_file
 
-    from fedsim.wire.tensors import read_tensors
+    from fedsim.recording.tensor_files import read_tensors
 
     theirs = {name: t.clone(memory_format=torch.contiguous_format) for name, t in awkward.items()}
     save_file(theirs, recorded / "theirs", metadata={"format": "pt"})

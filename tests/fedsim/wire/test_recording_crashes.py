@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.wire import Manifest, Recorder, Recording, Reply
-from fedsim.wire.codec import encode
+from fedsim.recording import Manifest, Recorder, Recording, Reply
+from fedsim.recording.codec import encode
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -1,0 +1,159 @@
+"""Examples by their features: what went into the last layer is read off its gradient, and inverted for each example alone.
+
+A search for a batch mixes its examples. Their features come apart without any search (`head_features`), and each example is then
+the likeliest one with its own features: a maximum a posteriori estimate by Gauss and Newton's method, with neighbouring pixels
+taken to be alike. What is known of the examples only together, the gradients of the layers before, is left to a search.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import jacrev
+
+from attacker.attacks.base import generator_for
+from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.peeling.smoothness import Spread, smooth_spread
+from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
+from attacker.attacks.labels.probes import head_inputs
+from attacker.attacks.labels.rules import inferred
+from attacker.attacks.linking import HeadFeatures
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import normal
+from attacker.attacks.matching.objectives import euclidean
+from attacker.attacks.matching.problem import View
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+from fedsim import models
+
+ENTRIES = 2**24
+"""Largest Jacobian of the features by the inputs, in values: one for each example is held in memory."""
+MOST_FEATURES = 4096
+"""The cost of a turn grows with the third power of their number."""
+FEWEST = 0.1
+"""Share of an example's values that its features must at least be: fewer, and the answer is hardly more than the prior."""
+DAMPING = (1e-2, 1e-4, 1e-5)
+"""Error that features are taken to have, turn by turn, as a share of all that examples make of them (Levenberg, Marquardt)."""
+CORRECTIONS = 3
+"""Steps with the last Jacobian, which hardly changes any more, after the turns that compute one."""
+LENGTHS = (1.0, 0.5, 0.25)
+"""Of a step, tried in this order until the features come nearer."""
+CHUNK = 256
+"""Rows of the Jacobian that are computed at once."""
+APART = 0.1
+"""Standard deviation by which examples are moved apart whose features are known as their mean only."""
+
+Features = Callable[[Tensor], Tensor]
+"""From an example (*shape) in [0, 1], its features (F,)."""
+
+
+def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+    """Each example by its own features. Raises ValueError, in words, where they cannot be read or say nothing of one example."""
+    _require(observed)
+    return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
+
+
+def _require(observed: Observed) -> None:
+    first, model = observed.cases[0].observations[0], observed.model
+    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+        raise ValueError("features are read off the last linear layer, and this model has none")
+    weight, _ = models.head(model)
+    count, width = observed.weights[weight].shape[1:]
+    if count == 1:
+        raise ValueError("a single logit tells the features of a batch as one weighted mean")
+    if weight in observed.omitted:
+        raise ValueError(f"features are read off the gradient of {weight}, which the defense makes misleading")
+    if first.training.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        raise ValueError("features of one example depend on its batch: batch norm goes by the statistics of the batch")
+    if width < FEWEST * observed.data.size:
+        raise ValueError(f"{width:,} features are too few to tell {observed.data.size:,} values of an example")
+    if width > MOST_FEATURES or width * observed.data.size > ENTRIES:
+        raise ValueError(f"{width:,} features of {observed.data.size:,} values are too many to be inverted")
+
+
+def _answer(observed: Observed, i: int, rng: Generator) -> Answer:
+    """What is found for case i; of no examples where the features do not explain the head's gradient."""
+    if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
+        return _nothing(observed, "nothing came of the last layer's gradient, off which features are read")
+    read = _read(observed, i, rng)
+    if read.misfit > MISFIT:
+        return _nothing(observed, f"features leave {read.misfit:.2g} of the last layer's gradient unexplained")
+    spread = smooth_spread(observed.data, observed.dtype, observed.device)
+    made = _features_of(observed, i)
+    each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
+    errors = [float(read.error[place == k].max()) for k in range(len(each))]
+    pairs = zip(each.to(observed.device), errors, strict=True)
+    x = torch.stack([likeliest(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
+    noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
+    x[read.shared.to(x.device)] += APART * noise[read.shared.to(x.device)]
+    free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
+    return Answer(x, read.labels.to(x.device), "features", doubts=_doubts(read, free), determined=1 - free, likeliest=True)
+
+
+def _nothing(observed: Observed, why: str) -> Answer:
+    return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
+
+
+def _doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
+    words = [f"features leave {free:.0%} of the values of an example to the belief that it is smooth"] if free else []
+    if bool(read.shared.any()):
+        words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
+    return tuple(words)
+
+
+def _read(observed: Observed, i: int, rng: Generator) -> HeadFeatures:
+    case, device = observed.cases[i], str(observed.device)
+    reader = GradientMatching(
+        name="features", objective=euclidean, labels=inferred, init=normal, optimiser=Adam(), steps=1, stop=Stop(), device=device
+    )
+    count = observed.examples
+    view = View(reader, observed.model, [case.observations[0]], torch.arange(count)[None], torch.ones(1), count)
+    known = case.known_labels
+    labels = read_labels(inferred, view, 0, view.model, rng) if known is None else known
+    return read_features(view, labels.cpu(), rng, known=known is not None)
+
+
+def _features_of(observed: Observed, i: int) -> Features:
+    state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.weights_of(i)}
+    by_type = {dtype: _converted(state, dtype) for dtype in (torch.float32, torch.float64)}
+
+    def made(x: Tensor) -> Tensor:
+        return head_inputs(observed.model, by_type[x.dtype], observed.data.normalise(x[None]))[0][0]
+
+    return made
+
+
+def _converted(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
+
+
+def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
+    """The likeliest x (*shape) with features `target` (F,), in float64.
+
+    x is 0.5 + spread(z) with independent standard normal z, and features have an error that is about `error` long. One turn
+    linearises them at x and solves for z.
+    """
+    z = target.new_zeros(tuple(shape))
+    off = target - made(0.5 + z)
+    for turn in range(len(DAMPING) + CORRECTIONS):
+        if turn < len(DAMPING):
+            jacobian = _jacobian(made, spread, z)
+            normal = jacobian @ jacobian.T
+            normal.diagonal().add_(DAMPING[turn] ** 2 * normal.trace() + error**2 / len(target))
+            factor = torch.linalg.cholesky(normal)
+        solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
+        step = (jacobian.T @ solved).reshape(z.shape) - z
+        length = next((one for one in LENGTHS if (target - made(0.5 + spread(z + one * step))).norm() < off.norm()), 0.0)
+        if not length:
+            break
+        z = z + length * step
+        off = target - made(0.5 + spread(z))
+    return 0.5 + spread(z)
+
+
+def _jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
+    """(F, D) of the features by z; computed in float32, whose rounding the next step makes up for."""
+    rows = jacrev(made, chunk_size=CHUNK)((0.5 + spread(z)).float())
+    return spread(rows).double().flatten(1)

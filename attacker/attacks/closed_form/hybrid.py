@@ -1,0 +1,71 @@
+"""H-GAP: an answer by a closed form and one by a search, and of both the one that looks more like data (R-GAP, section 5)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, Memory, Need, Progress
+from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.plausibility import CRITERIA
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.reconstruction import Reconstruction
+
+Judge = Callable[[Reconstruction, int, Observed], float]
+"""From an answer to the case of that place, how bad it looks; lower is better."""
+
+
+def judge(name: str) -> Judge:
+    """By a criterion of `CRITERIA`, or by `gradient`: how far the answer's own gradient is from the observed one."""
+    if name == "gradient":
+        return lambda found, i, observed: observed.missed(i, found.x.to(observed.device), found.y.to(observed.device))
+    if name not in CRITERIA:
+        raise ValueError(f"unknown criterion {name!r}. Known: {', '.join([*CRITERIA, 'gradient'])}")
+    return lambda found, i, observed: _number(CRITERIA[name](found.x))
+
+
+def _number(value: Tensor) -> float:
+    return float(value.mean().nan_to_num(nan=float("inf")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """Both attacks on every case; neither looks at the other. criterion: a name of `judge`."""
+
+    name: str
+    closed: ClosedForm
+    search: GradientMatching
+    criterion: str
+    knows_defense: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset())
+    device: str = "cpu"
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, which agree in model, data, training and defense, and have one example each."""
+        both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
+        if not self.sees_gradient:
+            return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
+        kept = (None, memory)  # the search's: a closed form takes no time
+        answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
+        pairs = zip(*answers, strict=True)
+        observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), judge(self.criterion)
+        return [self._better(pair, [judged(one, i, observed) for one in pair]) for i, pair in enumerate(pairs)]
+
+    def _better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
+        kept = min(range(2), key=badness.__getitem__)
+        chosen, other = pair[kept], pair[1 - kept]
+        words = f"chosen by {self.criterion}: {chosen.route} {badness[kept]:.3g}, {other.route} {badness[1 - kept]:.3g}"
+        return replace(
+            chosen,
+            attack=self.name,
+            iterations=sum(one.iterations for one in pair),
+            evaluations=sum(one.evaluations for one in pair),
+            seconds=sum(one.seconds for one in pair),
+            interrupted=any(one.interrupted for one in pair),
+            notes=(*chosen.notes, words),
+        )

@@ -1,0 +1,1 @@
+"""Inputs of a first linear layer, of one example or a batch."""

@@ -1,0 +1,157 @@
+"""Labels of a batch whose inputs are known, and their length where it is not: what best explains each example's part of dL/dz."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from math import comb
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
+from attacker.attacks.networks.chain import Chain
+from fedsim import models
+
+Tensors = Mapping[str, Tensor]
+
+MULTISETS = 3000
+"""Up to how many combinations of labels of an example that came several times are tried."""
+
+LENGTHS = (1e-3, 1e3)
+"""Lengths that are tried where it is not known, in units of the root of the number of values."""
+
+GRID, ZOOMS = 121, 12
+"""Lengths tried at first, and how often the neighbourhood of the best ones is tried again, four times as closely."""
+
+TWIN = 1e-4
+"""How much more of its part of the gradient a second length may leave unexplained, for both to be possible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """x: (N, F), y: (N,), examples with their labels, those that came several times repeated.
+
+    source: (N,) which row of the answer an example is.
+    misfit: (found,) of each row of the answer, what its labels leave of its part of the gradient, as a share of its length.
+    twins:  (found,) whether another length explains it as well.
+    """
+
+    x: Tensor
+    y: Tensor
+    source: Tensor
+    misfit: Tensor
+    twins: Tensor
+
+
+def explain(
+    model: nn.Module,
+    chain: Chain,
+    weights: Tensors,
+    loss: str,
+    answer: LinearAnswer,
+    examples: int,
+    *,
+    bounds: tuple[Tensor, Tensor] | None = None,
+) -> Explained:
+    """Choose labels by simulating, for each example alone, the gradient at the first layer's pre-activations.
+
+    model: as its clients have it, taking normalised inputs; weights: by name. loss: by name. examples: of the batch, of which
+    the loss is a mean. An example that came n times is given n labels. Where the layer has no bias, the one length is chosen with
+    which the loss gives an example's part of the gradient; of two that do, the one within `bounds`, the longer if both are.
+    Raises ValueError where `answer` does not tell the examples' parts: none was found, or not all of a batch were isolated.
+    """
+    if not answer.found or not bool((answer.d != 0).any(dim=1).all()):
+        raise ValueError(f"what the examples have of the gradient is not known, so their labels are not either; {answer.note}")
+    simulate = _Simulation(model, chain, weights, loss)
+    spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
+    x, y, source, misfit, twins = [], [], [], [], []
+    for i in range(answer.found):
+        if answer.scaled:
+            one, twin = answer.x[i], False
+        else:
+            one, twin = simulate.with_length(answer.x[i], answer.d[i] * examples, bounds)
+        length = 1.0 if answer.scaled else float(one.norm())
+        labels, missed = simulate.labels(one, answer.d[i] * examples / length, spare)
+        spare -= len(labels) - 1
+        x += [one] * len(labels)
+        y += list(labels)
+        source += [i] * len(labels)
+        misfit.append(missed)
+        twins.append(twin)
+    return Explained(
+        x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
+        twins=torch.tensor(twins),
+    )  # fmt: skip
+
+
+class _Simulation:
+    def __init__(self, model: nn.Module, chain: Chain, weights: Tensors, loss: str) -> None:
+        self.model, self.layer, self.measure = model, chain.layers[0], models.loss_of(loss)
+        self.weights = {name: w.double() for name, w in weights.items()}
+        self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
+
+    def parts(self, x: Tensor, y: Tensor) -> Tensor:
+        """(N, width), dL/dz of each of x (N, F) with label y (N,), each a batch of its own."""
+        offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
+        hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
+        try:
+            logits = functional_call(self.model, self.weights, (x.reshape(-1, *self.layer.inputs),))
+        finally:
+            hook.remove()
+        return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]
+
+    def of_all_labels(self, x: Tensor) -> Tensor:
+        """(N, K, width) of x (N, F) with every label."""
+        y = torch.arange(self.classes, device=x.device).repeat(len(x))
+        return self.parts(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
+
+    def labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
+        """The labels of x (F,) whose parts add up to `part` (width,), one and up to `spare` more; and what they leave of it.
+
+        More labels are taken only where they leave ten times less.
+        """
+        each, length = self.of_all_labels(x[None])[0], part.norm()
+        best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
+        for count in range(1, spare + 2):
+            if comb(self.classes + count - 1, count) > MULTISETS:
+                break
+            sets = list(combinations_with_replacement(range(self.classes), count))
+            missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / length
+            least = int(missed.argmin())
+            if float(missed[least]) < 0.1 * best[1]:
+                best = (sets[least], float(missed[least]))
+        return best
+
+    def with_length(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
+        """x (F,) of length 1 at the length s at which one label gives s dL/dz = part; whether another length does, too."""
+        low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in LENGTHS)
+        grid = torch.linspace(float(low), float(high), GRID, dtype=x.dtype, device=x.device)
+        missed = self._missed(x, part, grid)
+        padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
+        valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
+        near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
+        found = [self._zoomed(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()]
+        least = min(missed for _, missed in found)
+        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= least + TWIN}.values())
+        candidates = [s.exp() * x for s in torch.stack(lengths)]
+        if bounds is not None:
+            low_, high_ = (b.double().flatten() for b in bounds)
+            outside = [float(((low_ - c).clamp(min=0) + (c - high_).clamp(min=0)).square().mean()) for c in candidates]
+            return candidates[max(range(len(candidates)), key=lambda i: (-max(outside[i], 1e-6), i))], len(candidates) > 1
+        return candidates[-1], len(candidates) > 1
+
+    def _missed(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
+        """(len(grid), K)."""
+        lengths = grid.exp()
+        each = self.of_all_labels(lengths[:, None] * x)
+        result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()
+        return result
+
+    def _zoomed(self, x: Tensor, part: Tensor, place: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
+        around, missed = torch.linspace(-1, 1, 9, dtype=x.dtype, device=x.device), torch.tensor(float("inf"))
+        for _ in range(ZOOMS):
+            grid = place + step * around
+            values = self._missed(x, part, grid)[:, label]
+            place, missed, step = grid[values.argmin()], values.amin(), step / 4
+        return place, float(missed)

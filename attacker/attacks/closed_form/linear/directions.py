@@ -1,0 +1,159 @@
+"""The directions of a gradient with the most zeros, each as exact as the data are, in the order in which they deserve trust."""
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.sampling import Space
+from attacker.attacks.closed_form.linear.zeros import NEAR, balanced, pattern, separable, unit_rows
+
+MOST = 0.05
+"""As `NEAR`, where there is noise: beyond that, every direction has zeros."""
+
+KNOWN = 1e-5
+"""How far from 1 the cosine of a sampled direction to one in the pool may be for it to be that one."""
+
+POOL = 400
+"""Directions that are kept."""
+
+ROUNDS = 5
+"""Of sharpening."""
+
+SCREENED = 256
+"""Directions of each batch of samples that are looked at closely."""
+
+SAME = 1e-6
+"""How far from 1 the cosine of two directions may be for them to be the same."""
+
+VOTES = 8
+"""Directions that unmixing one gives."""
+
+SEPARABLE = 0.985
+"""Share of neurons that must lie on the right side of some plane."""
+
+PENALTIES = (5.0, 1.0, 20.0)
+"""How many zeros a neuron on the wrong side outweighs, in orders that are tried one after the other."""
+
+INDEPENDENT = 1e-4
+"""How much of a unit direction must lie outside of the span of others."""
+
+
+class Pool:
+    """Directions with many zeros, without doubles: those first whose zeros are most nearly those of an example."""
+
+    def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
+        self.space, self.factors, self.forward = space, factors, forward
+        self.q = space.rows.new_zeros(0, space.rank)
+        self.off = torch.zeros(0, len(space.rows), dtype=torch.bool, device=space.rows.device)
+        self.score = space.rows.new_zeros(0)
+
+    def add(self, q: Tensor) -> None:
+        off = self.off_in(q, NEAR)
+        count = off.sum(dim=1)
+        order = count.argsort(descending=True, stable=True)
+        order = order[count[order] >= self.space.rank + 2]
+        q, off = q[order], off[order]
+        fresh = _first_of_alike(off) & ((q @ self.q.T).abs() < 1 - KNOWN).all(dim=1)
+        q, off = q[fresh], off[fresh]
+        if len(q):
+            likeness = self._screened(off)
+            likeness[: SCREENED // 2] += 1  # of those with most zeros, all
+            promising = likeness.topk(min(SCREENED, len(off))).indices.sort().values
+            self._take(self.sharpened(q[promising]))
+
+    def _screened(self, off: Tensor) -> Tensor:
+        """(K,) a cheap likeness of `separable`, by linear regression, which all directions share."""
+        on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
+        on[self.space.live] = ~off.T
+        x = unit_rows(self.forward)
+        plane = torch.linalg.lstsq(x, 2.0 * on.to(x.dtype) - 1).solution
+        return balanced(x @ plane > 0, on, ~on)
+
+    def _take(self, q: Tensor) -> None:
+        score = separable(pattern(self.original(q), self.factors), self.forward)
+        off = self.off_in(q, 1e-9)
+        q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
+        order = self._ranked(off, score, PENALTIES[0])
+        order = order[_first_of_same(q[order])][:POOL]
+        self.q, self.off, self.score = q[order], off[order], score[order]
+
+    def unmix(self, found: Tensor, doubtful: Tensor) -> None:
+        """Take in, for each doubtful one of directions found (R, R), one a column, what is left of it without a share of another.
+
+        The share is the one that leaves most zeros: each row votes for the share that would make it one.
+        """
+        q = torch.linalg.solve(self.space.back, found).T
+        q = q / q.norm(dim=1, keepdim=True)
+        along = q @ self.space.rows.T
+        for i in doubtful.nonzero()[:, 0].tolist():
+            others = [k for k in range(len(q)) if k != i]
+            share = along[i] / torch.where(along[others] == 0, 1, along[others])
+            trial = q[i] - share[..., None] * q[others, None]
+            trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
+            trial = trial[trial.isfinite().all(dim=1)]
+            off = self.off_in(trial, NEAR)
+            most = off.sum(dim=1).topk(min(4 * VOTES, len(off))).indices
+            trial, off = trial[most], off[most]
+            self._take(self.sharpened(trial[_first_of_alike(off)][:VOTES]))
+
+    def original(self, q: Tensor) -> Tensor:
+        """(R, K) unit directions, one a column, in the coordinates of the factors."""
+        back = self.space.back @ q.T
+        result: Tensor = back / back.norm(dim=0)
+        return result
+
+    def off_in(self, q: Tensor, least: float) -> Tensor:
+        """(K, M') which rows are zero in q (K, R), by noise or within `least`."""
+        return (q @ self.space.rows.T).abs() <= self.space.tolerance(q).clamp(min=least).clamp(max=MOST)
+
+    def sharpened(self, q: Tensor) -> Tensor:
+        """(K, R) each direction to the precision of the data, from what its zeros agree on; those nearly zero have no say."""
+        rows, rank = self.space.rows, self.space.rank
+        for _ in range(ROUNDS):
+            noise = self.space.noise_along(q)
+            size = (q @ rows.T).abs()
+            off = size <= self.space.tolerance(q).clamp(min=NEAR).clamp(max=MOST)
+            middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # of those not sampled
+            scale = size.sort(dim=1).values.gather(1, middle[:, None])
+            least = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)
+            weight = off / (size.square() + least.square())
+            weight = weight / weight.amax(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+            scatter = (rows.T * weight[:, None]) @ rows
+            found = torch.linalg.eigh(scatter)[1][:, :, 0]
+            q = torch.where((off.sum(dim=1) >= rank)[:, None], found, q)
+        return q
+
+    def on_for(self) -> Tensor:
+        """(M, K) which neurons are on in the directions that are surely those of examples."""
+        sure = self.score[: self.space.rank] >= SEPARABLE
+        return pattern(self.original(self.q[: self.space.rank][sure]), self.factors).on
+
+    def chosen(self, penalty: float) -> list[int] | None:
+        """R independent directions, the first ones in the order of a penalty; None where there are fewer."""
+        found: list[int] = []
+        left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)
+        for i in self._ranked(self.off, self.score, penalty).tolist():
+            new = left @ self.q[i]
+            if float(new.norm()) > INDEPENDENT:
+                left = left - torch.outer(new, new) / new.square().sum()
+                found.append(i)
+            if len(found) == self.space.rank:
+                return found
+        return None
+
+    def _ranked(self, off: Tensor, score: Tensor, penalty: float) -> Tensor:
+        wrong = (1 - score) * len(self.space.live)
+        return (off.sum(dim=1) - penalty * wrong).argsort(descending=True, stable=True)
+
+
+def _first_of_alike(off: Tensor) -> Tensor:
+    """(K,) whether a direction is the first of those with much the same zeros."""
+    z = off.to(torch.float32)
+    common, size = z @ z.T, z.sum(dim=1)
+    alike = common > 0.95 * (size[:, None] + size[None] - common).clamp(min=1)
+    return ~torch.tril(alike, diagonal=-1).any(dim=1)
+
+
+def _first_of_same(q: Tensor) -> Tensor:
+    """(K,) whether a unit direction is the first of those that are the same but for their sign."""
+    return ~torch.tril((q @ q.T).abs() > 1 - SAME, diagonal=-1).any(dim=1)

@@ -1,0 +1,316 @@
+"""The inputs of a first linear layer, of one example or of a whole batch, in closed form.
+
+    dL/dW = D^T X,  dL/db = D^T 1
+
+ratio:             of one example, the ratio of the two (Aono et al. 2017; Phong et al. 2018).
+isolated:          of each example that is alone at some neuron, behind a ReLU.
+sparse directions: of all examples, from the zeros that ReLU leaves in D (Dimitrov et al. 2024).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.closed_form.linear.isolation import Groups, independent, parallel_rows, rounding_of
+from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
+from attacker.attacks.closed_form.linear.sparse import ALIKE, Directions, search
+from attacker.attacks.closed_form.linear.zeros import agreement, pattern
+from attacker.attacks.networks.chain import Chain, Layer
+
+SAMPLES = 2**15
+"""Samples after which the search for sparse directions gives up."""
+
+TURNS = 6
+"""Of fitting zeros to examples and examples to zeros."""
+
+EXPLAINED = 3.0
+"""Up to how many standard deviations of its noise what is left of a gradient may be, for it to be explained."""
+
+LONE = 0.25
+"""Certainty of a ratio that only one neuron gives."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAnswer:
+    """What could be told of a batch. None of it where `found` is 0; the note then says why.
+
+    x:          (found, F), the inputs of the layer, which are normalised; without a bias of the layer, of length 1.
+    d:          (found, width), each example's part of the gradient of the mean loss at the pre-activations; zeros where `how` is
+                "isolated" and not all examples were found.
+    certainty: (found,) in [0, 1]. rank: how many distinct examples are behind the gradient, 0 where that cannot be told.
+    how:        "ratio", "isolated" or "sparse directions"; "" for none. scaled: whether the length of x is known.
+    """
+
+    x: Tensor
+    d: Tensor
+    certainty: Tensor
+    rank: int
+    how: str
+    note: str
+    scaled: bool = True
+
+    @property
+    def found(self) -> int:
+        return len(self.x)
+
+
+def recover_linear(
+    chain: Chain,
+    weights: Tensors,
+    gradient: Tensors,
+    examples: int | None,
+    rng: Generator,
+    *,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    samples: int = SAMPLES,
+) -> LinearAnswer:
+    """The examples of one batch from the gradient at the chain's first layer; in float64, whatever the gradient is stored in.
+
+    weights, gradient: by name, of one observation. examples: how many are behind it, None where that is not known.
+    bounds: the lowest and the highest inputs that exist, of any shape with F values; without them, no ratio that a single neuron
+    gives is believed. samples: bounds the time that sparse directions may take.
+    Never raises for what a client may have sent: noise, values that are no numbers, zeros.
+    """
+    layer = chain.layers[0]
+    if (reason := _refused(layer, gradient)) is not None:
+        return _nothing(layer, reason)
+    task = _Task(chain, weights, gradient, bounds)
+    if examples == 1:
+        return task.ratio(1, "")
+    factors = factorise(task.rows, examples)
+    if factors is not None and factors.rank == 1:
+        return task.ratio(1, _of_one(examples))
+    if layer.activation.name != "relu":
+        what = "no activation" if layer.activation.name == "identity" else layer.activation.name
+        return _nothing(
+            layer,
+            f"behind layer {layer.name or 'one'} stands {what}, which leaves no zeros in the gradient, and only by zeros "
+            "examples are told apart: any answer would be a mixture of them",
+            rank=factors.rank if factors else 0,
+        )
+    if factors is None or factors.saturated:
+        return task.isolated(examples, _without_rank(task.rows, examples, factors))
+    return task.batch(factors, examples, rng, samples)
+
+
+class _Task:
+    """One observation."""
+
+    def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
+        layer = self.layer = chain.layers[0]
+        self.rows = _augmented(layer, gradient)
+        self.weight = _augmented(layer, weights)
+        self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
+        self.biased = layer.bias is not None
+        self.uniform = len(chain.layers) == 2 and chain.layers[1].shape[0] <= 2
+        """Whether D has no more than a sign and a pattern of zeros an example: then the same neurons, on for the same examples,
+        give parallel rows, which confirm nothing."""
+
+    def ratio(self, rank: int, note: str) -> LinearAnswer:
+        """Of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
+
+        Values that are zero where others of their row and column are not were not sent, and are left out.
+        """
+        scale = self.rows.abs().amax()
+        rows = self.rows / scale
+        if not self.biased:
+            left, value, right = torch.linalg.svd(rows, full_matrices=False)
+            x, d = right[:1], (left[:, :1] * value[0] * scale).T
+            side = 1.0 if float((self.weight @ x[0]) @ d[0].abs()) >= 0 else -1.0  # neurons with a gradient are on
+            x, d = (side * x, side * d) if self.layer.activation.name == "relu" else (x, d)
+            explained = value[:1].square() / value.square().sum()
+            return LinearAnswer(
+                x=x, d=d, certainty=explained, rank=rank, how="ratio", note=_joined(note, _UNSCALED), scaled=False
+            )
+        d, seen = rows[:, -1], rows[:, :-1] != 0
+        power = d.square() @ seen.to(d.dtype)
+        if not bool((d != 0).any()):
+            return _nothing(self.layer, "the gradient of the bias is zero, so nothing can be divided by it", rank=rank)
+        x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
+        missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
+        unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
+        known = float((power > 0).double().mean()) if bool(unsent.any()) else 1.0
+        said = f"{1 - known:.0%} of its values were not sent, or are zero" if known < 1 else ""
+        certainty = known * (1 - missed).clamp(0, 1).reshape(1)
+        return LinearAnswer(
+            x=x[None], d=scale * d[None], certainty=certainty, rank=rank, how="ratio", note=_joined(note, said)
+        )  # fmt: skip
+
+    def batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
+        """All examples, by neurons of their own where each has some, else by sparse directions; else those that can be told."""
+        forward, constant = self.weight @ factors.basis.T, factors.basis[:, -1] if self.biased else None
+        groups = parallel_rows(factors.coordinates, factors.noise, factors.live)
+        found = _of_groups(groups, factors, forward, constant)
+        if found is not None and bool((found.agreement >= ALIKE).all()):
+            return self._whole(factors, found, examples, "isolated")
+        found = search(factors, forward, rng, samples=samples, constant=constant)
+        whole = None if found is None else self._whole(factors, found, examples, "sparse directions")
+        if whole is not None and whole.found == factors.rank:
+            return whole
+        alone = self._some(groups.directions @ factors.basis, groups, factors.rank, examples, _fewer(factors.rank, examples))
+        sure = int((alone.certainty > LONE).sum())
+        return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
+
+    def isolated(self, examples: int | None, note: str) -> LinearAnswer:
+        """Examples that are alone at a neuron, or at several that confirm each other, of a gradient without a rank to see."""
+        groups = parallel_rows(self.rows, rounding_of(self.rows), self.rows.norm(dim=1) > 0)
+        return self._some(groups.directions, groups, 0, examples, note)
+
+    def _some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
+        """Of directions (K, F'), those of several neurons, and of single ones as many as there may be, where they are data."""
+        chosen = independent(directions)
+        x, fits = self._inputs(directions[chosen])
+        several = groups.confirmed[chosen] & fits & (not self.uniform)
+        lone = ~several & fits & self._within(x)
+        most = min(rank or len(x), examples or len(x))
+        order = torch.cat([several.nonzero()[:, 0], lone.nonzero()[:, 0]])[:most]
+        agreeing = groups.count[chosen].clamp(min=2).double()
+        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), LONE)[order]
+        said = f"{len(order)} of {rank or examples or 'unknown'} examples are alone at some neuron" if len(order) else _NONE_ALONE
+        return LinearAnswer(
+            x=x[order], d=x.new_zeros(len(order), len(self.rows)), certainty=certainty, rank=rank,
+            how="isolated" if len(order) else "", note=_joined(note, said, "" if self.biased or not len(order) else _UNSCALED),
+            scaled=self.biased,
+        )  # fmt: skip
+
+    def _whole(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
+        """The examples of R directions: all where they explain the gradient, else those that agree with their own zeros."""
+        p, info = torch.linalg.inv_ex(found.q)
+        if int(info):
+            return _nothing(self.layer, "no independent directions were found", rank=factors.rank)
+        seen = pattern(found.q, factors)
+        x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
+        sure = certainty >= ALIKE
+        settled = self._settled(factors, x, seen.on, sure)
+        if settled is not None:
+            (x, d), certainty, sure = settled, certainty.clamp(min=ALIKE), torch.ones_like(sure)
+        side = self._side(x, seen.on)
+        x, d = x / side[:, None], d * side
+        sure = sure & torch.isfinite(x).all(dim=1)
+        x = x[:, :-1] if self.biased else x
+        missing = factors.rank - int(sure.sum())
+        words = _joined(
+            _fewer(factors.rank, examples),
+            f"{missing} of {factors.rank} examples could not be told apart" if missing else "",
+            "" if self.biased or missing == factors.rank else _UNSCALED,
+        )
+        return LinearAnswer(
+            x=x[sure], d=d.T[sure], certainty=certainty[sure], rank=factors.rank,
+            how=how if bool(sure.any()) else "", note=words, scaled=self.biased,
+        )  # fmt: skip
+
+    def _settled(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
+        """x (R, F') and D (M, R) that explain the gradient down to its noise, with zeros where x turns neurons off.
+
+        Neurons and examples are fitted in turns, which mends a few wrong ones. Where that leads nowhere, zeros as they were seen
+        (M, R) if all are sure (R,), else None.
+        """
+        rows, noise, live = self.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
+        there, on = x, seen
+        for _ in range(TURNS):
+            on = (self.weight @ (there / self._side(there, on)[:, None]).T) > 0
+            d, there, error = polish(rows, noise, on[live], there)
+            if not bool(torch.isfinite(there).all()):
+                break
+            if error <= EXPLAINED:
+                return there, there.new_zeros(on.shape).index_put((live,), d)
+        if not bool(sure.all()):
+            return None
+        d, there, error = polish(rows, noise, seen[live], x)
+        return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
+
+    def _side(self, x: Tensor, on: Tensor) -> Tensor:
+        """(R,) by what to divide vectors x (R, F') to have examples: by what stands for the 1, or by length and sign."""
+        if self.biased:
+            return x[:, -1]
+        z = self.weight @ x.T
+        positive, negative = (((side * z > 0) == on).double().mean(dim=0) for side in (1, -1))
+        length: Tensor = x.norm(dim=1) * torch.where(positive >= negative, 1.0, -1.0)
+        return length
+
+    def _inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (K, F) of directions (K, F'), and which of them leave off the neurons that are off for all examples."""
+        z = directions @ self.weight.T
+        if not self.biased:
+            side = torch.where(z.sum(dim=1, keepdim=True) >= 0, 1.0, -1.0)
+            return side * directions, torch.ones(len(z), dtype=torch.bool, device=z.device)
+        last = directions[:, -1:]
+        there = last.abs() > 1e-9
+        off = self.rows.norm(dim=1) == 0
+        fits = (z[:, off] * torch.sign(last) <= 1e-6).all(dim=1)
+        return directions[:, :-1] / torch.where(there, last, 1), there[:, 0] & fits
+
+    def _within(self, x: Tensor) -> Tensor:
+        if self.bounds is None or not self.biased:
+            return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        low, high = self.bounds
+        slack = 1e-3 * (high - low)
+        return ((x >= low - slack) & (x <= high + slack)).all(dim=1)
+
+
+def _of_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
+    """The directions of all examples, where as many independent groups of rows are confirmed."""
+    sure = groups.directions[groups.confirmed]
+    chosen = independent(sure)
+    if len(chosen) < factors.rank:
+        return None
+    q, info = torch.linalg.inv_ex(sure[chosen])
+    return None if int(info) else Directions(q, agreement(q, pattern(q, factors), forward, constant), 0)
+
+
+_UNSCALED = "without a bias its length is not known"
+_NONE_ALONE = "no example is surely alone at some neuron"
+
+
+def _augmented(layer: Layer, tensors: Tensors) -> Tensor:
+    """(width, F + 1), or (width, F) without bias, in float64."""
+    weight = tensors[layer.weight].double()
+    return weight if layer.bias is None else torch.cat([weight, tensors[layer.bias].double()[:, None]], dim=1)
+
+
+def _refused(layer: Layer, gradient: Tensors) -> str | None:
+    if layer.kernel is not None:
+        return f"its first layer, {layer.name}, is a convolution: this reads linear layers"
+    if prod(layer.inputs) != prod(layer.taken):
+        return f"what comes before its first layer, {layer.name}, leaves {prod(layer.taken)} of {prod(layer.inputs)} values"
+    rows = _augmented(layer, gradient)
+    if not bool(torch.isfinite(rows).all()):
+        return f"the gradient of layer {layer.name} holds values that are no numbers"
+    if not bool((rows != 0).any()):
+        return f"the gradient of layer {layer.name} is zero: no neuron is on for any example"
+    return None
+
+
+def _nothing(layer: Layer, note: str, *, rank: int = 0) -> LinearAnswer:
+    return LinearAnswer(
+        x=torch.zeros(0, prod(layer.taken), dtype=torch.float64),
+        d=torch.zeros(0, layer.shape[0], dtype=torch.float64),
+        certainty=torch.zeros(0, dtype=torch.float64), rank=rank, how="", note=note,
+    )  # fmt: skip
+
+
+def _of_one(examples: int | None) -> str:
+    return "" if examples == 1 else _fewer(1, examples)
+
+
+def _fewer(rank: int, examples: int | None) -> str:
+    if examples is None or rank >= examples:
+        return ""
+    return f"the gradient has rank {rank} for {examples} examples: some come twice, or are lost in its rounding or noise"
+
+
+def _without_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
+    if factors is not None:
+        return f"its gradient has full rank, {factors.rank}: there may be more examples than that, and none can be told apart"
+    zeros = float((rows == 0).double().mean())
+    why = f"more examples than neurons or values, noise, several steps, or values that were not sent ({zeros:.0%} are zero)"
+    return f"no rank of its gradient stands out, as that of {examples or 'few'} examples would: {why}"
+
+
+def _joined(*words: str) -> str:
+    return "; ".join(word for word in words if word)

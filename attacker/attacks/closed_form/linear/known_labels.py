@@ -1,0 +1,59 @@
+"""Which label each of some examples of a batch has, where the others are not known."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.rgap.system import through
+from attacker.attacks.networks.chain import Chain
+from fedsim import models
+
+Tensors = Mapping[str, Tensor]
+
+EXPLAINED = 1e-3
+"""What of a neuron's gradient the examples at hand may leave unexplained, as a share, for it to tell of their labels."""
+
+
+def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int) -> Tensor:
+    """Labels (K,) for inputs x (K, F) of a chain that begins with a matrix, by the neurons that no other example has a part in.
+
+    The gradient at the first layer's neurons is D^T [X, 1]; each row of D is that of its own label.
+    """
+    layer = chain.layers[0]
+    inputs = through(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
+    rows = gradient[layer.weight]
+    if layer.bias is not None:
+        rows = torch.cat([rows, gradient[layer.bias][:, None]], dim=1)
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    d = rows @ torch.linalg.pinv(inputs)
+    missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
+    seen = (missed <= EXPLAINED * length) & (length > 0)
+    expected = _backward(chain, weights, x, loss, classes) / examples
+    off: Tensor = (expected - d.T)[..., seen].square().sum(dim=-1)
+    return off.argmin(dim=0)
+
+
+def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:
+    """(classes, K, width): for each label, the gradient of one example's own loss at the first layer's outputs."""
+    first, measure = chain.layers[0], models.loss_of(loss)
+    with torch.enable_grad():
+        z = _forward(chain, weights, x, 0, 1).detach().requires_grad_()
+        logits = _forward(chain, weights, first.activation.forward(z), 1, len(chain.layers))
+        found = []
+        for label in range(classes):
+            total = len(x) * measure(logits, torch.full((len(x),), label, device=x.device))
+            found.append(torch.autograd.grad(total, z, retain_graph=True)[0].flatten(1))
+    return torch.stack(found)
+
+
+def _forward(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
+    """From the input of layer `begin` to the pre-activations of layer `end - 1`."""
+    for i, layer in enumerate(chain.layers[begin:end], start=begin):
+        z = layer.product(through(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
+        if layer.bias is not None:
+            z = z + weights[layer.bias].reshape(-1, *[1] * (z.ndim - 2))
+        x = through(layer.after, z)
+        if i < end - 1:
+            x = layer.activation.forward(x)
+    return x

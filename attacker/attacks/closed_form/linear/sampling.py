@@ -1,0 +1,113 @@
+"""Directions that are orthogonal to rows drawn at random, those first that are likely to be off for the same example."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.zeros import NEAR, logistic, nothing, unit_rows
+
+BATCH = 2048
+"""Samples drawn at a time."""
+
+BLUNTNESS = (1.0, 8.0)
+"""How strongly samples follow what is likely: from near chance to nearly always the same rows, drawn anew for each."""
+
+SPREAD = 0.5
+"""How far apart the examples are taken to lie, as a share of how far their mean is from zero."""
+
+
+class Space(NamedTuple):
+    """Rows that say something, as unit vectors (M', R) in coordinates in which they lie evenly in all directions.
+
+    back:  (R, R) takes a direction to the coordinates of the factors, where a row's noise is the same in all directions.
+    level: (M',) that noise, in units of the row.
+    """
+
+    rows: Tensor
+    back: Tensor
+    level: Tensor
+    live: Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.rows.shape[1]
+
+    @staticmethod
+    def of(factors: Factors) -> "Space":
+        rows, noise = factors.coordinates[factors.live], factors.noise[factors.live]
+        rank = rows.shape[1]
+        eye = torch.eye(rank, dtype=rows.dtype, device=rows.device)
+        length, back = rows.norm(dim=1), eye
+        unit = rows / length[:, None]
+        for _ in range(10):  # Tyler's estimate of the scatter
+            scatter = unit.T @ unit * (rank / max(len(unit), 1))
+            values, vectors = torch.linalg.eigh(scatter)
+            back = back @ vectors * values.clamp(min=float(values[-1]) * 1e-14).rsqrt()
+            unit = rows @ back
+            length = unit.norm(dim=1)
+            unit = unit / length[:, None]
+        return Space(unit, back, noise / length, factors.live)
+
+    def tolerance(self, q: Tensor) -> Tensor:
+        """(K, M') up to where rows have nothing but noise along unit directions q (K, R)."""
+        return nothing(self.noise_along(q), self.rank**-0.5)
+
+    def noise_along(self, q: Tensor) -> Tensor:
+        """(K, M') standard deviation of the noise of unit rows along unit directions q (K, R)."""
+        result: Tensor = (q @ self.back.T).norm(dim=1)[:, None] * self.level[None]
+        return result
+
+
+def likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
+    """(BATCH, M') how likely live rows are on, on a scale of its own, seen from as many points around the examples' mean.
+
+    By ridge logistic regression, on the weights, of which rows are on for some example, or of how many of the examples found.
+    on: (M, K), of these.
+    """
+    unit = unit_rows(forward)
+    share = factors.live.to(unit.dtype)
+    if on.shape[1]:
+        share = share * (0.1 + 0.8 * on.to(unit.dtype).mean(dim=1))
+    mean = logistic(unit, share[:, None], torch.ones_like(share[:, None]))[0]
+    around = torch.randn(BATCH, len(mean), generator=rng, dtype=unit.dtype).to(unit.device)
+    around = around / around.norm(dim=1, keepdim=True) * torch.rand(BATCH, 1, generator=rng, dtype=unit.dtype).to(unit.device)
+    likely = (mean + 2 * SPREAD * mean.norm() * around) @ unit[factors.live].T
+    centred = likely - likely.mean(dim=1, keepdim=True)
+    result: Tensor = centred / centred.std(dim=1, keepdim=True).clamp(min=torch.finfo(unit.dtype).tiny)
+    return result
+
+
+def sampled(space: Space, likely: Tensor, rng: Generator) -> Tensor:
+    """(K, R) unit directions, each orthogonal to R - 1 independent rows drawn without replacement, those likely off first."""
+    low, high = BLUNTNESS
+    drawn = torch.rand(len(likely), 1, generator=rng, dtype=likely.dtype).to(likely.device)
+    sharp = low * (high / low) ** drawn
+    uniform = torch.rand(likely.shape, generator=rng, dtype=likely.dtype).to(likely.device)
+    order = (-(-uniform.clamp(min=1e-300).log()).log() - sharp * likely).topk(min(4 * space.rank, likely.shape[1]), dim=1).indices
+    return _orthogonal(space.rows, order)
+
+
+def _orthogonal(rows: Tensor, order: Tensor) -> Tensor:
+    """Of each row of `order` (N, K), the direction that its first R - 1 independent rows leave; none where they leave several.
+
+    Rows that depend on those before them are free: they are skipped.
+    """
+    count, rank = len(order), rows.shape[1]
+    left = torch.eye(rank, dtype=rows.dtype, device=rows.device).repeat(count, 1, 1)
+    taken = torch.zeros(count, dtype=torch.long, device=rows.device)
+    for k in range(order.shape[1]):
+        new = left @ rows[order[:, k], :, None]
+        power = new.square().sum(dim=(1, 2))
+        take = (power > NEAR**2) & (taken < rank - 1)
+        new = new * torch.where(take, power.clamp(min=NEAR**2).rsqrt(), 0)[:, None, None]
+        left = torch.baddbmm(left, new, new.mT, alpha=-1)
+        taken += take
+        if bool((taken == rank - 1).all()):
+            break
+    left = left[taken == rank - 1]
+    column = left.diagonal(dim1=1, dim2=2).argmax(dim=1)
+    q = left[torch.arange(len(left), device=rows.device), :, column]
+    result: Tensor = q / q.norm(dim=1, keepdim=True)
+    return result

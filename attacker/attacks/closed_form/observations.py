@@ -1,0 +1,163 @@
+"""What a closed form goes by: observations as stacked gradients, and how an answer is checked against them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.base import Case
+from attacker.attacks.networks.chain import Chain, NotAChain, chain_of
+from attacker.attacks.simulation.client import (
+    Gradients,
+    as_gradient,
+    buffers_of,
+    channel_of,
+    gradient_of,
+    network_of,
+    omitted_of,
+    schedule,
+    through,
+    total_step,
+)
+from defenses.channel import Channel, transparent
+from fedsim import models
+from fedsim.recording.observation import DataSpec, Training
+
+ROUNDING = 2.0**-24
+"""Half a unit in the last place of float32, in which updates come."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """N observations of the same model, data and training, in float64.
+
+    weights: by name, (1 or N, ...). gradient: by name, (N, ...), as read off the updates.
+    """
+
+    cases: Sequence[Case]
+    model: nn.Module
+    weights: dict[str, Tensor]
+    gradient: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    same_buffers: bool
+    simulated: Gradients
+    channel: Channel
+    omitted: frozenset[str]
+    steps: int
+
+    @property
+    def data(self) -> DataSpec:
+        return self.cases[0].observations[0].data
+
+    @property
+    def training(self) -> Training:
+        return self.cases[0].observations[0].training
+
+    @property
+    def examples(self) -> int:
+        return self.cases[0].observations[0].num_examples or 0
+
+    @cached_property
+    def chain(self) -> Chain | str:
+        """The model as a chain of layers, or why it is none."""
+        first = self.cases[0].observations[0]
+        try:
+            return chain_of(models.layout(first.model, first.data), first.data.shape)
+        except NotAChain as error:
+            return str(error)
+
+    def of(self, rows: Sequence[int]) -> "Observed":
+        """The observations of these cases only."""
+        at = torch.tensor(list(rows), device=self.device)
+        return replace(
+            self,
+            cases=[self.cases[i] for i in rows],
+            weights={name: w[at] if len(w) > 1 else w for name, w in self.weights.items()},
+            gradient={name: g[at] for name, g in self.gradient.items()},
+            buffers=self.buffers if self.same_buffers else {name: b[at] for name, b in self.buffers.items()},
+        )
+
+    def weights_of(self, i: int) -> dict[str, Tensor]:
+        return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
+
+    def missed(self, i: int, x: Tensor, y: Tensor) -> float:
+        """How far the gradient of an answer x (B, *shape) in [0, 1] is from the observed one, as a share of its length.
+
+        Both after the defense, where it is known. 0 is exact; 1 explains nothing, and so does what is no number. Of fewer
+        examples than there are, their own part of the gradient counts.
+        """
+        if not len(x):
+            return 1.0
+        weights = self.weights_of(i)
+        buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
+        simulated = self.simulated(weights, x.to(self.dtype), y, buffers)
+        if len(x) < self.examples:
+            simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
+        observed = {name: g[i] for name, g in self.gradient.items()}
+        if self.channel is not transparent:
+            known = self.channel.learn(self.cases[i].observations[0].update)
+            simulated = through(self.channel, known, simulated, weights, self.training, self.steps)
+        pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
+        off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
+        whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
+        return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
+
+    def noise(self, i: int) -> float:
+        """The length of the noise that is known of, as a share of the observed gradient's: about what the truth misses it by."""
+        power = self.channel.noise(self.cases[i].observations[0].update) / total_step(self.training, self.steps) ** 2
+        whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
+        return float((power / whole.cpu()).sqrt())
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.gradient.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.gradient.values())).dtype
+
+    def jittered(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """The gradient as it would be had each value been rounded otherwise. rngs: one an observation."""
+        return {
+            name: g
+            * (1 + ROUNDING * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g))
+            for name, g in self.gradient.items()
+        }
+
+
+def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
+    """Stack the observations of `cases`. Raises ValueError where a gradient is zero or no number."""
+    observations = [case.observations[0] for case in cases]
+    first = observations[0]
+    model = network_of(first).to(device)
+    order = [name for name, _ in model.named_parameters()]
+    same = all(o.weights is first.weights for o in observations)
+    weights = [{name: o.weights[name].to(device).double() for name in order} for o in observations[: 1 if same else None]]
+    steps = schedule(first)[1]
+    gradients = []
+    for i, observation in enumerate(observations):
+        update = {name: observation.update[name].to(device).double() for name in order}
+        gradients.append(as_gradient(update, weights[0 if same else i], observation.training, steps))
+        _check(gradients[-1], observation.key)
+    buffers, same_buffers = buffers_of(model, observations)
+    return Observed(
+        cases=cases,
+        model=model,
+        weights={name: torch.stack([w[name] for w in weights]) for name in order},
+        gradient={name: torch.stack([g[name] for g in gradients]) for name in order},
+        buffers={name: b.double() if b.is_floating_point() else b for name, b in buffers.items()},
+        same_buffers=same_buffers,
+        simulated=gradient_of(model, first.data, first.training.loss, first.gradient.build() if knows_defense else None),
+        channel=channel_of(first, model) if knows_defense else transparent,
+        omitted=omitted_of(first, model) if knows_defense else frozenset(),
+        steps=steps,
+    )
+
+
+def _check(gradient: dict[str, Tensor], key: str) -> None:
+    if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
+        raise ValueError(f"the update of {key} holds values that are no numbers: no equation can be made of it")
+    if not any(bool((g != 0).any()) for g in gradient.values()):
+        raise ValueError(f"the update of {key} is zero: it says nothing of the examples behind it")

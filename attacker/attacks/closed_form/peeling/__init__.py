@@ -1,0 +1,1 @@
+"""Closed forms of networks in which one layer lacks equations."""

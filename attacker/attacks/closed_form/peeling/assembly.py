@@ -1,0 +1,92 @@
+"""Makes the equations of a network's input from what a walk knows behind a layer, and scales them."""
+
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.peeling.equations import Composed, each
+from attacker.attacks.closed_form.rgap.system import Rows, columns_of, through
+from attacker.attacks.closed_form.rgap.walk import Point, Tensors, equations
+from attacker.attacks.networks.chain import Chain, Layer
+
+
+def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
+    """Everything known of the network's input, from a walk that stands behind layer `point.at`.
+
+    weights: by name, (1 or N, ...); gradient: by name, (N, ...). low, high: the network's inputs for values of 0 and of 1.
+    """
+    system, target = equations(chain, weights, gradient, point)
+    layers = chain.layers[: point.at + 1]
+    lengths = system.norms()
+    system.scale = Rows(_inverse(lengths.weights), _inverse(lengths.gradients))
+    below = layers[:-1]
+    flat = tuple(gradient[layer.weight].reshape(len(system.k), layer.shape[0], -1) for layer in below)
+    problem = Composed(
+        layers=layers,
+        system=system,
+        target=target,
+        known=layers[-1].activation.known(point.f.reshape(target.weights.shape)) > 0,
+        weights=tuple(
+            weights[layer.weight].reshape(-1, layer.shape[0], g.shape[2]) for layer, g in zip(below, flat, strict=True)
+        ),
+        offsets=tuple(_offset(layer, weights[layer.bias]) if layer.bias else 0.0 for layer in below),
+        gradients=flat,
+        lengths=tuple(map(torch.ones_like, flat)),
+        low=low,
+        span=high - low,
+    )
+    return _scaled(problem)
+
+
+def middle(problem: Composed) -> Tensor:
+    """A grey image for each problem."""
+    k = problem.system.k
+    return torch.full((len(k), *problem.layers[0].inputs), 0.5, dtype=k.dtype, device=k.device)
+
+
+def alternating(x: Tensor) -> Tensor:
+    """Values of 1 and -1 of the shape of x, the same ones each time."""
+    rng = torch.Generator().manual_seed(0)
+    return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
+
+
+def _scaled(problem: Composed) -> Composed:
+    """Scale rows to equal length, then all rows of a layer so that they answer to a change of x as those of every other."""
+    x = middle(problem)
+    typical = [_between(layer, slope) for layer, slope in zip(problem.below, problem.at(x).slopes, strict=True)]
+    lengths = []
+    for layer, k in zip(problem.below, problem.back(typical)[1], strict=True):
+        inside = columns_of(layer, torch.ones(1, *layer.taken, dtype=x.dtype, device=x.device))
+        lengths.append(_inverse((k.square() @ inside.mT).sqrt()))
+    problem = replace(problem, lengths=tuple(lengths))
+    answer = problem.at(x, problem.whole).apply(alternating(x))
+    system, scale = copy(problem.system), problem.scale
+    top = _or_one((answer.top.squared_norm() / _equations(scale)).sqrt())
+    system.scale = Rows(scale.weights / each(top, scale.weights), scale.gradients / each(top, scale.gradients))
+    strengths = [_or_one(rows.flatten(1).square().mean(dim=1).sqrt()) for rows in answer.below]
+    return replace(problem, system=system, lengths=tuple(s / each(t, s) for s, t in zip(lengths, strengths, strict=True)))
+
+
+def _between(layer: Layer, slope: Tensor) -> Tensor:
+    if layer.activation.smooth:
+        return slope
+    return torch.full_like(slope, float(layer.activation.slope(torch.tensor([-1.0, 1.0])).mean()))
+
+
+def _offset(layer: Layer, bias: Tensor) -> Tensor:
+    spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
+    return through(layer.after, spread)
+
+
+def _inverse(lengths: Tensor) -> Tensor:
+    return torch.where(lengths > 0, 1 / lengths, 0)
+
+
+def _or_one(values: Tensor) -> Tensor:
+    return torch.where(values > 0, values, 1)
+
+
+def _equations(scale: Rows) -> Tensor:
+    return ((scale.weights > 0).flatten(1).sum(dim=1) + (scale.gradients > 0).flatten(1).sum(dim=1)).clamp(min=1)

@@ -1,0 +1,282 @@
+"""All that the gradients of several layers say of the network's input, as equations of that input alone.
+
+Where layer i has too few equations for its own input x_i, that input is still the work of the layers below it, and their
+gradients hold too. With x_0 the network's input, z_i and k_i known from above, and f, k by the network's own rules,
+
+    W_i x_i(x_0) = z_i - b_i,    K_i x_i(x_0) = dL/dW_i,    K_j(x_0) x_j(x_0) = dL/dW_j    for all j < i
+
+The first two depend on x_0 through activations, the last also through their slopes, which jump where an activation has an edge.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from attacker.attacks.closed_form.rgap.least_squares import Weighing, whitening
+from attacker.attacks.closed_form.rgap.system import Rows, System, back_through, columns_of, fold, through
+from attacker.attacks.networks.chain import Layer
+
+
+@dataclass(frozen=True)
+class Sides:
+    """One side of all equations: top, of layer i; below, (N, C_out, values under the kernel) for each layer under it."""
+
+    top: Rows
+    below: tuple[Tensor, ...]
+
+    def squared_norm(self) -> Tensor:
+        """(N,)."""
+        return self.top.squared_norm() + sum(_squares(rows) for rows in self.below)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """The equations of N inputs, rows scaled so that each answers alike to a change of the input.
+
+    layers:  up to layer i, `system` and `target` are its equations. weights: of the layers below it, (1 or N, C_out, taps).
+    known:   (N, *outputs) of layer i, where W x_i is known; elsewhere, as at the zeros of ReLU, it is not above the target.
+    offsets: their biases as they come out, or 0. gradients, lengths: dL/dW of those layers, and what its rows are multiplied by.
+    low, span: of the network's input, what 0 and what one unit of x in [0, 1] is.
+    """
+
+    layers: tuple[Layer, ...]
+    system: System
+    target: Rows
+    known: Tensor
+    weights: tuple[Tensor, ...]
+    offsets: tuple[Tensor | float, ...]
+    gradients: tuple[Tensor, ...]
+    lengths: tuple[Tensor, ...]
+    low: Tensor
+    span: Tensor
+
+    @property
+    def below(self) -> tuple[Layer, ...]:
+        return self.layers[:-1]
+
+    @property
+    def scale(self) -> Rows:
+        """What the equations of layer i are multiplied by."""
+        assert self.system.scale is not None
+        return self.system.scale
+
+    @property
+    def whole(self) -> Weighing:
+        """All equations of layers below as they are."""
+        return Weighing((None,) * len(self.below))
+
+    @property
+    def sides(self) -> Sides:
+        """What the equations give."""
+        return Sides(self.target * self.scale, tuple(g * s for g, s in zip(self.gradients, self.lengths, strict=True)))
+
+    def of(self, rows: Tensor) -> Self:
+        """The problems of these rows only."""
+
+        def pick(values: Tensor) -> Tensor:
+            return values[rows] if len(values) > 1 or len(self.system.k) == 1 else values
+
+        system = copy(self.system)
+        system.weight, system.k = pick(system.weight), system.k[rows]
+        system.scale = Rows(pick(self.scale.weights), pick(self.scale.gradients))
+        return replace(
+            self,
+            system=system,
+            target=Rows(pick(self.target.weights), pick(self.target.gradients)),
+            known=self.known[rows],
+            weights=tuple(map(pick, self.weights)),
+            offsets=tuple(b if isinstance(b, float) else pick(b) for b in self.offsets),
+            gradients=tuple(map(pick, self.gradients)),
+            lengths=tuple(map(pick, self.lengths)),
+        )
+
+    def at(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
+        """The equations near x (N, *inputs) in [0, 1]. weighing: of the equations of layers below; None leaves them out."""
+        inputs, columns, z, slopes = self.low + self.span * x, [], [], []
+        for layer, weight, offset in zip(self.below, self.weights, self.offsets, strict=True):
+            columns.append(columns_of(layer, through(layer.before, inputs)))
+            z.append(_given(layer, weight @ columns[-1]) + offset)
+            inputs = layer.activation.forward(z[-1])
+            slopes.append(layer.activation.slope(inputs))
+        outputs, k = self.back(slopes)
+        bends = tuple(map(_bend, self.below, z, slopes, outputs))
+        system, missed = self._top(inputs)
+        return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
+
+    def _top(self, inputs: Tensor) -> tuple[System, Rows]:
+        """The equations of layer i that hold or are broken for its `inputs`, and what they miss."""
+        got = self.system.apply(inputs)
+        missed = (self.target * self.scale).plus(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
+        if bool(self.known.all()):
+            return self.system, missed
+        system, holds = copy(self.system), (self.known | (missed.weights < 0)).to(got.weights.dtype)
+        system.scale = Rows(self.scale.weights * holds, self.scale.gradients)
+        return system, Rows(missed.weights * holds, missed.gradients)
+
+    def back(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Of the layers below, the gradient at their outputs (N, *outputs) and at what their product gives (N, C_out, places)."""
+        outputs: list[Tensor] = []
+        given: list[Tensor] = []
+        gradient = self.system.gradient_below() if self.below else self.system.k
+        for j in reversed(range(len(self.below))):
+            outputs.insert(0, gradient)
+            given.insert(0, _places(self.layers[j], slopes[j] * gradient))
+            gradient = _back_through(self.layers[j], self.weights[j], given[0])
+        return tuple(outputs), tuple(given)
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The equations at some x, made linear: `apply` is their derivative, `adjoint` its transpose.
+
+    system:  of layer i, without equations that only bound and hold. top: what it misses.
+    columns, z, slopes: of the layers below, what their kernels see, pre-activations, and dx/dz there.
+    outputs, k: the gradient at their outputs (N, *outputs) and at what their product gives (N, C_out, places).
+    bends:   how dL/dz changes with z, (N, *outputs); None where it does not, between the edges of an activation.
+    """
+
+    problem: Composed
+    x: Tensor
+    system: System
+    top: Rows
+    columns: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    k: tuple[Tensor, ...]
+    bends: tuple[Tensor | None, ...]
+    weighing: Weighing | None
+
+    @cached_property
+    def missed(self) -> Sides:
+        """What is unexplained, weighed."""
+        problem = self.problem
+        below = (k @ u.mT * s for k, u, s in zip(self.k, self.columns, problem.lengths, strict=True))
+        wanted = problem.sides.below
+        return self.weighed(Sides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
+
+    def of(self, rows: Tensor) -> "Tangent":
+        """At the same x, the layers below left out, for the problems of these rows only."""
+        return self.problem.of(rows).at(self.x[rows])
+
+    def weighed(self, sides: Sides, *, transposed: bool = False) -> Sides:
+        if self.weighing is None:
+            return Sides(sides.top, tuple(torch.zeros_like(rows) for rows in sides.below))
+        return Sides(sides.top, self.weighing.times(sides.below, transposed=transposed))
+
+    def apply(self, v: Tensor) -> Sides:
+        problem = self.problem
+        v, columns, changes = problem.span * v, [], []
+        for layer, weight, slope in zip(problem.below, problem.weights, self.slopes, strict=True):
+            columns.append(columns_of(layer, through(layer.before, v)))
+            changes.append(_given(layer, weight @ columns[-1]))
+            v = slope * changes[-1]
+        top = self.system.apply(v)
+        if self.weighing is None:
+            return Sides(top, tuple(torch.zeros_like(s) for s in problem.lengths))
+        below = [k @ u.mT for k, u in zip(self.k, columns, strict=True)]
+        if any(bend is not None for bend in self.bends):
+            for j, change in enumerate(self._slope_changes(changes)):
+                below[j] = below[j] + change @ self.columns[j].mT
+        return self.weighed(Sides(top, tuple(rows * s for rows, s in zip(below, problem.lengths, strict=True))))
+
+    def adjoint(self, sides: Sides) -> Tensor:
+        problem, weighed = self.problem, self.weighed(sides, transposed=True)
+        rows = [r * s for r, s in zip(weighed.below, problem.lengths, strict=True)]
+        curved = any(bend is not None for bend in self.bends) and self.weighing is not None
+        extra = self._slope_changes_transposed(rows) if curved else None
+        v = self.system.adjoint(weighed.top)
+        for j in reversed(range(len(problem.below))):
+            layer, weight = problem.layers[j], problem.weights[j]
+            change = self.slopes[j] * v
+            if extra is not None:
+                change = change + extra[j]
+            columns = weight.mT @ _places(layer, change) + rows[j].mT @ self.k[j]
+            v = back_through(layer.before, fold(layer, columns), layer.inputs)
+        return problem.span * v
+
+    def _slope_changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
+        """From changes of z, those of k, (N, C_out, places)."""
+        found: list[Tensor] = []
+        behind: Tensor | float = 0.0
+        for j in reversed(range(len(changes))):
+            layer, bend = self.problem.layers[j], self.bends[j]
+            change = self.slopes[j] * behind + (0 if bend is None else bend * changes[j])
+            found.insert(0, _places(layer, change))
+            behind = _back_through(layer, self.problem.weights[j], found[0])
+        return found
+
+    def _slope_changes_transposed(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        found = []
+        ahead: Tensor | float = 0.0
+        for j, layer in enumerate(self.problem.below):
+            change = _given(layer, rows[j] @ self.columns[j] + ahead)
+            bend = self.bends[j]
+            found.append(torch.zeros_like(change) if bend is None else bend * change)
+            if j + 1 < len(self.problem.below):
+                following = self.problem.layers[j + 1]
+                columns = columns_of(following, through(following.before, self.slopes[j] * change))
+                ahead = self.problem.weights[j + 1] @ columns
+        return found
+
+    def doubted(self, unsure: Sequence[Tensor]) -> Weighing:
+        """Weigh the equations of layers below by what is not known of their slopes.
+
+        unsure: for each of them (N,), how far from 0 a pre-activation may be whose sign is not certain. A filter's equations
+        k U^T = dL/dW are off by (change of k) U^T: by a multiple of the column of U of each place of unknown slope.
+        """
+        problem = self.problem
+        factors: list[Tensor | None] = []
+        behind: Tensor | float = 0.0
+        for j in reversed(range(len(problem.below))):
+            layer = problem.layers[j]
+            jump = _jump(layer) * self.outputs[j] * (self.z[j].abs() < each(unsure[j], self.z[j]))
+            variance = _places(layer, self.slopes[j].square() * behind + jump.square())
+            factors.insert(0, whitening(self.columns[j], variance, problem.lengths[j]) if bool(variance.any()) else None)
+            behind = _back_through(layer, problem.weights[j].square(), variance)
+        return Weighing(tuple(factors))
+
+
+def _bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> Tensor | None:
+    if not layer.activation.smooth or layer.activation.name == "identity":
+        return None
+    bent: Tensor = vjp(layer.activation.slope, layer.activation.forward(z))[1](slope)[0]
+    return bent * gradient
+
+
+def _jump(layer: Layer) -> float:
+    """By how much the slope of an activation changes where it has an edge, at 0."""
+    if layer.activation.smooth:
+        return 0.0
+    ends = layer.activation.slope(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    return float(ends[1] - ends[0])
+
+
+def _given(layer: Layer, product: Tensor) -> Tensor:
+    """From what the product gives (N, C_out, places) to (N, *outputs)."""
+    return through(layer.after, product.reshape(len(product), *layer.given))
+
+
+def _places(layer: Layer, outputs: Tensor) -> Tensor:
+    """The transpose of `_given`."""
+    return back_through(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
+
+
+def _back_through(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
+    """W^T k, (N, *inputs), of k (N, C_out, places)."""
+    return back_through(layer.before, fold(layer, weight.mT @ k), layer.inputs)
+
+
+def each(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _squares(x: Tensor) -> Tensor:
+    total: Tensor = x.flatten(1).square().sum(dim=1)
+    return total

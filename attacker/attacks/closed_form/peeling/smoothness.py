@@ -1,0 +1,137 @@
+"""What is believed of an input beside its equations, for Newton's method: smooth functions with a quadratic one above them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import pi
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.recording.observation import DataSpec
+
+Curvature = Callable[[Tensor], Tensor]
+"""A symmetric positive linear map of batches."""
+Spread = Callable[[Tensor], Tensor]
+"""A symmetric square root of a covariance, as a linear map of batches (..., *shape)."""
+
+DEVIATION = 0.25
+"""Standard deviation of the pixels of an image."""
+FALL = 1.5
+"""Power of the squared frequency with which the variance of images falls; of photographs, about 1."""
+FLAT = 0.01
+"""Squared frequency below which it stays."""
+COLOUR = 0.1
+"""Variance of what differs between channels, as a share of the variance of what they have in common."""
+
+
+class Belief(Protocol):
+    """A convex function of x (N, *shape) in [0, 1]; lower is likelier."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """(N,)."""
+        ...
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Its gradient, of the shape of x."""
+        ...
+
+    def curvature(self, x: Tensor) -> Curvature:
+        """Of a quadratic function that touches it at x and is nowhere below it."""
+        ...
+
+
+@dataclass(frozen=True)
+class TotalVariation:
+    """Sum over values of sqrt(across^2 + down^2 + edge^2) - edge, of images (N, C, H, W), each channel for itself.
+
+    edge: in units of x. Differences well below it cost their square, those above it their size, and everywhere it has a
+    derivative. Its curvature is that of lagged diffusivity (Vogel and Oman 1996).
+    """
+
+    edge: float
+
+    def value(self, x: Tensor) -> Tensor:
+        return (self._lengths(x) - self.edge).flatten(1).sum(dim=1)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return self.curvature(x)(x)
+
+    def curvature(self, x: Tensor) -> Curvature:
+        weights = 1 / self._lengths(x)
+
+        def curve(v: Tensor) -> Tensor:
+            across, down = differences(v)
+            return gathered(weights * across, weights * down)
+
+        return curve
+
+    def _lengths(self, x: Tensor) -> Tensor:
+        across, down = differences(x)
+        return (across.square() + down.square() + self.edge**2).sqrt()
+
+
+@dataclass(frozen=True)
+class Middle:
+    """Half the squared distance to 0.5: of rows, whose neighbours have nothing in common."""
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.slope(x).flatten(1).square().sum(dim=1) / 2
+
+    def slope(self, x: Tensor) -> Tensor:
+        return x - 0.5
+
+    def curvature(self, x: Tensor) -> Curvature:
+        return lambda v: v
+
+
+def differences(x: Tensor) -> tuple[Tensor, Tensor]:
+    """To the next value across and down, each of the shape of x (..., H, W); 0 at the far edge."""
+    across, down = torch.zeros_like(x), torch.zeros_like(x)
+    across[..., :-1] = x[..., 1:] - x[..., :-1]
+    down[..., :-1, :] = x[..., 1:, :] - x[..., :-1, :]
+    return across, down
+
+
+def gathered(across: Tensor, down: Tensor) -> Tensor:
+    """The transpose of `differences`."""
+    x = torch.zeros_like(across)
+    x[..., 1:] += across[..., :-1]
+    x[..., :-1] -= across[..., :-1]
+    x[..., 1:, :] += down[..., :-1, :]
+    x[..., :-1, :] -= down[..., :-1, :]
+    return x
+
+
+def smooth_spread(data: DataSpec, dtype: torch.dtype, device: torch.device) -> Spread:
+    """The covariance that images are taken to have before anything is known of them: that of rows is the same for each value.
+
+    Diagonal in the cosine transform of each channel, falling with the frequency, and in what channels have in common.
+    dtype: of the numbers of the transform; what is given to it may have another.
+    """
+    if not data.is_image:
+        return lambda x: DEVIATION * x
+    down, across = (_cosines(size).to(dtype=dtype, device=device) for size in data.shape[1:])
+    frequency = sum(
+        (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
+        for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
+    )
+    root = (frequency + FLAT) ** (-FALL / 2)
+    root = (DEVIATION * root / root.square().mean().sqrt()).to(dtype=dtype, device=device)
+
+    def spread(x: Tensor) -> Tensor:
+        low, middle, wide = (t.to(x.dtype) for t in (down, root, across))
+        common = x.mean(dim=-3, keepdim=True)
+        weighed = middle * (low @ (common + COLOUR**0.5 * (x - common)) @ wide.T)
+        spread_out: Tensor = low.T @ weighed @ wide
+        return spread_out
+
+    return spread
+
+
+def _cosines(size: int) -> Tensor:
+    """(size, size), the orthonormal discrete cosine transform (DCT-II)."""
+    k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
+    rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5
+    rows[0] /= 2**0.5
+    return rows

@@ -1,0 +1,1 @@
+"""Rank analysis: whether the shapes of a network determine its input (R-GAP, section 4)."""

@@ -1,0 +1,153 @@
+"""The generic rank of each layer's equations, by elimination at random weights, slopes and head gradient.
+
+Those gradients k = dL/dz are the ones that the layers behind give, so that what they have in common counts as well: two
+convolutions without an activation between them, or values that a later layer never looks at.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.closed_form.rank.counting import dead_values, groups, pooled_rank
+from attacker.attacks.closed_form.rank.elimination import draw, modulo, null_space, product, rank
+from attacker.attacks.closed_form.rgap.footprint import Footprint, pooling
+from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
+from attacker.attacks.networks.chain import Chain, Layer
+
+ENTRIES = 25_000_000
+"""Of the largest matrix that is eliminated, 200 MB, or written on the way."""
+
+
+def generic_ranks(
+    chain: Chain, footprints: list[Footprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
+) -> list[int | None]:
+    """For each layer, its rank; None for matrices, which need no elimination, and for what is too large.
+
+    live: for each layer, which of its values given anything depends on. open_ones: how many unknowns its gradient constraints
+    leave open, which are eliminated up to `columns`. dead: share of 0 after a ReLU.
+    """
+    rng = torch.Generator().manual_seed(0)
+    ranks: list[int | None] = []
+    below: Tensor | None = None
+    parts = [*zip(chain.layers, footprints, live, open_ones, strict=True)]
+    for layer, shape, mask, left in reversed(parts):
+        if layer.kernel is None or left > columns or _largest(shape) > ENTRIES or not _surjective(shape):
+            ranks.append(None)
+            below = _through_pooling(layer, rng)
+            continue
+        gradient = draw(shape.filters, len(mask), rng=rng) if below is None else below.reshape(shape.filters, -1)
+        slope = _slopes(layer.activation, mask.expand_as(gradient), dead, rng)
+        given = modulo(gradient * slope)
+        known = (slope != 0) & mask
+        k = given if shape.after is None else product(given, shape.after.double())
+        weight = draw(shape.filters, shape.channels, len(shape.sees), rng=rng)
+        ranks.append(_rank(shape, weight, k, known, mask, columns, rng))
+        below = _below(shape, weight, k)
+    return ranks[::-1]
+
+
+def _through_pooling(layer: Layer, rng: torch.Generator) -> Tensor | None:
+    """Any gradient at the input of a layer that pools it first, (channels, values); None where it may be anything."""
+    pool = pooling(layer.before, layer.inputs, layer.name)
+    return None if pool is None else product(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
+
+
+def _largest(shape: Footprint) -> int:
+    """Entries of the largest matrix that is made before the elimination: columns of all channels, constraints of one."""
+    taps, places = shape.sees.shape
+    return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
+
+
+def _surjective(shape: Footprint) -> bool:
+    return shape.before is None or pooled_rank(shape.before) == shape.taken
+
+
+def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
+    """What an activation's derivative may be where `live`: 1, two values at random, or anything; else 0.
+
+    Of a ReLU, 0 for the share `dead` of each channel.
+    """
+    if activation is RELU:
+        order = torch.rand(live.shape, generator=rng).masked_fill(~live, 2).argsort(dim=1).argsort(dim=1)
+        return (live & (order >= dead_values(dead, live[0]))).double()
+    if activation is IDENTITY:
+        return live.double()
+    if activation.smooth:
+        return draw(*live.shape, rng=rng) * live
+    low = float(draw(1, rng=rng))
+    return torch.where(torch.rand(live.shape, generator=rng) < 0.5, low, 1.0).double() * live
+
+
+def _rank(
+    shape: Footprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
+) -> int | None:
+    """Of gradient constraints first, each channel alone; then of weight constraints on what those leave open."""
+    used = replace(shape, before=None).used(live)
+    left = _left_open(shape, k, live, used)
+    unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * left.shape[1]
+    if open_ones > columns:
+        return None
+    if not open_ones:
+        return unknowns
+    some = _sample(known, open_ones + open_ones // 4 + 64, rng)
+    for chosen in (some, known):
+        if int(chosen.sum()) * open_ones > ENTRIES:
+            return None
+        found = rank(_weight_rows(shape, weight, left, chosen))
+        if found == open_ones:
+            break
+    return unknowns - open_ones + found
+
+
+def _left_open(shape: Footprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
+    """A basis (taken, dimensions) of one channel's values that gradient constraints say nothing of."""
+    places, pieces = shape.live_places(live), []
+    for group in groups(shape, live):
+        rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)
+        where = torch.where(places, shape.sees[group.taps], -1) % (shape.taken + 1)
+        rows.scatter_(2, where.expand(shape.filters, -1, -1), k[:, None].expand(-1, len(group.taps), -1))
+        free = null_space(rows.flatten(0, 1)[:, group.values])
+        piece = torch.zeros(shape.taken, free.shape[1], dtype=k.dtype)
+        piece[group.values] = free
+        pieces.append(piece)
+    unmet = used.clone()
+    for group in groups(shape, live):
+        unmet[group.values] = False
+    alone = torch.zeros(shape.taken, int(unmet.sum()), dtype=k.dtype)
+    alone[unmet] = torch.eye(alone.shape[1], dtype=k.dtype)
+    return torch.cat([*pieces, alone], dim=1)
+
+
+def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
+    """A mask of so many of the known weight constraints, at random."""
+    order = torch.rand(known.shape, generator=rng).masked_fill(~known, 2).flatten().argsort()[:rows]
+    return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
+
+
+def _weight_rows(shape: Footprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
+    """(chosen constraints, channels * dimensions), each weight constraint as it acts on what is left open."""
+    padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
+    which = chosen.any(dim=0)
+    blocks = []
+    for channel in range(shape.channels):
+        rows = []
+        for start in range(0, left.shape[1], 128):
+            seen = padded[:, start : start + 128][shape.sees]  # (taps, places, some dimensions)
+            if shape.after is None:
+                seen = seen[:, which]
+            given = product(weight[:, channel], seen.flatten(1)).reshape(shape.filters, seen.shape[1], -1)
+            if shape.after is not None:
+                given = product(shape.after[which].double(), given)
+            rows.append(given[chosen[:, which]])
+        blocks.append(torch.cat(rows, dim=1))
+    return torch.cat(blocks, dim=1)
+
+
+def _below(shape: Footprint, weight: Tensor, k: Tensor) -> Tensor:
+    """The gradient at the layer's input, (channels, values): the transposes of convolution and pooling."""
+    columns = product(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
+    taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)
+    taken.scatter_add_(1, (shape.sees % (shape.taken + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))
+    taken = modulo(taken[:, :-1])
+    return taken if shape.before is None else product(taken, shape.before.double())

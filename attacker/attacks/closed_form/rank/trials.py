@@ -1,0 +1,163 @@
+"""What the rank analysis is held against: random small networks, ranks from the equations themselves, the paper's networks."""
+
+from dataclasses import dataclass
+from math import prod
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.closed_form.rank.analysis import rank_report
+from attacker.attacks.closed_form.rgap.footprint import used_values
+from attacker.attacks.closed_form.rgap.system import Rows, System, through
+from attacker.attacks.networks.chain import Chain, chain_of
+
+LARGEST = 2_500_000
+"""Entries of the largest system that is written down."""
+STRIDES = ((1, 1), (1, 1), (1, 2), (2, 2), (1, 3))
+PAPER = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
+"""Networks with the indices of the paper's table 2: channels after each 4x4 convolution of stride 1, no padding, on 3x32x32."""
+
+
+@dataclass(frozen=True)
+class RandomNetwork:
+    """model: in float64, for inputs of `shape`. words: what it is."""
+
+    model: nn.Sequential
+    shape: tuple[int, ...]
+    chain: Chain
+    words: str
+
+
+def paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
+    """A candidate for figure 2 of the paper, which does not release its networks."""
+    layers: list[nn.Module] = []
+    before, side = 3, 32
+    for after in channels:
+        layers += [nn.Conv2d(before, after, 4, bias=False), nn.LeakyReLU(0.2)]
+        before, side = after, side - 3
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * side * side, num_classes, bias=False))
+
+
+def random_network(seed: int) -> RandomNetwork:
+    """One to three convolutions of kernels 2 to 5, strides 1 to 3, any padding below the kernel, some dilated; three classes.
+
+    Behind each LeakyReLU, tanh, sigmoid or nothing, and in a quarter of the cases average pooling, before or behind that; not
+    behind LeakyReLU, where the rank depends on the data. Perhaps a hidden linear layer; biases in half of the networks. All is
+    drawn from `seed`.
+    """
+    for attempt in range(1000):
+        drawn = _drawn(Random(f"{seed} {attempt}"))
+        if drawn is not None:
+            return drawn
+    raise RuntimeError(f"no network was found from seed {seed}")
+
+
+def _drawn(rng: Random) -> RandomNetwork | None:
+    shape = (rng.choice((1, 1, 2, 3)), rng.randint(5, 13), rng.randint(5, 13))
+    bias, layers = rng.random() < 0.5, list[nn.Module]()
+    channels = shape[0]
+    for _ in range(rng.randint(1, 3)):
+        after = rng.randint(2, 16)
+        layers += _convolution(rng, channels, after, bias=bias)
+        channels = after
+    layers.append(nn.Flatten())
+    try:
+        width = prod(nn.Sequential(*layers).to("meta")(torch.empty(1, *shape, device="meta")).shape[1:])
+    except RuntimeError:  # the image is used up
+        return None
+    if rng.random() < 0.4:
+        hidden = rng.randint(4, 20)
+        layers += [nn.Linear(width, hidden, bias=bias), _activation(rng)]
+        width = hidden
+    model = nn.Sequential(*layers, nn.Linear(width, 3, bias=bias)).to_empty(device="cpu").double()
+    _fill(model, rng.randrange(2**31))
+    chain = chain_of(model, shape)
+    sizes = [prod(one.inputs) * (prod(one.outputs) + prod(one.shape)) for one in chain.layers if one.kernel]
+    if max(sizes) > LARGEST:
+        return None
+    return RandomNetwork(model, shape, chain, f"{shape} {model}")
+
+
+def _convolution(rng: Random, before: int, after: int, *, bias: bool) -> list[nn.Module]:
+    kernel = _pair(rng, 2, 5)
+    padding = _padding(rng, kernel[0]), _padding(rng, kernel[1])
+    dilation = _pair(rng, 1, 2) if rng.random() < 0.15 else (1, 1)
+    layers: list[nn.Module] = [
+        nn.Conv2d(before, after, kernel, _pair(rng, *rng.choice(STRIDES)), padding, dilation, bias=bias),
+        _activation(rng),
+    ]
+    if rng.random() < 0.25:
+        layers.insert(1 if isinstance(layers[1], nn.LeakyReLU) else rng.randint(1, 2), nn.AvgPool2d(2))
+    return layers
+
+
+def _padding(rng: Random, side: int) -> int:
+    return rng.randint(0, side - 1) if rng.random() < 0.6 else 0
+
+
+def _pair(rng: Random, low: int, high: int) -> tuple[int, int]:
+    first = rng.randint(low, high)
+    return first, first if rng.random() < 0.7 else rng.randint(low, high)
+
+
+def _activation(rng: Random) -> nn.Module:
+    return rng.choice([nn.LeakyReLU(0.2), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid(), nn.Identity()])
+
+
+def _fill(model: nn.Module, seed: int) -> None:
+    """Weights of variance 1 / inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            scale = prod(weight.shape[1:]) ** -0.5 if weight.ndim > 1 else 0.1
+            weight.copy_(scale * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+
+
+def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
+    """k = dL/dz (1, *outputs) of each layer, for cross-entropy at one example x (1, *shape), y (1,)."""
+    weights = dict(network.model.named_parameters())
+    reached = []
+    for layer in network.chain.layers:
+        given = layer.product(through(layer.before, x), weights[layer.weight])
+        if layer.bias:
+            given = given + weights[layer.bias].reshape(-1, *[1] * (given.ndim - 2))
+        reached.append(through(layer.after, given))
+        x = layer.activation.forward(reached[-1])
+    return list(torch.autograd.grad(nn.functional.cross_entropy(x, y), reached))
+
+
+def written_down(system: System) -> Tensor:
+    """The matrix [W; K] (equations, unknowns), from what it does to each unit vector; rows of length 1, or 0."""
+    unknowns = prod(system.layer.inputs)
+    rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
+    matrix = torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1).T
+    lengths = matrix.norm(dim=1, keepdim=True)
+    return torch.where(lengths > 1e-13 * lengths.max(), matrix / lengths, 0)
+
+
+def numerical_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
+    """Singular values above `tolerance` times the largest."""
+    values = torch.linalg.svdvals(matrix)
+    return int((values > tolerance * values[0]).sum())
+
+
+def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Of each layer, the rank that the analysis says and the numerical one, at a random example's own k = dL/dz."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
+    weights = {name: p.detach() for name, p in network.model.named_parameters()}
+    pairs = []
+    report = rank_report(network.chain, prove=prove)
+    needed = [*used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
+    slopes = true_slopes(network, x, torch.tensor([0]))
+    for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
+        system = System(layer, weights[layer.weight][None], k)
+        system.scale = Rows(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
+        pairs.append((told.rank, numerical_rank(written_down(system))))
+    return pairs
+
+
+def rank_right(count: int = 30, *, prove: int = 3000) -> float:
+    """Share of random networks of whose every layer the rank is told right."""
+    return sum(all(told == true for told, true in compared(random_network(seed), prove=prove)) for seed in range(count)) / count

@@ -1,0 +1,1 @@
+"""R-GAP: the input of a network, layer by layer from the last (Zhu and Blaschko 2021)."""

@@ -1,0 +1,227 @@
+"""The linear equations of one layer, of many problems at once, without ever writing the matrix down.
+
+Of a layer z = W x + b with pre-activations z and their gradient k = dL/dz, both known from the layers behind it, the input x
+obeys (R-GAP, eq. 15 and 16)
+
+    W x = z - b        weight constraints, one a pre-activation
+    K x = dL/dW        gradient constraints, one a weight
+
+On the columns U of x, one for each place of the kernel, both are small products: W U = z - b and k U^T = dL/dW.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+from torch.nn import functional
+
+from attacker.attacks.networks.chain import Layer, Linear, only_reshapes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One value an equation: weights (N, *outputs), gradients (N, C_out, values under the kernel)."""
+
+    weights: Tensor
+    gradients: Tensor
+
+    def __mul__(self, other: "Rows") -> "Rows":
+        return Rows(self.weights * other.weights, self.gradients * other.gradients)
+
+    def of(self, rows: slice) -> "Rows":
+        """Of these problems; what is the same for all stays."""
+        return Rows(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
+
+    def plus(self, other: "Rows", share: Tensor) -> "Rows":
+        """Itself and `share` (N,) of another."""
+        return Rows(
+            self.weights + _along(share, other.weights) * other.weights,
+            self.gradients + _along(share, other.gradients) * other.gradients,
+        )
+
+    def squared_norm(self) -> Tensor:
+        """(N,)."""
+        return self.weights.flatten(1).square().sum(dim=1) + self.gradients.flatten(1).square().sum(dim=1)
+
+
+class System:
+    """The equations of `layer` for N problems: apply(x) is [W; K] x, row by row multiplied by `scale`; adjoint its transpose.
+
+    weight: (1 or N, *shape of the layer's weight). k: (N, *outputs), the gradient of the loss at the pre-activations.
+    scale:  0 leaves an equation out.
+    """
+
+    def __init__(self, layer: Layer, weight: Tensor, k: Tensor) -> None:
+        self.layer = layer
+        self.weight = weight.reshape(len(weight), layer.shape[0], -1)
+        self.k = back_through(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
+        self.scale: Rows | None = None
+
+    def of(self, rows: slice) -> "System":
+        """These of its problems."""
+        part = copy(self)
+        part.weight, part.k = self.weight[rows] if len(self.weight) > 1 else self.weight, self.k[rows]
+        if self.scale is not None:
+            part.scale = self.scale.of(rows)
+        return part
+
+    def apply(self, x: Tensor) -> Rows:
+        rows = self._applied(x)
+        return rows if self.scale is None else rows * self.scale
+
+    def adjoint(self, rows: Rows) -> Tensor:
+        return self._transposed(rows if self.scale is None else rows * self.scale)
+
+    def _applied(self, x: Tensor) -> Rows:
+        columns = columns_of(self.layer, through(self.layer.before, x))
+        given = (self.weight @ columns).reshape(len(x), *self.layer.given)
+        return Rows(through(self.layer.after, given), self.k @ columns.mT)
+
+    def _transposed(self, rows: Rows) -> Tensor:
+        given = back_through(self.layer.after, rows.weights, self.layer.given)
+        columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
+        return back_through(self.layer.before, fold(self.layer, columns), self.layer.inputs)
+
+    def gradient_below(self) -> Tensor:
+        """W^T k, the gradient of the loss at the layer's input, (N, *inputs)."""
+        return back_through(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
+
+    def norms(self) -> Rows:
+        """The length of each row, which padding shortens; average pooling is taken for what it does to the squares."""
+        inside = columns_of(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
+        weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
+        weights = through(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
+        return Rows(weights, (self.k.square() @ inside.mT).sqrt())
+
+
+def columns_of(layer: Layer, x: Tensor) -> Tensor:
+    """What the kernel sees at each of its places, (N, values under it, places), of x (N, *taken)."""
+    if layer.kernel is None:
+        return x[..., None]
+    return functional.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride)
+
+
+def fold(layer: Layer, columns: Tensor) -> Tensor:
+    """The transpose of `columns_of`: adds up what belongs to the same input."""
+    if layer.kernel is None:
+        return columns[..., 0]
+    sides = layer.taken[1:]
+    return functional.fold(columns, sides, layer.kernel, layer.dilation, layer.padding, layer.stride)
+
+
+def through(maps: Sequence[Linear], x: Tensor) -> Tensor:
+    for one in maps:
+        x = one(x)
+    return x
+
+
+def back_through(maps: Sequence[Linear], y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The transposes of `maps`, last to first, back to (N, *shape)."""
+    if not maps:
+        return y
+    if only_reshapes(maps):
+        return y.reshape(len(y), *shape)
+    transpose = vjp(lambda x: through(maps, x), torch.zeros(len(y), *shape, dtype=y.dtype, device=y.device))[1]
+    result: Tensor = transpose(y)[0]
+    return result
+
+
+@dataclass(frozen=True)
+class Solved:
+    """x: (N, *inputs). residual: (N,) what is left unexplained, as a share of the right-hand side. iterations: taken."""
+
+    x: Tensor
+    residual: Tensor
+    iterations: int
+
+
+CHECK = 10
+"""Iterations between two looks at how far each problem is; on a GPU each look waits for all that was asked of it."""
+
+
+def least_squares(
+    system: System,
+    target: Rows,
+    *,
+    tolerance: float = 1e-14,
+    iterations: int = 2000,
+    start: Tensor | None = None,
+    inverse: Callable[[Tensor], Tensor] | None = None,
+    spare: Tensor | None = None,
+) -> Solved:
+    """The x of least squared error, of least norm from `start`, by conjugate gradients on the normal equations (CGLS).
+
+    tolerance: of the length of the gradient, as a share of its first one; each problem rests once it is there.
+    inverse:   of the normal matrix, roughly (preconditioning); where solutions are many, it decides which is found.
+    spare:     (N,) how many equations there are beyond the unknowns. A problem then rests, too, where `CHECK` iterations explain
+               less than one equation's share of what is left: what they change is below the noise of the equations.
+    """
+    one, two = _Flat(system, target), inverse or _same
+    x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
+    residual = one.target if start is None else one.target - one.image(x)
+    gradient = one.back(residual)
+    direction = two(gradient)
+    power, tiny = _dot(gradient, direction), torch.finfo(x.dtype).tiny
+    enough, live, left, done = tolerance**2 * power, (power > 0).to(x.dtype), _dot(residual, residual), 0
+    for done in range(1, iterations + 1):
+        image = one.image(direction)
+        step = live * power / (_dot(image, image) + tiny)
+        x = torch.addcmul(x, _along(step, x), direction)
+        residual = torch.addcmul(residual, step[:, None], image, value=-1)
+        if done % CHECK == 0:
+            before, left = left, _dot(residual, residual)
+            running = power > enough
+            live = live * (running if spare is None else running & ((before - left) * spare > left))
+            if not bool(live.any()):
+                break
+        gradient = one.back(residual)
+        better = two(gradient)
+        before, power = power, _dot(gradient, better)
+        direction = torch.addcmul(better, _along(power / (before + tiny), better), direction)
+    whole = _dot(one.target, one.target).clamp(min=tiny)
+    return Solved(x, (_dot(residual, residual) / whole).sqrt(), done)
+
+
+class _Flat:
+    """The equations of a system, scaled, as one vector a problem."""
+
+    def __init__(self, system: System, target: Rows) -> None:
+        self.system = system
+        self.sides = target.weights.shape, target.gradients.shape
+        self.cut = target.weights[0].numel()
+        self.scale = None
+        if system.scale is not None:
+            scale = system.scale
+            self.scale = _joined(Rows(scale.weights.expand_as(target.weights), scale.gradients.expand_as(target.gradients)))
+        self.target = self._scaled(_joined(target))
+
+    def image(self, x: Tensor) -> Tensor:
+        return self._scaled(_joined(self.system._applied(x)))
+
+    def back(self, rows: Tensor) -> Tensor:
+        scaled = self._scaled(rows)
+        weights, gradients = scaled[:, : self.cut], scaled[:, self.cut :]
+        return self.system._transposed(Rows(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        return rows if self.scale is None else rows * self.scale
+
+
+def _joined(rows: Rows) -> Tensor:
+    return torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1)
+
+
+def _along(share: Tensor, values: Tensor) -> Tensor:
+    return share.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    product: Tensor = torch.linalg.vecdot(x.flatten(1), y.flatten(1))
+    return product
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

@@ -1,0 +1,262 @@
+"""Closed forms before optimisation: try what applies, check each answer by its own gradient, and hand on where none is exact."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Case, Memory, Need, Progress, generator_for, unmet
+from attacker.attacks.closed_form.observations import Observed, observe
+from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.rgap.walk import OURS, Walk
+from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.confidence import of_closed_form, of_prior
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.warm_starts import Given
+from attacker.attacks.nulls import blinded
+from attacker.attacks.simulation.client import schedule
+from attacker.reconstruction import Reconstruction, slots_of
+
+OVERFITTED = 1.1
+"""A search that leaves no more than so many times the known noise unexplained is at its end: a closed form that explains more
+explains noise.
+"""
+EXACT = 1e-3
+"""How far the gradient of an answer may be from the observed one, as a share of its length, for the answer to be exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedForm:
+    """An attack by closed forms.
+
+    routes:    names of `ROUTES`, tried one after the other until an answer is exact.
+    fallback:  a search for what none of them answers exactly, from the best of them; None: the best of them is the answer.
+    walk:      how layers are walked through.
+    stability: answer a second time from gradients rounded otherwise, and count what changes against the answer.
+    knows_defense: as in `GradientMatching`; a closed form itself takes the gradient as it came.
+    sees_gradient: False gives the null: that of the fallback, or a grey image.
+    """
+
+    name: str
+    routes: tuple[str, ...] = tuple(ROUTES)
+    fallback: GradientMatching | None = None
+    walk: Walk = OURS
+    stability: bool = True
+    knows_defense: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
+    device: str = "cpu"
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, which agree in model, data, training, defense and number of examples.
+
+        Raises ValueError, in words, where no route can be taken and there is no fallback.
+        """
+        return Routing(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
+
+
+@dataclass
+class _Found:
+    """The best answer to one case so far, by how far its gradient is from the observed one."""
+
+    answer: Answer | None = None
+    missed: float = float("inf")
+    tried: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        return self.missed <= EXACT
+
+    @property
+    def open(self) -> bool:
+        """Whether other inputs have the gradient of this answer, too, so that another route may still be the better one."""
+        return self.answer is not None and self.answer.determined < 1
+
+
+class Routing:
+    """One call of a `ClosedForm`."""
+
+    def __init__(
+        self, attack: ClosedForm, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None = None
+    ) -> None:
+        self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
+        self.found = [_Found() for _ in cases]
+
+    def run(self) -> list[Reconstruction]:
+        if not self.attack.sees_gradient:
+            return self._null()
+        started = perf_counter()
+        self.answer()
+        seconds = (perf_counter() - started) / len(self.cases)
+        rest = [i for i, found in enumerate(self.found) if not found.exact]
+        searched = self._search(rest) if rest else {}
+        cut_off = any(one.interrupted for one in searched.values())
+        said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
+        return [self._reconstruction(i, seconds, searched.get(i)) for i in said]
+
+    def answer(self) -> None:
+        """Take the routes, one after the other, for the cases that have no exact answer yet, or only one of many."""
+        self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
+        for i, route in enumerate(self.attack.routes):
+            pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
+            if pending:
+                self._say(i, f"{route}: {len(pending)} of {len(self.cases)} left")
+                self._try(route, pending)
+
+    def start(self, i: int) -> Given | None:
+        """Where a search for case i may start: an answer that explains something."""
+        found = self.found[i]
+        if found.answer is None or found.missed >= 1:
+            return None
+        return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
+
+    def _try(self, route: str, pending: list[int]) -> None:
+        """One route for the cases that are left; what it gives is kept where it is better than what there is."""
+        observed = self.observed.of(pending)
+        try:
+            answers = ROUTES[route](observed, self.rng, self.attack.walk)
+        except ValueError as error:
+            for i in pending:
+                self.found[i].reasons[route] = str(error)
+            return
+        for row, (i, answer) in enumerate(zip(pending, answers, strict=True)):
+            found, missed = self.found[i], observed.missed(row, answer.x, answer.y)
+            found.tried += 1
+            if not len(answer.x):
+                found.reasons[route] = "; ".join(answer.notes)
+            elif bool(torch.isfinite(answer.x).all()) and (missed < found.missed or (found.open and missed <= EXACT)):
+                found.answer, found.missed = answer, missed
+        if self.attack.stability:
+            self._doubt(route, observed, pending, answers)
+
+    def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[Answer]) -> None:
+        """Say of exact answers without a measure of their own what stays of them where the gradient is rounded otherwise."""
+        new = [
+            self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
+        ]
+        rows = [row for row, doubted in enumerate(new) if doubted]
+        if not rows:
+            return
+        rngs = [generator_for(self.rng, self.cases[pending[row]], "rounding") for row in rows]
+        jittered = observed.of(rows)
+        jittered = replace(jittered, gradient=jittered.jittered(rngs))
+        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.attack.walk), strict=True):
+            found, answer = self.found[pending[row]], answers[row]
+            spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
+            moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
+            stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
+            found.answer = replace(answer, stays=stays * answer.determined)
+
+    def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
+        """What the fallback makes of the cases that no route answers exactly."""
+        attack = self.attack.fallback
+        if attack is None:
+            return {}
+        able = []
+        for i in rest:
+            if reasons := unmet(attack, self.cases[i]):
+                self.found[i].reasons["optimisation"] = f"{attack.name} cannot be used: {'; '.join(reasons)}"
+            else:
+                able.append(i)
+        if not able:
+            return {}
+        starts = {self.cases[i].key: self.start(i) for i in able}
+        search = replace(attack, device=self.attack.device, first=lambda cases, _: [starts[case.key] for case in cases])
+        found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
+        return dict(zip(able, found, strict=True))
+
+    def _reconstruction(self, i: int, seconds: float, searched: Reconstruction | None) -> Reconstruction:
+        found = self.found[i]
+        if searched is not None:
+            missed = self.observed.missed(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
+            if found.answer is None or not found.missed <= missed or missed <= OVERFITTED * self.observed.noise(i):
+                route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
+                return replace(
+                    searched,
+                    attack=self.attack.name,
+                    route=route,
+                    seconds=searched.seconds + seconds,
+                    notes=(*self._why(found), *_how_far(missed)),
+                )
+        if found.answer is None:
+            raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "no route gave an answer that is a number")
+        own = self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
+        return replace(own, interrupted=searched is not None and searched.interrupted)
+
+    def _of_answer(self, i: int, found: _Found, answer: Answer, seconds: float) -> Reconstruction:
+        case, count = self.cases[i], len(answer.x)
+        observation = case.observations[0]
+        stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
+        judged = of_closed_form(answer.route, answer.x, found.missed, stays, observation.data, self.observed.examples)
+        return Reconstruction(
+            case=case.key,
+            x=answer.x.float().cpu(),
+            y=answer.y.cpu(),
+            confidence=judged.confidence,
+            explained=judged.explained,
+            evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
+            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
+            loss=torch.tensor([found.missed**2]),
+            iterations=0,
+            evaluations=found.tried,
+            restarts=1,
+            seconds=seconds,
+            route=answer.route,
+            attack=self.attack.name,
+            oracles=self.attack.oracles + (("labels",) if case.known_labels is not None else ()),
+            seed=self.rng.initial_seed(),
+            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed), *judged.notes),
+        )
+
+    def _why(self, found: _Found) -> list[str]:
+        """Why no closed form answered."""
+        told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
+        if found.answer is not None:
+            words = (f"its gradient is off by {found.missed:.2g}", *found.answer.notes, *found.answer.doubts)
+            told += [f"{found.answer.route}: {one}" for one in words]
+        return told
+
+    def _null(self) -> list[Reconstruction]:
+        if self.attack.fallback is not None:
+            null = replace(self.attack.fallback, sees_gradient=False, device=self.attack.device)
+            found = null(self.cases, rng=self.rng, progress=self.progress, memory=self.memory)
+            return [replace(one, attack=self.attack.name) for one in found]
+        return [self._grey(case) for case in self.cases]
+
+    def _grey(self, case: Case) -> Reconstruction:
+        """What one would say without any gradient: grey, and a label drawn at random."""
+        observation = case.observations[0]
+        count, data = observation.num_examples or 0, observation.data
+        labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))
+        judged = of_prior(count, data)
+        return Reconstruction(
+            case=case.key,
+            x=torch.full((count, *data.shape), 0.5),
+            y=labels,
+            confidence=judged.confidence,
+            explained=judged.explained,
+            slots=slots_of(observation.round, observation.client, schedule(observation)[0], count),
+            loss=torch.ones(1),
+            iterations=0,
+            evaluations=0,
+            restarts=1,
+            seconds=0.0,
+            route="prior alone",
+            attack=self.attack.name,
+            oracles=self.attack.oracles,
+            seed=self.rng.initial_seed(),
+        )
+
+    def _say(self, done: int, words: str) -> None:
+        if self.progress is not None:
+            self.progress(done, len(self.attack.routes), words)
+
+
+def _how_far(missed: float) -> tuple[str, ...]:
+    return () if missed <= EXACT else (f"the gradient of this answer is off by {missed:.2g} of the observed one's length",)

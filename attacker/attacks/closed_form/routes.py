@@ -1,0 +1,119 @@
+"""The closed forms by name, in the order in which they are tried."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import generator_for
+from attacker.attacks.closed_form.features import features
+from attacker.attacks.closed_form.linear.batch_labels import explain
+from attacker.attacks.closed_form.linear.first_layer import recover_linear
+from attacker.attacks.closed_form.linear.known_labels import labelled
+from attacker.attacks.closed_form.observations import Observed
+from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
+from attacker.attacks.closed_form.rank.analysis import rank_report
+from attacker.attacks.closed_form.rgap.inversion import Answer, answers, read, require_single, walk_through
+from attacker.attacks.closed_form.rgap.walk import Walk, finish
+from attacker.attacks.networks.chain import Chain
+
+Route = Callable[[Observed, Generator, Walk], Sequence[Answer]]
+"""From N observations, N answers, of as many examples as were found. Raises ValueError, in words, where it cannot be taken."""
+
+
+def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+    """What a first linear layer says of one example, or of a batch; labels by the gradient behind it."""
+    chain = observed.chain
+    if isinstance(chain, str):
+        raise ValueError(f"this model is no chain of layers: {chain}")
+    if chain.layers[0].kernel is not None:
+        raise ValueError(f"its first layer, {chain.layers[0].name}, is a convolution")
+    return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
+
+
+def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+    """R-GAP, from the last layer to the first; of inputs that a network leaves open, the shortest."""
+    chain = require_single(observed)
+    found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
+    if not report.undetermined:
+        return found
+    size = report.layers[0].unknowns
+    words = f"by count, the gradient leaves {report.undetermined:,} of {size:,} values open: many inputs have it, this is one"
+    return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
+
+
+def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+    """R-GAP to the last layer that lacks equations, then all that is left as one system, of images taken to be smooth."""
+    chain = require_single(observed)
+    report = rank_report(chain)
+    deficient = report.deficient_layers or (0,) * bool(report.unused)
+    if not deficient:
+        raise ValueError("no layer lacks equations: there is nothing to peel off")
+    readings = read(observed, chain, observed.gradient, walk)
+    point = finish(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
+    low, high = _range(observed)
+    found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
+    name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
+    return [
+        Answer(
+            x=answer.x,
+            y=answer.y,
+            route=answer.route,
+            notes=(*answer.notes, *_shaped(found, i, name)),
+            doubts=answer.doubts,
+            stays=_seen(found, i, determined),
+            twin=answer.twin,
+        )
+        for i, answer in enumerate(answers(observed, readings, found.x, None, "peeled"))
+    ]
+
+
+TWIN = "an example of another length has the same gradient: of the two, the one in the range of data is given"
+
+ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled, "features": features}
+
+
+def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
+    weights, gradient = observed.weights_of(i), {name: g[i] for name, g in observed.gradient.items()}
+    rng = generator_for(rng, observed.cases[i], "linear")
+    found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
+    words: tuple[str, ...] = (found.note,) if found.note else ()
+    if not found.found:
+        return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
+    try:
+        whole = explain(observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_range(observed))
+        x, y, source = whole.x, whole.y, whole.source
+        words += (TWIN,) * bool(whole.twins.any())
+    except ValueError:  # only some examples were isolated
+        x, source = found.x, torch.arange(found.found)
+        y = labelled(
+            chain,
+            weights,
+            gradient,
+            x,
+            loss=observed.training.loss,
+            classes=observed.data.num_classes,
+            examples=observed.examples,
+        )
+    x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
+    return Answer(x, y, "linear", words, stays=found.certainty[source])
+
+
+def _range(observed: Observed) -> tuple[Tensor, Tensor]:
+    """The model's inputs for values of 0 and of 1."""
+    ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
+    low, high = (observed.data.normalise(end) for end in ends)
+    return low, high
+
+
+def _shaped(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
+    if bool(found.exact[i]):
+        return ()
+    return (f"layer {layer} lacks equations, and what the gradient leaves open is filled in by a prior",)
+
+
+def _seen(found: Peeled, i: int, determined: float) -> Tensor:
+    """(1,) how much of the answer the equations determine; determined: the most, by count."""
+    share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
+    return share.reshape(1)

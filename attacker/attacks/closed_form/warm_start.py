@@ -1,0 +1,32 @@
+"""A search that starts from what the closed forms say."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Generator
+
+from attacker.attacks.base import Case
+from attacker.attacks.closed_form.router import ClosedForm, Routing
+from attacker.attacks.closed_form.routes import ROUTES
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.warm_starts import Given
+
+
+def from_features(attack: GradientMatching) -> GradientMatching:
+    """The same search, started also from the features of each example, where the last layer's gradient gives them away."""
+    return from_closed_form(attack, routes=("features",))
+
+
+def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
+    """The same search, started also from the best answer of the closed forms, where that explains anything of the gradient."""
+    closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.knows_defense)
+
+    def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
+        routing = Routing(replace(closed, device=attack.device), cases, rng, None)
+        try:
+            routing.answer()
+        except ValueError:  # which says that there is nothing to start from
+            return [None] * len(cases)
+        return [routing.start(i) for i in range(len(cases))]
+
+    return replace(attack, first=first)

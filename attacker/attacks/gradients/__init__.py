@@ -1,0 +1,1 @@
+"""Gradients of many problems that share weights, batched."""

@@ -1,0 +1,1 @@
+"""Label inference from the gradient of the last layer."""

@@ -1,0 +1,116 @@
+"""What linking is told of an observation, and how alike the examples of all of them are."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.linking.matching import NEVER, Filter, comparable, cosine_distances, may_be_one, pooled, squared_distances
+
+SAMPLE = 400
+"""Examples that tell what a pair of different ones costs."""
+
+
+class Described(NamedTuple):
+    """One observation of a client, before anything is known of the others.
+
+    round:     1-based. labels: (N,) int64, inferred: one a place, so that N is the number of examples behind the update.
+    features:  (N, F) of each example, finite, as `head_features` reads them; None where there are none.
+    reference: (P, F), the same features of the attacker's own inputs at the weights of this round, if it has any.
+    images:    (N, *shape) in [0, 1], reconstructed from this observation alone; None where there are none.
+    problem:   why nothing can be said of this observation, in words that follow "round 3: "; "" where something can.
+    """
+
+    round: int
+    labels: Tensor
+    features: Tensor | None = None
+    reference: Tensor | None = None
+    images: Tensor | None = None
+    problem: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether its examples can be compared with others."""
+        return not self.problem and (self.features is not None or self.images is not None)
+
+
+class Likeness(NamedTuple):
+    """cost: (P, P) float32, symmetric, of all places of all observations; NEVER where two places cannot hold one example.
+
+    owner: (P,) int64, which observation a place is in, in the order given.
+    usual: costs of pairs of different examples, ascending.
+    """
+
+    cost: Tensor
+    owner: Tensor
+    usual: Tensor
+
+
+def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
+    """Costs of pairs in [0, ...): of features 1 - cosine, of images the squared distance after pooling by `kernel`.
+
+    Where all usable observations have both, each is measured in what a pair of different examples costs by it, and added.
+    Raises ValueError where usable observations have nothing in common, or lengths or numbers are not what they should be.
+    """
+    _check(rounds)
+    owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
+    labels = torch.cat([one.labels for one in rounds])
+    usable = [one for one in rounds if one.usable]
+    known = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
+    cost = torch.full((len(owner), len(owner)), NEVER)
+    if not usable:
+        return Likeness(cost, owner, torch.empty(0))
+    different = (labels[known][:, None] != labels[known][None]) | (owner[known][:, None] == owner[known][None])
+    parts = [part / _typical(part, different) for part in _parts(usable, kernel)]
+    total = torch.stack(parts).mean(dim=0) if len(parts) > 1 else parts[0]
+    usual = _sample(total, different)
+    own = owner[known]
+    possible = may_be_one(labels[known], labels[known], rule, (own, own)) & (own[:, None] != own[None])
+    cost[known[:, None], known[None]] = total.where(possible, NEVER)
+    return Likeness(cost, owner, usual)
+
+
+def _parts(usable: Sequence[Described], kernel: int) -> list[Tensor]:
+    parts = []
+    features = [one.features for one in usable if one.features is not None]
+    if len(features) == len(usable):
+        all_features = torch.cat(comparable(features, [one.reference for one in usable]))
+        parts.append(cosine_distances(all_features, all_features).clamp(min=0).float())
+    images = [one.images for one in usable if one.images is not None]
+    if len(images) == len(usable):
+        small = pooled(torch.cat(images).clamp(0, 1), kernel)
+        parts.append(squared_distances(small, small).float())
+    if not parts:
+        raise ValueError("some observations come with features and some with images: all need one of them at least")
+    return parts
+
+
+def _typical(cost: Tensor, different: Tensor) -> Tensor:
+    sample = _sample(cost, different)
+    return sample.median().clamp(min=1e-12) if len(sample) else torch.ones(())
+
+
+def _sample(cost: Tensor, different: Tensor) -> Tensor:
+    """Costs of pairs that are surely of different examples, ascending: of other labels or of one observation."""
+    at = torch.linspace(0, len(cost) - 1, min(SAMPLE, len(cost))).long()
+    apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)
+    chosen: Tensor = cost[at][:, at][apart].sort().values
+    return chosen
+
+
+def _check(rounds: Sequence[Described]) -> None:
+    for before, after in pairwise(rounds):
+        if after.round <= before.round:
+            raise ValueError(
+                f"observations of one client are linked in the order of rounds, got {before.round} before {after.round}"
+            )
+    for one in rounds:
+        for name, values in (("features", one.features), ("images", one.images)):
+            if values is None or one.problem:
+                continue
+            if len(values) != len(one.labels):
+                raise ValueError(f"round {one.round} has {len(one.labels)} labels and {len(values)} {name}")
+            if not bool(values.isfinite().all()):
+                raise ValueError(f"{name} of round {one.round} are not finite; say so by `problem`")

@@ -1,0 +1,150 @@
+"""From what is known of each of a client's rounds to the claim which of their places hold the same example."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.linking.described import Described, Likeness, likeness
+from attacker.attacks.linking.epochs import FALSE, Passes, passes
+from attacker.attacks.linking.links import Links
+from attacker.attacks.linking.matching import NEVER, Filter, assignment, certainty, greedy
+
+Matching = Literal["assignment", "greedy"]
+
+CERTAIN = 0.05
+"""Certainty below which a pair is left alone: one that is wrong spoils both of its examples."""
+
+
+def link(
+    rounds: Sequence[Described],
+    *,
+    batch_size: int,
+    matching: Matching = "assignment",
+    rule: Filter = "own",
+    kernel: int = 2,
+    least: float = CERTAIN,
+    whole_passes: bool = False,
+) -> Links:
+    """Find the passes over the client's examples, and in each the examples of the ones before.
+
+    rounds: of one client, in the order of rounds. batch_size: what the server prescribed.
+    matching: "greedy" pairs each pass with the one before it (AGIC, IV-B); "assignment" gives each pass's places to all examples
+    known so far at the least total cost, the cost of an example being that of its most alike place.
+    least: pairs of less certainty stay unlinked; 0 keeps all. whole_passes: every round is a pass (training is set in epochs).
+    No round is dropped: one that cannot be compared keeps its places, each an example of its own, and a note says why.
+    """
+    if not rounds:
+        raise ValueError("there is nothing to link: no observation was given")
+    if matching not in ("assignment", "greedy"):
+        raise ValueError(f"matching is 'assignment' or 'greedy', got {matching!r}")
+    seen = likeness(rounds, kernel=kernel, rule=rule)
+    ends = [len(one.labels) % batch_size != 0 for one in rounds]
+    found = Passes(tuple(range(len(rounds))), None) if whole_passes else passes(seen, ends)
+    example, sure, doubtful = _examples(seen, found, len(rounds), matching, least)
+    numbers, example = torch.unique(example, return_inverse=True)
+    confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
+    places = tuple(example.split([len(one.labels) for one in rounds]))
+    labels = _labels(torch.cat([one.labels for one in rounds]), example)
+    epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
+    return Links(places, confidence.float(), labels, epochs, notes(rounds, found, batch_size, places, doubtful))
+
+
+def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+    """The example at each place, how sure it is, and how many pairs were left alone for want of certainty."""
+    example = torch.arange(len(seen.owner))
+    sure = torch.ones(len(seen.owner), dtype=torch.float64)
+    usual, doubtful = float(seen.usual[int(FALSE * len(seen.usual))]) if len(seen.usual) else NEVER, 0
+    bounds = [*found.starts, count]
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if not number:
+            continue
+        here = ((seen.owner >= start) & (seen.owner < stop)).nonzero().flatten()
+        first = bounds[number - 1] if matching == "greedy" else 0
+        earlier = ((seen.owner >= first) & (seen.owner < start)).nonzero().flatten()
+        cost, known = _to_examples(seen.cost[here][:, earlier], example[earlier])
+        pairs = greedy(cost) if matching == "greedy" else assignment(cost)
+        how_sure = certainty(cost, pairs, usual)
+        for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):
+            if certain < least:
+                doubtful += 1
+                continue
+            example[here[row]] = known[column]
+            sure[here[row]] = certain
+    return example, sure, doubtful
+
+
+def _to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
+    """cost (N, M) of places to places as that to the examples (E,) at them: the least over the places of each."""
+    known, at = torch.unique(example, return_inverse=True)
+    least = torch.full((len(cost), len(known)), NEVER)
+    return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
+
+
+def _labels(labels: Tensor, example: Tensor) -> Tensor:
+    """Of each example (E,), the label that most of its places have, the smaller of two."""
+    votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
+    return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
+
+
+def notes(
+    rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
+) -> tuple[str, ...]:
+    """What is to be said of the observations: passes, gaps, batch sizes, what is left out."""
+    said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
+    said += [
+        f"round {one.round}: nothing to compare it by; its examples are not linked"
+        for one in rounds
+        if not (one.problem or one.usable)
+    ]
+    said += _gaps([one.round for one in rounds])
+    said += _batches(rounds, batch_size)
+    bounds = [*found.starts, len(rounds)]
+    for number, (start, stop) in enumerate(pairwise(bounds), start=1):
+        said.append(_pass(rounds, places, number, start, stop, found.examples))
+    if len(found.starts) == 1:
+        said.append("no second pass over the examples was found: every round stands alone")
+    if doubtful:
+        said.append(f"{doubtful} {'pair' if doubtful == 1 else 'pairs'} too doubtful to be linked")
+    return tuple(said)
+
+
+def _pass(rounds: Sequence[Described], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None) -> str:
+    first, last = rounds[start].round, rounds[stop - 1].round
+    here = torch.cat(list(places[start:stop]))
+    where = f"round {first}" if first == last else f"rounds {first} to {last}"
+    text = f"pass {number}: {where}, {len(here)} {'example' if len(here) == 1 else 'examples'}"
+    if whole is not None and len(here) < whole:
+        text += f" of {whole}, as if it were not whole"
+    if start:
+        text += f", {int(torch.isin(here, torch.cat(list(places[:start]))).sum())} linked to earlier ones"
+    return text
+
+
+def _gaps(numbers: Sequence[int]) -> list[str]:
+    """Rounds that are missing between those that the client took part in at its usual pace."""
+    steps = [b - a for a, b in pairwise(numbers)]
+    if not steps or len(set(steps)) == 1:
+        return []
+    usual = sorted(steps)[(len(steps) - 1) // 2]
+    wide = [(a, b) for a, b in pairwise(numbers) if b - a > usual]
+    if not wide:
+        return []
+    shown = ", ".join(f"{a} and {b}" for a, b in wide[:3]) + (f" and {len(wide) - 3} more" if len(wide) > 3 else "")
+    return [f"nothing usable of this client between rounds {shown}: what it used there, if anything, is not known"]
+
+
+def _batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
+    """Rounds of another size than most."""
+    sizes = [len(one.labels) for one in rounds]
+    usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
+    other = [one for one in rounds if len(one.labels) != usual]
+    if not other:
+        return []
+    shown = ", ".join(f"{len(one.labels)} in round {one.round}" for one in other[:3]) + (
+        f" and {len(other) - 3} more" if len(other) > 3 else ""
+    )
+    examples = "example" if usual == 1 else "examples"
+    return [f"{usual} {examples} in most rounds, {shown} (batches of {batch_size} were prescribed)"]

@@ -1,0 +1,105 @@
+"""What an attack starts from: batches (N, *shape), around [0, 1] (CPL, section 3.1 and figure 2)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fedsim.recording.observation import DataSpec
+
+Init = Callable[[DataSpec, Tensor, Generator], Tensor]
+"""From the data's specification, the labels (N,) as far as they are known, and randomness, the first batch."""
+
+
+def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+    """Standard normal values, as in DLG; CPL calls it random."""
+    return torch.randn(len(labels), *data.shape, generator=rng)
+
+
+def normal_after_normalisation(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+    """Standard normal values in the model's input space (Geiping et al. 2020)."""
+    return data.denormalise(normal(data, labels, rng))
+
+
+def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+    """Uniform values in [0, 1)."""
+    return torch.rand(len(labels), *data.shape, generator=rng)
+
+
+def patterned(divisions: int) -> Init:
+    """One random block, uniform in [0, 1), repeated `divisions` times down and across."""
+
+    def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+        if not data.is_image:
+            width = data.shape[0]
+            block = torch.rand(len(labels), -(-width // divisions**2), generator=rng)
+            return block.repeat(1, divisions**2)[:, :width]
+        channels, height, width = data.shape
+        block = torch.rand(len(labels), channels, -(-height // divisions), -(-width // divisions), generator=rng)
+        return block.repeat(1, 1, divisions, divisions)[..., :height, :width]
+
+    return init
+
+
+def solid(*colour: float) -> Init:
+    """One colour, one value a channel; a single value is for all channels."""
+
+    def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+        if len(colour) not in (1, data.shape[0]) or (len(colour) > 1 and not data.is_image):
+            raise ValueError(f"a start of colour {colour} needs images of {len(colour)} channels, got shape {data.shape}")
+        values = torch.tensor(colour).reshape(-1, *[1] * (len(data.shape) - 1))
+        return values.expand(len(labels), *data.shape).clone()
+
+    return init
+
+
+def insider(path: str) -> Init:
+    """An image of the same class that the attacker owns (CPL-optimal): an oracle, written into every row.
+
+    path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
+    """
+    if not Path(path).exists():
+        raise ValueError(f"auxiliary file {path} does not exist")
+
+    def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+        with np.load(Path(path), allow_pickle=False) as archive:
+            images, classes = archive["images"], torch.from_numpy(archive["labels"])
+        chosen = []
+        for label in labels.tolist():
+            members = torch.nonzero(classes == label).flatten()
+            if not len(members):
+                raise ValueError(f"{path} holds no image of class {label}")
+            chosen.append(int(members[torch.randint(len(members), (1,), generator=rng)]))
+        x = torch.from_numpy(images[chosen]).float() / 255
+        x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+        if tuple(x.shape[1:]) != data.shape:
+            raise ValueError(f"{path} holds images of shape {tuple(x.shape[1:])}, and the data have {data.shape}")
+        return x
+
+    return init
+
+
+STARTS: dict[str, Init] = {
+    "random": normal,
+    "uniform": uniform,
+    "patterned": patterned(2),
+    "patterned4": patterned(4),
+    "dark": solid(0.0),
+    "light": solid(1.0),
+    "red": solid(1.0, 0.0, 0.0),
+    "green": solid(0.0, 1.0, 0.0),
+    "blue": solid(0.0, 0.0, 1.0),
+}
+
+
+def start(name: str, auxiliary: str = "") -> Init:
+    """A start by name; `insider` takes its images from the archive `auxiliary`."""
+    if name == "insider":
+        if not auxiliary:
+            raise ValueError("init 'insider' needs the attacker's own images: auxiliary=FILE.npz")
+        return insider(auxiliary)
+    if name not in STARTS:
+        raise ValueError(f"unknown init {name!r}. Known: {', '.join([*STARTS, 'insider'])}")
+    return STARTS[name]

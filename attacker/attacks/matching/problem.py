@@ -1,0 +1,290 @@
+"""One observation of each case, stacked: what a search needs to compare a guess with it."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vjp, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from attacker.attacks.gradients.adjoints import Adjoints, adjoints
+from attacker.attacks.gradients.allocator import keep_freed_memory
+from attacker.attacks.gradients.compiled import Compiled, Evaluate
+from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together
+from attacker.attacks.matching.objectives import Gradient, squared_norm
+from attacker.attacks.simulation.client import (
+    Gradients,
+    as_gradient,
+    buffers_of,
+    channel_of,
+    gradient_of,
+    omitted_of,
+    schedule,
+    through,
+    total_step,
+)
+from attacker.attacks.simulation.local_steps import after_local_steps
+from defenses.channel import transparent
+from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.observation import Observation
+
+if TYPE_CHECKING:
+    from attacker.attacks.matching.gradient_matching import GradientMatching
+
+Row = dict[str, Any]
+"""What belongs to one problem; stacked, one row for each."""
+Decode = Callable[[Tensor, Row], tuple[Tensor, Tensor]]
+"""From latents and what belongs to their problems, all examples of each problem and their labels."""
+
+
+class View:
+    """The o-th observation of every case: the same round where cases are clients of one run, so that weights may be shared.
+
+    places: (cases, N) which of the `examples` of its case each place holds. gamma: (cases,) how much it counts.
+    """
+
+    def __init__(
+        self,
+        attack: "GradientMatching",
+        model: nn.Module,
+        observations: Sequence[Observation],
+        places: Tensor,
+        gamma: Tensor,
+        examples: int,
+    ) -> None:
+        keep_freed_memory()
+        first = observations[0]
+        self.attack, self.model, self.data, self.training = attack, model, first.data, first.training
+        self.sizes, self.steps = schedule(first)
+        self.count = first.num_examples or 0
+        knows = attack.knows_defense
+        self.channel = channel_of(first, model) if knows else transparent
+        self.omitted = omitted_of(first, model) if knows else frozenset[str]()
+        rule = first.gradient.build() if knows else None
+        self.plain = self._whole(gradient_of(model, self.data, self.training.loss))
+        self.gradient = self._whole(gradient_of(model, self.data, self.training.loss, rule))
+        self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
+        self._stack(observations, places, gamma)
+        self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
+        own_way = (knows and first.gradient.step is not None) or attack.surrogate or attack.local_steps == "simulated"
+        self.common = not own_way and self.shared and self.same_buffers
+        self.compiled: Compiled | None = None
+
+    @cached_property
+    def at_once(self) -> PerProblem | None:
+        """The gradients of all problems by one ordinary batch, where they share weights and clients go by the plain rule."""
+        return per_problem(self.model, self.data, self.training.loss) if self.common else None
+
+    @cached_property
+    def written(self) -> Adjoints | None:
+        """The same written out, for networks that this is known of: to be compiled, as what autograd notes cannot be."""
+        return adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
+
+    def _whole(self, gradient: Gradients) -> Gradients:
+        """The gradient of all examples as one batch, or the one that all local steps on them add up to."""
+        if self.attack.local_steps == "one_batch":
+            return gradient
+        return after_local_steps(gradient, self.training, self.sizes)
+
+    def _stack(self, observations: Sequence[Observation], places: Tensor, gamma: Tensor) -> None:
+        """Stack what differs between cases; weights that all of them share are kept once."""
+        device, order = self.attack.device, dict(self.model.named_parameters())
+        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
+        self.shared = all(_same(w, weights[0]) for w in weights[1:])
+        one = {name: channels_last(w) for name, w in weights[0].items()}
+        self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        self.buffers, self.same_buffers = buffers_of(self.model, observations)
+        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
+        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
+        self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
+        seen = {name: torch.stack([u[name] for u in updates]) for name in order}
+        compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
+        scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(observations))]
+        scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.attack.layers else {}
+        self.rows: Row = {
+            "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
+            "scale": scales,
+            "known": vmap(self.channel.learn)(seen),
+            "places": places.to(device),
+            "gamma": gamma.to(device),
+        }
+        if self.attack.surrogate:
+            self.rows["seen"] = seen
+        if not self.shared:
+            self.rows["weights"] = self.weights
+        if not self.same_buffers:
+            self.rows["buffers"] = self.buffers
+        self.worst = vmap(self.attack.objective.worst)(self.rows["observed"])
+        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in seen.items()}) > 0)
+        self.power = self._power(observations, seen)
+
+    def _power(self, observations: Sequence[Observation], seen: Gradient) -> Tensor:
+        """(cases,) that of the noise of known power in what is compared, as it is compared. A sum is a mean of its clients.
+
+        `variance`, (cases,), is that of each coordinate of the gradient before layers are weighed.
+        """
+        parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.attack.device)
+        each = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
+        scale = self.rows["scale"]
+        self.variance = each / sum(s[0].numel() for s in seen.values())
+        counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
+        share: Tensor = self.variance * sum(count * weight for count, weight in counted)
+        return share
+
+    @property
+    def coordinates(self) -> int:
+        """Of the gradient of one case, as far as it is compared."""
+        return sum(g[0].numel() for g in self.rows["observed"].values())
+
+    def _scale(self, observed: Gradient) -> dict[str, Tensor]:
+        """By what to multiply tensors so that layers count as they should: distances and dot products are quadratic."""
+        return {name: w.sqrt() for name, w in self.attack.layers(self.model, observed).items()} if self.attack.layers else {}
+
+    def case(self, i: int) -> Row:
+        """The row of case i, with its weights and buffers."""
+        row = _row(self.rows, i)
+        return {"weights": self.weights, "buffers": self.buffers} | row
+
+    def distance(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """How far the gradient of the guess x (V, *shape), y (V,) or (V, K), all examples of a case, is from the observed one."""
+        return self.attack.objective.distance(self.simulate(row, x, y, z), row["observed"])
+
+    def simulate(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
+        """The gradient that would be observed of a guess, as it is compared."""
+        weights = row.get("weights", self.weights)
+        at = self._surrogate(row, weights, z)
+        return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
+
+    def _surrogate(self, row: Row, weights: Gradient, z: Tensor) -> Gradient:
+        """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
+        if not self.attack.surrogate:
+            return weights
+        share = z[-1].sigmoid()
+        return {name: w + share * row["seen"][name] for name, w in weights.items()}
+
+    def powers(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a guess, the squared norms of its gradient before and after the defense."""
+        weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
+        before = _scaled(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
+        return squared_norm({name: before[name] for name in row["observed"]}), squared_norm(
+            {name: g for name, g in self.simulate(row, x, y, z).items() if name in row["observed"]}
+        )
+
+    def evaluate(
+        self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss.
+
+        precision: of convolutions, where that can be chosen.
+        """
+        if self.attack.compiled and precision is None:
+            if self.compiled is None:
+                best = self._written(decode) if self.written is not None else self._of_each(decode)
+                self.compiled = Compiled(best, self._as_it_is(decode), len(self.worst))
+            return self.compiled(z, row, problem)
+        return self._as_it_is(decode, precision)(z, row, problem)
+
+    def _as_it_is(self, decode: Decode, precision: torch.dtype | None = None) -> Evaluate:
+        if self.at_once is not None:
+            return lambda z, row, problem: self._at_once(z, row, decode, problem, precision)
+        return self._of_each(decode)
+
+    def _of_each(self, decode: Decode) -> Evaluate:
+        """By `vmap` over problems."""
+
+        def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
+            return self._weighed(self.distance(row, *decode(z, problem), z), row, problem)
+
+        return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
+
+    def _written(self, decode: Decode) -> Evaluate:
+        """By what a distance between gradients does to them, and `adjoints`; nothing is left to autograd."""
+        written = self.written
+        assert written is not None
+
+        def loss(gradient: Gradient, row: Row, problem: Row) -> Tensor:
+            seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
+            return self._weighed(self.attack.objective.distance(seen, observed), row, problem)
+
+        def evaluate(z: Tensor, row: Row, problem: Row) -> tuple[Tensor, Tensor]:
+            def fed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+                x, y = self._placed(*decode(z, problem), row)
+                x = self.data.normalise(x)
+                return ((x, y) if y.is_floating_point() else (x,)), y
+
+            (x, *_), of_guess, y = vjp(fed, z, has_aux=True)  # type: ignore[misc]
+            gradient, of_gradient = written(x, y)
+            slopes, value = each(grad_and_value(loss), gradient, row, problem)
+            return of_guess(of_gradient(slopes))[0], value
+
+        return evaluate
+
+    def _at_once(self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None) -> tuple[Tensor, Tensor]:
+        """The same with one ordinary batch of the examples of all problems, which share weights."""
+        assert self.at_once is not None
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            gradient = self.at_once(self.weights, *self._placed(*decode(z, problem), row), self.buffers, precision)
+            stacked, objective = together(gradient), self.attack.objective
+            distance = objective.distance if stacked is not None else objective.of_large or objective.distance
+
+            def compared(gradient: Gradient, row: Row) -> Tensor:
+                return distance(self._seen(gradient, row), row["observed"])
+
+            found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
+            value = self._weighed(found, row, problem)
+            if not value.requires_grad:  # where nothing of the gradient was sent
+                return torch.zeros_like(z), value
+            (slope,) = torch.autograd.grad(value.sum(), z)
+        return slope, value.detach()
+
+    def _placed(self, x: Tensor, y: Tensor, row: Row) -> tuple[Tensor, Tensor]:
+        """Of all examples of all problems, those that this view's batches hold."""
+        if self.in_order:
+            return x, y
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        return x[rows, row["places"]], y[rows, row["places"]]
+
+    def _seen(self, gradient: Gradient, row: Row) -> Gradient:
+        """The gradient of one problem as it would be observed and is compared."""
+        if self.channel is not transparent:
+            gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
+        return _scaled(gradient, row["scale"])
+
+    def _weighed(self, distance: Tensor, row: Row, problem: Row) -> Tensor:
+        weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
+        return weighed
+
+
+def each(function: Callable[..., Any], *rows: Any) -> Any:
+    """`function` of each problem, whose arguments are one row each of tensors or nested mappings of them; one row a result."""
+    first = next(iter(tree_leaves(rows)))
+    if len(first) > 1:
+        return vmap(function, randomness="different")(*rows)
+    alone = function(*tree_map(lambda t: t[0], rows))
+    return tree_map(lambda t: t[None], alone)
+
+
+def one_by_one(compared: Callable[[Gradient, Row], Tensor], gradients: Sequence[Gradient], rows: Row) -> Tensor:
+    """(P,), the same problem by problem: large tensors of one problem stay where the processor reaches them fast."""
+    return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
+
+
+def _laid_out(stack: Tensor) -> Tensor:
+    """(P, *shape of a weight), as gradients of convolutions are."""
+    return channels_last(stack) if stack.ndim == 5 else stack
+
+
+def _same(one: Gradient, other: Gradient) -> bool:
+    return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
+
+
+def _scaled(gradient: Gradient, scale: Gradient) -> dict[str, Tensor]:
+    return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
+
+
+def _row(nested: Row, i: int) -> Row:
+    return {name: _row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}

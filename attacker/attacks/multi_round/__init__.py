@@ -1,0 +1,1 @@
+"""Attacks on several rounds of one client together."""

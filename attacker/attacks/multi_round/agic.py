@@ -1,0 +1,245 @@
+"""AGIC: what many rounds of a client say of its examples, together (Xu et al. 2022)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal, get_args
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
+from attacker.attacks.closed_form.observations import observe
+from attacker.attacks.labels import rules as labels
+from attacker.attacks.linking import Links, link, unlinked
+from attacker.attacks.matching import names as named
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import normal_after_normalisation, start
+from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.matching.saved_state import within
+from attacker.attacks.multi_round.descriptions import Describer
+from attacker.attacks.multi_round.merging import merged
+from attacker.attacks.nulls import blinded, linked_by_sizes
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.papers.matching import PLATEAU
+from attacker.reconstruction import Reconstruction
+from fedsim.recording.observation import Observation
+
+Comparison = Literal["features", "images", "published", "none"]
+COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agic:
+    """Link a client's rounds, then reconstruct its examples from all of them at once.
+
+    matching:  the joint search. compare: how examples of different rounds are told to be the same: by the features that the
+               head's gradient gives away; by images, each round's first reconstructed alone, and a global assignment; so, and
+               greedily, by the labels that batches share ("published"); or not at all.
+    pre_steps: iterations of those first reconstructions.
+    sees_gradient: False gives the null: examples by the prior alone for every place that numbers of examples do not tell to be
+               that of another, as `linked_by_sizes` says.
+
+    What stays apart for want of links is compared at the end: candidates that are the same example are merged.
+    """
+
+    name: str
+    matching: GradientMatching
+    compare: Comparison
+    pre_steps: int
+    knows_defense: bool = True
+    sees_gradient: bool = True
+    oracles: tuple[str, ...] = ()
+    needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}))
+    device: str = "cpu"
+    whole_clients: bool = True
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Attack `cases`, each of one client, which agree in model, data, training and defense.
+
+        Ctrl-C while rounds are linked is raised: nothing is linked by what was cut off. Later, it leaves out the cases whose
+        search had not begun.
+        """
+        joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
+        if self.sees_gradient:
+            linked = [self._linked(case, rng, progress, memory) for case in cases]
+        else:
+            linked = [_without_gradient(case) for case in blinded(cases)]
+        found: dict[str, Reconstruction] = {}
+        for group, alike in _alike(linked):
+            own = within(memory, f"joint {group}/")
+            answers = joint(alike, rng=rng, progress=progress, memory=own)
+            found |= {case.key: one for case, one in zip(alike, answers, strict=True)}
+            if any(one.interrupted for one in answers):
+                break
+        asked_for = [(asked, case) for asked, case in zip(cases, linked, strict=True) if case.key in found]
+        return [replace(self._merged(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
+
+    def _merged(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
+        """The answer with candidates that turn out to be the same as one example; links that the caller gave stay."""
+        if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
+            return found
+        missed = {}
+        for observation in linked.observations:
+            rows = [slot.example for slot in found.slots if slot.round == observation.round]
+            rows = list(dict.fromkeys(rows))  # of several local epochs, each example once
+            seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
+            missed[observation.round] = seen.missed(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
+        return merged(found, missed)
+
+    def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
+        """The case without the observations that say nothing, and with links over the others."""
+        case, left_out = _usable(case)
+        if case.links is not None:
+            return case
+        sizes = [observation.num_examples or 0 for observation in case.observations]
+        if self.compare == "none" or len(sizes) == 1:
+            return replace(case, links=unlinked(sizes, left_out))
+        describer = Describer(self.matching, self.compare, self.pre_steps, self.device)
+        own = within(memory, f"before/{case.key}/")
+        described = describer(case, generator_for(rng, case, "linking"), progress, own)
+        training = case.observations[0].training
+        links = link(
+            described,
+            batch_size=training.batch_size,
+            matching="greedy" if self.compare == "published" else "assignment",
+            rule="lists" if self.compare == "published" else "own",
+            whole_passes=training.epochs is not None,
+        )
+        return replace(case, links=replace(links, notes=(*left_out, *links.notes)))
+
+
+def agic(
+    *,
+    steps: int = 2000,
+    beta: float = 50.0,
+    shape: str = "linear",
+    relu_modifier: bool = True,
+    tv: float = 1e-4,
+    distance: str = "cosine",
+    optimiser: str = "adam",
+    learning_rate: float = 0.0,
+    signed: bool = True,
+    label_rule: str = "inferred",
+    local_steps: str = "one_batch",
+    surrogate: bool = False,
+    order_invariant: float = 0.0,
+    compare: str = "features",
+    pre_steps: int = 200,
+    later: float = 0.1,
+    robust: float = 0.0,
+    coarse: float = 0.0,
+    compiled: bool = False,
+    restarts: int = 1,
+    knows_defense: bool = True,
+) -> Agic:
+    """Layer-weighted cosine over all rounds of a client, whose examples are linked first (Xu et al. 2022, AGIC, eqs. 2 to 8).
+
+    distance, optimiser: by name as for `cpl`; with another optimiser than adam (signed or not, steps cut in a box) the search
+    starts and ends as CPL's does: lbfgs or wolfe, and euclidean, for small sigmoid networks. learning_rate 0 is its own.
+    beta, shape, relu_modifier: layer weights, see `by_depth`: beta 50 for an untrained network, 2 for a trained one.
+    local_steps: one_batch, or simulated one by one. surrogate: the one batch at weights between those sent and sent back (SME).
+    order_invariant: weight of the prior that ties simulated local epochs (Dimitrov et al. 2022).
+    compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
+    later, robust: how much later epochs count, and from which distance on a round counts less; see GradientMatching.
+    coarse: share of the steps, from the first on, in bfloat16 where the device has it: faster, and a little less is recovered.
+    compiled: as for `dlg`.
+    Behind noise of known power, with distance euclidean, images are smoothed as for `cpl`.
+    """
+    if compare not in COMPARISONS:
+        raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
+    rule, adam = labels.label_rule(label_rule), optimiser == "adam"
+    if rule is None:
+        raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
+    needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())
+    matching = GradientMatching(
+        name="agic",
+        objective=named.distance(distance),
+        labels=rule,
+        init=normal_after_normalisation if adam else start("patterned"),
+        optimiser=Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate),
+        steps=steps,
+        stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU,
+        prior=total_variation(tv) if tv else flat,
+        restarts=restarts,
+        boxed=adam,
+        layers=by_depth(beta, shape, relu_modifier=relu_modifier),
+        local_steps=named.local_steps(local_steps),
+        surrogate=surrogate,
+        order_invariant=order_invariant,
+        later=later,
+        robust=robust,
+        coarse=coarse,
+        compiled=compiled,
+        denoised=True,
+        knows_defense=knows_defense,
+        needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
+    )
+    return Agic(
+        name="agic",
+        matching=matching,
+        compare=compare,
+        pre_steps=pre_steps,
+        knows_defense=knows_defense,
+        needs=frozenset(needs),
+    )
+
+
+def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
+    """AGIC's search for the examples of a single round."""
+    return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
+
+
+def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """The case without observations that nothing can be read off, and what is to be said of those."""
+    problems = [_problem(observation) for observation in case.observations]
+    if not any(problems):
+        return case, ()
+    if all(problems):
+        raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
+    if case.links is not None:
+        raise ValueError(f"links were given for rounds that cannot be used: {'; '.join(filter(None, problems))}")
+    kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
+    known = case.known_labels
+    if known is not None:
+        each = torch.split(known, [observation.num_examples or 0 for observation in case.observations])
+        known = torch.cat([own for own, problem in zip(each, problems, strict=True) if not problem])
+    said = tuple(f"round {o.round}: {why}; left out" for o, why in zip(case.observations, problems, strict=True) if why)
+    return Case(kept, known), said
+
+
+def _without_gradient(case: Case) -> Case:
+    """The case with the links that numbers of examples tell, without the rounds that nobody trained in: what a null may know."""
+    if case.links is not None:
+        return case
+    kept = [observation for observation in case.observations if observation.num_examples]
+    if not kept:
+        raise ValueError(f"no round can be used: {_problem(case.observations[0])}")
+    return Case(tuple(kept), links=linked_by_sizes(kept))
+
+
+def _problem(observation: Observation) -> str:
+    """Why nothing can be read off an observation; "" where something can."""
+    if not observation.num_examples:
+        return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
+    if not all(bool(t.isfinite().all()) for t in observation.update.values()):
+        return "its update has values that are not finite"
+    if not any(bool(t.any()) for t in observation.update.values()):
+        return "its update is all zeros"
+    return ""
+
+
+def _alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
+    """Groups of cases that can be searched for at once: as many rounds, of the same sizes, with as many examples in all."""
+
+    def structure(case: Case) -> tuple[int, ...]:
+        links: Links | None = case.links
+        assert links is not None
+        return links.examples, *links.sizes
+
+    for number, (_, group) in enumerate(groupby(sorted(cases, key=structure), key=structure)):
+        yield number, list(group)

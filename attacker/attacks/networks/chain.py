@@ -1,0 +1,254 @@
+"""A network as a chain of layers: what R-GAP can walk back through.
+
+x[i + 1] = activation(after(weight * before(x[i]) + bias)),  with * a convolution or a matrix product
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from attacker.attacks.networks.activations import IDENTITY, Activation
+from attacker.attacks.networks.traced import Linear, NotAChain, activation_of, kind_of, map_of, name_of, only_reshapes, trace
+
+__all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "chain_of", "only_reshapes"]
+
+JOINS = ("add", "add_", "iadd", "cat", "concat")
+"""Looked for first: of a residual network it is the reason that matters."""
+
+Sides = tuple[int, int]
+
+BATCH = 1_000_003
+"""Examples in the batch of which shapes are read: a number that nothing else in a network is, nor divides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer with weights. Shapes are of one example.
+
+    name:    of the module. weight, bias: of its parameters; bias is None where it has none.
+    inputs:  what the layer before gave, the unknowns of this one. taken: what the product takes, after `before`.
+    given:   what the product gives. outputs: of the layer, after `after`.
+    kernel, stride, padding, dilation: of a convolution; kernel None for a matrix.
+    """
+
+    name: str
+    weight: str
+    bias: str | None
+    inputs: tuple[int, ...]
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    outputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    kernel: Sides | None = None
+    stride: Sides = (1, 1)
+    padding: Sides = (0, 0)
+    dilation: Sides = (1, 1)
+    before: tuple[Linear, ...] = ()
+    after: tuple[Linear, ...] = ()
+    activation: Activation = IDENTITY
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """weight * x for x (N, *taken), without bias."""
+        if self.kernel is None:
+            return functional.linear(x, weight)
+        return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers from the input to the logits."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.layers[0].inputs
+
+
+def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
+    """The chain that `model` is in evaluation mode, for inputs of `shape`; its weights may be on the meta device.
+
+    Raises NotAChain, with the reason, where it is none: paths that join (residual networks), maximum pooling, normalisation,
+    groups, weights that are shared or computed from others, or code that cannot be traced.
+    """
+    graph, modules = trace(model)
+    for node in graph.nodes:
+        if name_of(node) in JOINS and len(node.all_input_nodes) > 1 and not _is_size(node):
+            raise NotAChain(_joined(node))
+    reader = _Reader(model, modules, shape)
+    for node in graph.nodes:
+        reader.take(node)
+    return reader.chain()
+
+
+def _joined(node: fx.Node) -> str:
+    paths = len(node.all_input_nodes)
+    return f"{name_of(node)} joins {paths} paths, as residual networks do, and a closed form follows a single one"
+
+
+class _Reader:
+    """Takes the nodes of a traced network one after the other."""
+
+    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
+        self.modules, self.parameters = modules, dict(model.named_parameters())
+        self.shape = self.inputs = shape
+        self.last: fx.Node | None = None
+        self.shapes: dict[fx.Node, torch.Size] = {}
+        self.sizes: dict[fx.Node, Any] = {}
+        self.layers: list[Layer] = []
+        self.pending: list[Linear] = []
+        self.open = False
+
+    def take(self, node: fx.Node) -> None:
+        if node.op == "output":
+            if node.args[0] is not self.last:
+                raise NotAChain("what it returns is not the end of its chain of layers")
+            return
+        if _is_size(node):
+            try:
+                self.sizes[node] = self._value(node)
+            except (TypeError, LookupError, ArithmeticError) as error:
+                raise NotAChain(f"its code asks for a size that inputs of {self.shape} do not have: {error}") from error
+            return
+        if node.op != "placeholder":
+            self._step(node)
+        self.last = node
+        self.shapes[node] = torch.Size((BATCH, *self.shape))
+
+    def chain(self) -> Chain:
+        if not self.layers:
+            raise NotAChain("it has no layer with weights")
+        last = self.layers[-1]
+        if self.pending or last.activation is not IDENTITY:
+            raise NotAChain("something stands between its last layer with weights and its logits")
+        if not only_reshapes(last.after):
+            raise NotAChain(f"its logits are averages of what its last layer with weights, {last.name}, gives")
+        if len(last.outputs) != 1:
+            raise NotAChain(f"its last layer gives {last.outputs} and no logits")
+        return Chain(tuple(self.layers))
+
+    def _step(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            raise NotAChain(f"its code uses {str(node.target)[2:]} by itself, and only as a layer's weights is that followed")
+        tensors = {a for a in node.all_input_nodes if a not in self.sizes}
+        if len(tensors) > 1:
+            raise NotAChain(_joined(node))
+        if tensors != {self.last}:
+            raise NotAChain(f"{name_of(node)} starts a second path, and a closed form follows a single one")
+        module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
+        if kind_of(module) is not None:
+            self._weighted(str(node.target)[2:], module)  # type: ignore[arg-type]
+        elif (activation := activation_of(node, module)) is not None:
+            self._activated(activation, node)
+        else:
+            self._linear(node, module)
+
+    def _weighted(self, name: str, module: nn.Conv2d | nn.Linear) -> None:
+        prefix, shown = f"{name}." if name else "", name or "the model"
+        convolution: dict[str, Any] = _convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
+        if isinstance(module, nn.Linear) and len(self.shape) != 1:
+            raise NotAChain(f"{shown} takes {self.shape}, and only a matrix that takes vectors is walked back through")
+        if any(layer.weight == f"{prefix}weight" for layer in self.layers):
+            raise NotAChain(f"{shown} is used twice, and its gradient is a sum of both uses")
+        for own, value in (("weight", module.weight), ("bias", module.bias)):
+            if value is not None and self.parameters.get(prefix + own) is not value:
+                raise NotAChain(f"the {own} of {shown} is computed from others, or shared with another layer")
+        layer = Layer(
+            name=name,
+            weight=f"{prefix}weight",
+            bias=f"{prefix}bias" if module.bias is not None else None,
+            inputs=self.inputs,
+            taken=self.shape,
+            given=(),
+            outputs=(),
+            shape=tuple(module.weight.shape),
+            before=tuple(self.pending),
+            **convolution,
+        )
+        x, weight = torch.empty(BATCH, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
+        given = self._given(shown, lambda x: layer.product(x, weight), x)
+        self.layers.append(replace(layer, given=given, outputs=given))
+        self.pending, self.shape, self.inputs = [], given, given
+        self.open = True
+
+    def _activated(self, activation: Activation, node: fx.Node) -> None:
+        if activation is IDENTITY:
+            return
+        if not self.layers or not self.open:
+            raise NotAChain(f"{name_of(node)} follows no layer with weights, so nothing tells what went into it")
+        self.layers[-1] = replace(self.layers[-1], activation=activation)
+        self.open = False
+
+    def _linear(self, node: fx.Node, module: nn.Module | None) -> None:
+        values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda a: self.sizes.get(a, a))
+        arguments = tuple(a for a in values[0] if not isinstance(a, fx.Node))
+        keywords = {key: a for key, a in values[1].items() if not isinstance(a, fx.Node)}
+        try:
+            function = map_of(node, module, (BATCH, *self.shape), arguments, keywords)
+        except (TypeError, RuntimeError, IndexError) as error:
+            raise NotAChain(f"{name_of(node)} does not take {self.shape}: {error}") from error
+        x = torch.zeros(2, *self.shape)  # and none on the meta device, for which torch takes seconds to load adaptive pooling
+        self.shape = self._given(name_of(node), function, x)
+        if self.layers and self.open:
+            last = self.layers[-1]
+            self.layers[-1] = replace(last, after=(*last.after, function), outputs=self.shape)
+            self.inputs = self.shape
+        else:
+            self.pending.append(function)  # the unknowns are what comes before it
+
+    def _given(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
+        """The shape of one example after `function`, which is shown a batch x."""
+        try:
+            given = tuple(function(x).shape)
+        except (TypeError, RuntimeError, IndexError) as error:
+            raise NotAChain(f"{name} does not take {self.shape}: {error}") from error
+        if not given or given[0] != len(x):
+            raise NotAChain(f"{name} does not take {self.shape}: it makes one batch of it")
+        return given[1:]
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "call_method" or node.target is getattr:
+            shape = self.shapes[node.args[0]]  # type: ignore[index]
+            where: Any = node.args[1] if node.op == "call_method" and len(node.args) > 1 else node.kwargs.get("dim")
+            return shape if where is None else shape[where]
+        values = fx.node.map_arg((node.args, dict(node.kwargs)), self.sizes.__getitem__)
+        return node.target(*values[0], **values[1])  # type: ignore[operator]
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node asks for a shape, or computes with what such nodes gave."""
+    if node.op == "call_method":
+        return bool(node.target == "size")
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return bool(node.args[1] == "shape")
+    inputs = node.all_input_nodes
+    return getattr(node.target, "__module__", None) == "_operator" and bool(inputs) and all(map(_is_size, inputs))
+
+
+def _convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
+    if module.groups != 1:
+        raise NotAChain(f"{name} has {module.groups} groups, and only 1 is walked back through")
+    if module.padding_mode != "zeros":
+        raise NotAChain(f"{name} pads by {module.padding_mode!r}, and only zeros are walked back through")
+    if isinstance(module.padding, str):
+        whole = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        if module.padding == "same" and any(side % 2 for side in whole):
+            raise NotAChain(f"{name} pads its sides unevenly")
+        padding = (0, 0) if module.padding == "valid" else (whole[0] // 2, whole[1] // 2)
+    else:
+        padding = _pair(module.padding)
+    return {
+        "kernel": _pair(module.kernel_size),
+        "stride": _pair(module.stride),
+        "padding": padding,
+        "dilation": _pair(module.dilation),
+    }
+
+
+def _pair(sides: tuple[int, ...]) -> Sides:
+    return int(sides[0]), int(sides[1])

@@ -1,0 +1,1 @@
+"""Optimisers of many independent problems at once."""

@@ -1,0 +1,172 @@
+"""L-BFGS over many independent problems at once, with fixed steps or with a line search for each."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.optimisers.curvature import History, norm
+from attacker.attacks.optimisers.first_order import State
+from attacker.attacks.optimisers.line_search import Lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS:
+    """L-BFGS (Liu & Nocedal 1989), for each problem what `torch.optim.LBFGS` does for one.
+
+    history:        pairs that are remembered.
+    period:         torch's `max_iter`, the evaluations that DLG and CPL count as one iteration.
+    line_search:    lengths of steps by the strong Wolfe conditions; without, every step after the first is `learning_rate` times
+                    the direction.
+    min_curvature:  a pair is remembered where step times change is above this share of both lengths' product.
+    min_descent:    a direction is taken where it descends by more than this share of its and the gradient's length; else the
+                    problem forgets its pairs.
+
+    torch has 1e-10 and 1e-9 for the last two in absolute numbers, at which a search whose loss is small stands still.
+    """
+
+    learning_rate: float = 1.0
+    history: int = 100
+    period: int = 20
+    line_search: bool = False
+    min_curvature: float = 1e-10
+    min_descent: float = 1e-9
+
+    @property
+    def remembers(self) -> int:
+        return 2 * self.history + (len(_ON_A_LINE) if self.line_search else 2)
+
+    def start(self) -> "LBFGSStepper | SearchingStepper":
+        return SearchingStepper(self) if self.line_search else LBFGSStepper(self)
+
+
+@dataclass
+class LBFGSStepper:
+    """Fixed steps. previous: the last gradient; taken: the step from it."""
+
+    settings: LBFGS
+    history: History | None = None
+    previous: Tensor | None = None
+    taken: Tensor | None = None
+
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
+        if self.history is None or self.previous is None or self.taken is None:
+            self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
+        else:
+            self.history.add(self.taken, gradient - self.previous)
+        direction = _descending(self.history, gradient, self.settings)
+        self.previous, self.taken = gradient, _first_length(self.history, gradient, self.settings)[:, None] * direction
+        return z + self.taken
+
+    def keep(self, rows: Tensor) -> None:
+        if self.history is not None and self.previous is not None and self.taken is not None:
+            self.history.keep(rows)
+            self.previous, self.taken = self.previous[rows], self.taken[rows]
+
+    def state(self) -> State:
+        if self.history is None or self.previous is None or self.taken is None:
+            return {}
+        return {**_under("history", self.history.state()), "previous": self.previous, "taken": self.taken}
+
+    def load(self, state: State) -> None:
+        if state:
+            self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
+            self.previous, self.taken = state["previous"], state["taken"]
+
+
+@dataclass
+class SearchingStepper:
+    """Steps whose lengths a line search finds.
+
+    at: `origin`, where each line begins, its `direction`, `low`, the lowest point on it so far, and the gradients `uphill` at the
+    origin and `low_uphill` at the low point; each (P, D).
+    """
+
+    settings: LBFGS
+    history: History | None = None
+    lines: Lines | None = None
+    at: dict[str, Tensor] = field(default_factory=dict)
+
+    def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
+        if self.history is None or self.lines is None:
+            self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
+            direction = -gradient
+            self.lines = Lines.begun(loss, -gradient.square().sum(dim=1), _first_length(self.history, gradient, self.settings))
+            self.at = dict(zip(_ON_A_LINE, (z, gradient, direction, z, gradient), strict=True))
+        else:
+            self._go_on(self.history, self.lines, z, gradient, loss)
+        return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
+
+    def _go_on(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
+        """Take note of what was found at the trial points `z`; where a line search is over, begin the next one."""
+        at = self.at
+        lower, over = lines.tried(loss, (gradient * at["direction"]).sum(dim=1))
+        at["low"] = torch.where(lower[:, None], z, at["low"])
+        at["low_uphill"] = torch.where(lower[:, None], gradient, at["low_uphill"])
+        if not over.any():
+            return
+        moved = over & (lines.low_length > 0)
+        step, change = at["low"] - at["origin"], at["low_uphill"] - at["uphill"]
+        history.add(step * moved[:, None], change * moved[:, None])
+        if (stuck := over & ~moved).any():
+            history.forget(stuck)
+        at["origin"] = torch.where(moved[:, None], at["low"], at["origin"])
+        at["uphill"] = torch.where(moved[:, None], at["low_uphill"], at["uphill"])
+        direction = _descending(history, at["uphill"], self.settings, over)
+        at["direction"] = torch.where(over[:, None], direction, at["direction"])
+        at["low"], at["low_uphill"] = (torch.where(over[:, None], at[a], at[b]) for a, b in _FROM_ORIGIN)
+        slope = (at["uphill"] * at["direction"]).sum(dim=1)
+        lines.begin(over, slope, _first_length(history, at["uphill"], self.settings))
+
+    def keep(self, rows: Tensor) -> None:
+        if self.history is not None and self.lines is not None:
+            self.history.keep(rows)
+            self.lines.keep(rows)
+            self.at = {name: t[rows] for name, t in self.at.items()}
+
+    def state(self) -> State:
+        if self.history is None or self.lines is None:
+            return {}
+        return {
+            **_under("history", self.history.state()),
+            **_under("lines", self.lines.state()),
+            **_under("at", self.at),
+        }
+
+    def load(self, state: State) -> None:
+        if state:
+            self.history = History.of(_below("history", state), limit=self.settings.history, least=self.settings.min_curvature)
+            self.lines = Lines(**_below("lines", state))
+            self.at = _below("at", state)
+
+
+_ON_A_LINE = ("origin", "uphill", "direction", "low", "low_uphill")
+_FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
+
+
+def _descending(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
+    """Directions (P, D); of a problem whose model does not descend, and that is asked for, against its gradient."""
+    direction = history.direction(gradient)
+    uphill = norm(gradient)
+    slope = (gradient * direction).sum(dim=1)
+    lost = ~(slope <= -settings.min_descent * uphill * norm(direction)) & (uphill > 0)
+    lost = lost if asked is None else lost & asked
+    if lost.any():
+        history.forget(lost)
+        direction = torch.where(lost[:, None], -gradient, direction)
+    return direction
+
+
+def _first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
+    """(P,), how far to go at first: without pairs at most one unit in the sum of absolute values, as torch does."""
+    unit = (1 / gradient.abs().sum(dim=1)).clamp(max=1)
+    length: Tensor = torch.where(history.count == 0, unit, 1) * settings.learning_rate
+    return length
+
+
+def _under(prefix: str, state: State) -> State:
+    return {f"{prefix}.{name}": t for name, t in state.items()}
+
+
+def _below(prefix: str, state: State) -> State:
+    return {name.removeprefix(f"{prefix}."): t for name, t in state.items() if name.startswith(f"{prefix}.")}

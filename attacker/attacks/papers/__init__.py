@@ -1,0 +1,1 @@
+"""Published attacks: each composes parts, and cites its paper."""

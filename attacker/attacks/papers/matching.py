@@ -1,0 +1,156 @@
+"""Published attacks: each an alias that puts parts together and cites its source."""
+
+from dataclasses import replace
+
+from attacker.attacks.base import Need
+from attacker.attacks.closed_form.warm_start import from_closed_form, from_features
+from attacker.attacks.labels import rules as labels
+from attacker.attacks.labels.rules import from_rows, inferred
+from attacker.attacks.matching import names as named
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.initialisation import normal, normal_after_normalisation, start
+from attacker.attacks.matching.objectives import cosine, euclidean
+from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.lbfgs import LBFGS
+
+PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
+"""Where the papers go on to a fixed number of iterations: ten without a twentieth less loss are the end of a search."""
+
+
+def dlg(
+    *,
+    steps: int = 300,
+    restarts: int = 1,
+    closed_form_start: bool = False,
+    compiled: bool = False,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
+
+    closed_form_start: the first start is what R-GAP and its kin answer, where they answer anything.
+    compiled: PyTorch compiles the search first, for up to a minute: for small networks and thousands of iterations of all cases.
+    """
+    attack = GradientMatching(
+        name="dlg",
+        objective=euclidean,
+        labels=None,
+        init=normal,
+        optimiser=LBFGS(),
+        steps=steps,
+        stop=PLATEAU,
+        restarts=restarts,
+        compiled=compiled,
+        knows_defense=knows_defense,
+    )
+    return from_closed_form(attack) if closed_form_start else attack
+
+
+def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
+    """DLG for one example, its label read off the head's gradient first (Zhao et al. 2020, "iDLG", algorithm 1)."""
+    needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
+    base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
+    return replace(base, name="idlg", labels=from_rows, needs=needs)
+
+
+def cpl(
+    *,
+    init: str = "patterned",
+    auxiliary: str = "",
+    optimiser: str = "lbfgs",
+    learning_rate: float = 0.0,
+    distance: str = "euclidean",
+    label_rule: str = "inferred",
+    steps: int = 300,
+    patience: int = 10,
+    tolerance: float = 0.0,
+    restarts: int = 1,
+    tv: float = 0.0,
+    local_steps: str = "one_batch",
+    agreement: float = 0.0,
+    boxed: bool = False,
+    closed_form_start: bool = False,
+    features: bool = False,
+    denoised: bool = True,
+    compiled: bool = False,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
+
+    init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
+    optimiser: lbfgs, wolfe (the same with a line search: it hardly ever gets stuck), adam, momentum, or adagrad; learning_rate
+    0 is its own. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg,
+    or joint (searched for with the images).
+    tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
+    steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
+    are given 20 times as much patience.
+    tv: weight of total variation, as a share of the distance of a guess that says nothing, which is 1 for a cosine; the paper has
+    none. About 3e-5 finds batches of images, and 1e-3 those of which a part was left out.
+    local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
+    agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
+    features: the first start is what the features of each example, read off the last layer's gradient, make likely: examples of a
+    batch do not mix; see `closed.features`.
+    denoised: who knows the power of noise prefers smooth images by as much as it leaves open, which the paper does not.
+    compiled: as in `dlg`.
+    """
+    chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
+    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set()) | ({Need.IMAGES} if tv else set())
+    attack = GradientMatching(
+        name="cpl",
+        objective=named.distance(distance),
+        labels=rule,
+        init=start(init, auxiliary),
+        optimiser=chosen,
+        steps=steps,
+        stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period),
+        restarts=restarts,
+        boxed=boxed,
+        smooth=tv,
+        local_steps=named.local_steps(local_steps),
+        agreement=agreement,
+        denoised=denoised,
+        compiled=compiled,
+        knows_defense=knows_defense,
+        oracles=("images of the same class",) if init == "insider" else (),
+        needs=frozenset(needs),
+    )
+    if closed_form_start:
+        return from_closed_form(attack)
+    return from_features(attack) if features else attack
+
+
+def inverting_gradients(
+    *,
+    steps: int = 4800,
+    restarts: int = 1,
+    tv: float = 3e-3,
+    learning_rate: float = 0.1,
+    signed: bool = False,
+    closed_form_start: bool = False,
+    compiled: bool = False,
+    knows_defense: bool = True,
+) -> GradientMatching:
+    """Cosine distance and total variation, by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
+
+    signed: go by the sign of the gradient only, as the paper does, with tv=1e-4 (--preset published). The defaults recovered more
+    of the images that chose them, which are listed in benchmarks/tuned.json.
+    learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
+    closed_form_start, compiled: as in `dlg`.
+    """
+    attack = GradientMatching(
+        name="inverting_gradients",
+        objective=cosine,
+        labels=inferred,
+        init=normal_after_normalisation,
+        optimiser=Adam(learning_rate=learning_rate, signed=signed),
+        prior=total_variation(tv) if tv else flat,
+        steps=steps,
+        stop=Stop(patience=steps, decrease=0.0),
+        restarts=restarts,
+        boxed=True,
+        compiled=compiled,
+        knows_defense=knows_defense,
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())),
+    )
+    return from_closed_form(attack) if closed_form_start else attack

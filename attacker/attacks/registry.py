@@ -1,0 +1,81 @@
+"""Attacks by name, with their arguments: the specification is data, printed into every row."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from math import isfinite
+from typing import Any, TypeVar
+
+from attacker.attacks.base import Attack
+from attacker.attacks.closed_form.hybrid import Hybrid
+from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.multi_round.agic import Agic, agic
+from attacker.attacks.papers.closed_form import exact, hgap, rgap
+from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
+from defenses.registry import Registry, bind
+
+AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid | Agic)
+
+ATTACKS: Registry[Callable[..., GradientMatching | ClosedForm | Hybrid | Agic]] = Registry(
+    "attacker.attacks",
+    {
+        "agic": agic,
+        "cpl": cpl,
+        "dlg": dlg,
+        "exact": exact,
+        "hgap": hgap,
+        "idlg": idlg,
+        "inverting_gradients": inverting_gradients,
+        "rgap": rgap,
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSpec:
+    """An attack as data. null: the same attack without the gradient."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    null: bool = False
+
+    def __post_init__(self) -> None:
+        bind(self.name, ATTACKS[self.name], given=self.arguments)
+        parameters = signature(ATTACKS[self.name]).parameters
+        for key, value in self.arguments.items():
+            _check(f"{self.name}: {key}", value, parameters[key].default)
+        ATTACKS[self.name](**self.arguments)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value!r}" for key, value in sorted(self.arguments.items()))
+        return f"{self.name}({shown})" + (" without gradient" if self.null else "")
+
+    @property
+    def knows_defense(self) -> bool:
+        return bool(self.arguments.get("knows_defense", True))
+
+    def build(self, *, device: str = "cpu") -> Attack:
+        """The attack itself."""
+        attack = replace(ATTACKS[self.name](**self.arguments), device=device)
+        return without_gradient(attack) if self.null else attack
+
+
+def without_gradient(attack: AnyAttack) -> AnyAttack:
+    """The null of an attack: the same search with the same prior and start, and no look at the gradient."""
+    return replace(attack, sees_gradient=False)
+
+
+def _check(what: str, value: Any, default: Any) -> None:
+    """Raises ValueError where a value is not of the kind of the default: counts are positive, weights not negative."""
+    if isinstance(default, bool):
+        good, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a whole number above 0"
+    elif isinstance(default, float):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+        wanted = "a number that is not negative"
+    else:
+        good, wanted = isinstance(value, type(default)), "a word"
+    if not good:
+        raise ValueError(f"{what} must be {wanted}, got {value!r}")

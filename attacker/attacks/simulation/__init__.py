@@ -1,0 +1,1 @@
+"""Simulation of what a client computes from a guess of its examples."""

@@ -1,0 +1,97 @@
+"""The demonstration: a face detector trained in four federations, each recorded, attacked, scored and shown on one page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from attacker.attacks import AttackSpec
+from attacker.replay.progress_bar import replay_with_progress
+from attacker.report import build
+from attacker.scoring import Scorer, Summary, summarise
+from fedsim.cli import federate
+from fedsim.commands.console import err
+from fedsim.config.experiment import read
+from fedsim.recording import Recording
+
+EXPERIMENT = Path(__file__).with_name("demo.toml")
+SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 60})
+"""CPL with a weak smoothness prior. Its weight was chosen on photographs and on faces of LFW, from which these faces are, too."""
+SHORT_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 20})
+"""The same with fewer iterations, for updates of many examples."""
+BATCHES = {"training.batch_size": 8, "training.steps": 2, "rounds": 30}
+Attacks = tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """One federation of the demonstration.
+
+    shows:     what a reader learns from it, in one sentence.
+    overrides: keys of demo.toml that it changes.
+    attacks:   names and arguments of the attacks. Where there is a defense, each runs once with and once without knowing it.
+    """
+
+    shows: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    attacks: Attacks = (SEARCH,)
+
+    @property
+    def knowledge(self) -> tuple[dict[str, Any], ...]:
+        """Arguments of an attacker who knows the defense, and of one who ignores it."""
+        return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
+
+
+FEDERATIONS: dict[str, Federation] = {
+    "single": Federation(
+        shows="One step on one photograph: every photograph can be computed from the update.",
+        attacks=(("exact", {}), SEARCH),
+    ),
+    "compressed": Federation(
+        shows="Only the largest tenth of each update is sent: safe against a naive attacker, and not against one who knows.",
+        overrides={"defense": "top_k(0.1)"},
+    ),
+    "batches": Federation(
+        shows="Two steps on batches of eight, as people train: how much less leaks.",
+        overrides=BATCHES,
+        attacks=(SHORT_SEARCH,),
+    ),
+    "noisy": Federation(
+        shows="The same with clipped and noised updates: the noise averages out, and the model still learns.",
+        overrides={**BATCHES, "defense": "clip(0.1) | gaussian(0.02)"},
+        attacks=(SHORT_SEARCH,),
+    ),
+}
+
+
+def run(folder: Path, *, engine: str = "ray") -> Path:
+    """Run the demonstration in `folder` and return its report. Finished parts are skipped and interrupted ones resumed."""
+    for name, federation in FEDERATIONS.items():
+        err.print(f"[bold]{name}[/]: {federation.shows}")
+        experiment = read(EXPERIMENT, list(federation.overrides.items()))
+        federate(experiment, folder / name, engine=engine, client_seed=0, resume=True)
+        for summary in attack(folder / name, federation):
+            _tell(summary)
+    return build([folder / name for name in FEDERATIONS], folder / "report.html")
+
+
+def attack(run: Path, federation: Federation) -> list[Summary]:
+    """Run the attacks of a federation and their nulls on its recording, and score them."""
+    recording, scorer, rows = Recording(run / "recording"), Scorer(run, [run / "truth"]), []
+    for name, arguments in federation.attacks:
+        for knowledge in federation.knowledge:
+            for null in (False, True):
+                spec = AttackSpec(name=name, arguments={**arguments, **knowledge}, null=null)
+                replayed = replay_with_progress(recording, spec, run / "reconstructions")
+                rows += scorer.score(replayed.folder)
+    return summarise(rows)
+
+
+def _tell(summary: Summary) -> None:
+    defense = f" under {summary.defense}" if summary.defense else ""
+    knows = "" if summary.knows_defense else ", ignoring the defense"
+    share = f"{summary.success.value:.0%} of {summary.examples} examples recovered" if summary.success else "nothing finished yet"
+    verdict = f"; {summary.verdict.words}" if summary.verdict else ""
+    err.print(f"[bold]{summary.attack}[/]{defense}{knows}: {share}{escape(verdict)}")

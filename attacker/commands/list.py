@@ -1,0 +1,46 @@
+"""attacker list."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+
+from fedsim.commands.console import Json, out, print_json
+
+
+def list_(as_json: Json = False) -> None:
+    """List the attacks, with their arguments and presets, what each needs, and its source."""
+    import inspect
+
+    from attacker.attacks import ATTACKS, presets
+    from defenses.registry import summary
+
+    found: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "summary": summary(ATTACKS[name]),
+            "arguments": {p.name: p.default for p in inspect.signature(ATTACKS[name]).parameters.values()},
+            "presets": presets.settings_of(name),
+            "needs": sorted(need.name.lower() for need in ATTACKS[name]().needs),
+        }
+        for name in ATTACKS
+    ]
+    if as_json:
+        print_json(found)
+        return
+    for attack in found:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in attack["arguments"].items())
+        out.print(f"[bold]{attack['name']}[/]  {escape(attack['summary'])}")
+        out.print(f"    arguments  {escape(arguments)}", style="dim")
+        out.print(f"    needs      {', '.join(attack['needs'])}", style="dim")
+        for name, settings in attack["presets"].items():
+            if settings:
+                out.print(f"    {name:<9}  {escape(_words(settings))}", style="dim")
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    """Arguments, or the arguments of each family."""
+    families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
+    if families:
+        return "; ".join(f"{family}: {_words(own)}" for family, own in families.items())
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items())

@@ -1,0 +1,1 @@
+"""Executors of replay tasks: a process pool on this machine, or a Ray cluster."""

@@ -1,0 +1,73 @@
+"""What a replay writes down of itself, for scoring and report."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attacker.attacks import AttackSpec
+from attacker.replay.cases import Plan, entry, row_entry
+from fedsim.recording import Manifest, Recording
+from fedsim.recording.files import alone, write_bytes
+
+
+def write_facts(path: Path, recording: Recording, spec: AttackSpec, plan: Plan, *, oracles: Sequence[str], seed: int) -> None:
+    """What scoring and report need to know of a replay; cases of earlier calls stay. Rows that hold no update are listed, too."""
+    told = [row_entry(recording, row) for row in plan.idle]
+    told += [entry(recording, case, whole=plan.whole) for case in plan.cases]
+    about = {
+        "attack": spec.name,
+        "spec": str(spec),
+        "null": spec.null,
+        "knows_defense": spec.knows_defense,
+        "oracles": list(oracles),
+        "seed": seed,
+        "run": facts(recording.manifest),
+    }
+    with alone(path.with_name(".lock"), wait=True):  # another replay may be at other rounds
+        cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
+        cases |= {case["key"]: case for case in told}
+        write_bytes(path, _written(about, [cases[key] for key in sorted(cases)]))
+
+
+def _written(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
+    """As JSON, a case a line: a live run writes all of them anew with each round, and indented that takes ten times as long."""
+    head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
+    lines = ",\n".join(f"    {json.dumps(case, allow_nan=False)}" for case in cases)
+    return f'{head},\n  "cases": [\n{lines}\n  ]\n}}\n'.encode()
+
+
+def facts(manifest: Manifest) -> dict[str, Any]:
+    """The public facts of a run, for rows and reports."""
+    return {
+        "name": manifest.name,
+        "model": str(manifest.model),
+        "shape": list(manifest.data.shape),
+        "num_classes": manifest.data.num_classes,
+        "ranges_from": manifest.data.ranges_from,
+        "training": asdict(manifest.training),
+        "defense": str(manifest.defense),
+        "gradient": manifest.gradient,
+        "network": manifest.network,
+        "inputs": manifest.inputs,
+        "secure_aggregation": manifest.secure_aggregation,
+        "created": manifest.created,
+        "software": dict(manifest.software),
+    }
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """The first of many names."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers as users write them: 1-3,7."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -1,0 +1,58 @@
+"""Replays under a progress bar."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from attacker.attacks import AttackSpec
+from attacker.replay.replay import Replay, Replayed
+from fedsim.commands.console import err, progress_bar
+from fedsim.recording import Recording
+
+SHOWN = 3
+"""Reasons of each kind that are printed; all of them are in the files."""
+
+
+def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
+    """Run a replay and say on stderr how it goes and what came of it; `options` are those of `Replay`."""
+    replay = Replay(recording=recording, spec=spec, out=out, **options)
+    observations, megabytes = replay.extent()
+    clients = " of whole clients" if replay.plan.whole else ""
+    err.print(
+        f"{escape(str(spec))}: {observations} observations{clients} to attack; "
+        f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
+    )
+    with progress_bar() as bar:
+        task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
+        try:
+            result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
+        except KeyboardInterrupt:
+            left, total = replay.left()
+            err.print(f"  {left} of {total} cases {'is' if left == 1 else 'are'} not finished")
+            raise
+    _tell(result, spec)
+    return result
+
+
+def _tell(result: Replayed, spec: AttackSpec) -> None:
+    if not spec.null and result.routes:
+        ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
+        err.print(f"  {escape(', '.join(ways))}")
+    err.print(f"  {result.done} done, {result.skipped} were done before, {len(result.failed)} failed")
+    _first(list(result.failed.items()))
+    left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
+    if left_out:
+        err.print(f"  {'1 round was' if len(left_out) == 1 else f'{len(left_out)} rounds were'} left out of their client's case")
+    _first([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
+    for note in result.notes:
+        err.print(f"  {escape(note)}")
+
+
+def _first(reasons: Sequence[tuple[str, str]]) -> None:
+    """Of each case its reason, the first few."""
+    for key, reason in reasons[:SHOWN]:
+        err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
+    if len(reasons) > SHOWN:
+        err.print(f"  and {len(reasons) - SHOWN} more")

@@ -1,0 +1,290 @@
+"""Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attacker.attacks import Attack, AttackSpec
+from attacker.attacks.base import MAX_EXAMPLES, Look
+from attacker.replay.batching import Footprint, chunked
+from attacker.replay.cases import Plan, Planned, planned
+from attacker.replay.checkpoints import tidy, unfinished
+from attacker.replay.executors import process_pool as workers
+from attacker.replay.executors import ray_cluster as cluster
+from attacker.replay.executors.process_pool import worth
+from attacker.replay.metadata import listed, spans, write_facts
+from attacker.replay.progress import Meter, Watch
+from attacker.replay.tasks import Job, Member, Outcome, Task, here, is_done, path_of, write_failure
+from fedsim.recording import DamagedFile, Recording, Row
+from fedsim.recording.files import make_private
+from fedsim.recording.masked_vectors import SUM
+
+Oracle = Callable[[Row], Tensor]
+"""From a row, what no server knows of its examples."""
+
+
+@dataclass
+class Replayed:
+    """folder: of the reconstructions. done, skipped: numbers of cases. routes: how many of those done came about in which way.
+
+    failed:   reasons by case, and by round and client as the index has them for rows that cannot be read.
+    left_out: rounds that are no part of their client's case, each with its reason, by the case.
+    notes:    what else there is to say, in words.
+    """
+
+    folder: Path
+    done: int = 0
+    skipped: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    routes: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count what became of a task."""
+        self.done += len(outcome.done)
+        self.notes += outcome.notes
+        self.failed |= outcome.failed
+        for route in outcome.done.values():
+            self.routes[route] = self.routes.get(route, 0) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """An attack on a recording.
+
+    out:     folder of all reconstructions; this replay's own is named after the attack and a hash of all that defines it.
+    rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the model and the machine.
+    oracle_labels, oracle_logits: the true labels of a row, and what its model made of the true examples, where the user asked for
+             that oracle.
+    threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
+    workers: processes; 1: this one; None: one for each core, where there is enough work to pay for their start.
+    ray:     address of a Ray cluster that does the work instead, or `local` for one of this machine's own.
+    model:   the network of somebody else's federation, as `module:function`, for workers to import.
+    every:   seconds between two checkpoints.
+    look:    who watches what emerges, see `Memory`; only of work in this process.
+    """
+
+    recording: Recording
+    spec: AttackSpec
+    out: Path
+    seed: int = 0
+    device: str = "cpu"
+    rounds: frozenset[int] | None = None
+    clients: frozenset[str] | None = None
+    chunk: int | None = None
+    oracle_labels: Oracle | None = None
+    oracle_logits: Oracle | None = None
+    threads: int | None = None
+    workers: int | None = 1
+    ray: str | None = None
+    model: str | None = None
+    every: float = 60.0
+    look: Look | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        identity = [str(self.spec), self.seed, self._oracles, self.recording.fingerprint()]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+        return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
+
+    @property
+    def _oracles(self) -> tuple[str, ...]:
+        """By name, those that the user asked for."""
+        told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
+        return tuple(name for name, oracle in told.items() if oracle is not None)
+
+    @cached_property
+    def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
+        """The rows asked for, and what is wrong with those of them that cannot be read."""
+        damage: list[DamagedFile] = []
+        return self.recording.rows(rounds=self.rounds, clients=self.clients, on_damage=damage.append), damage
+
+    @cached_property
+    def _attack(self) -> Attack:
+        return self.spec.build(device=self.device)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The cases that there are, done or not. Raises as `run` does."""
+        rows, damage = self._rows
+        if not any(row.status == "complete" for row in rows):
+            if damage:
+                raise damage[0]
+            self._check_asked(rows)
+            raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
+        self._check_asked(rows)
+        return planned(self.recording, rows, self._attack)
+
+    def _check_asked(self, found: Sequence[Row]) -> None:
+        """Raises ValueError, with those that there are, where a client, or each round, that was asked for is not there."""
+        clients = set(self.clients or ()) - {row.client for row in found}
+        rounds = self._absent(found)
+        if not clients and rounds != self.rounds:
+            return
+        rows = self.recording.rows(on_damage=lambda error: None)
+        if unknown := sorted(clients - {row.client for row in rows}):
+            names = sorted({row.client for row in rows} - {SUM})
+            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {listed(names)}")
+        if self.rounds and not self.rounds & {row.round for row in rows}:
+            known = spans(row.round for row in rows)
+            raise ValueError(f"{self.recording.folder} holds no round {spans(self.rounds)}. Its rounds: {known or 'none'}")
+
+    def _absent(self, found: Sequence[Row]) -> frozenset[int]:
+        """Rounds that were asked for and of which there is nothing."""
+        return (self.rounds or frozenset()) - {row.round for row in found}
+
+    def extent(self) -> tuple[int, float]:
+        """How many observations are still to be attacked, and about how many megabytes that writes.
+
+        Those of more examples than any attack makes are not among them, nor rows that cannot be read.
+        """
+        rows = [row for case in self._pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
+        values = self.recording.manifest.data.size
+        return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
+
+    def _pending(self) -> list[Planned]:
+        return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
+
+    def left(self) -> tuple[int, int]:
+        """How many cases could be attacked and have no answer that came to its end, and how many cases there are."""
+        return len(self._pending()), len(self.plan.cases)
+
+    def run(self, watch: Watch | None = None) -> Replayed:
+        """Attack every case that is not done yet.
+
+        Raises ValueError where nothing can be attacked, DamagedFile where that is because no row can be read, and
+        KeyboardInterrupt after the best so far is written.
+        """
+        plan, pending = self.plan, self._pending()
+        make_private(self.out)
+        make_private(self.folder)
+        oracles = (*getattr(self._attack, "oracles", ()), *(() if self.spec.null else self._oracles))
+        write_facts(self.folder / "attack.json", self.recording, self.spec, plan, oracles=oracles, seed=self.seed)
+        replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
+        for case in plan.cases:
+            if case.reason:
+                self._fail(case.key, case.reason, replayed)
+        if absent := self._absent(self._rows[0]):
+            replayed.notes.append(f"of round {spans(absent)} there is nothing in the recording")
+        tasks = self._tasks(pending, replayed)
+        replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
+        for outcome in self._outcomes(tasks, Meter(tasks, watch)):
+            replayed.add(outcome)
+        tidy(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
+        return replayed
+
+    def path(self, key: str) -> Path:
+        """The file of a case's reconstruction."""
+        return path_of(self.folder, key)
+
+    @cached_property
+    def _job(self) -> Job:
+        return Job(
+            recording=str(self.recording.folder.resolve()),
+            folder=str(self.folder.resolve()),
+            attack=self.spec.name,
+            arguments=dict(self.spec.arguments),
+            null=self.spec.null,
+            seed=self.seed,
+            device=self.device,
+            threads=self.threads or (1 if len(self._chunks) > 1 else None),
+            model=self.model,
+            every=self.every,
+        )
+
+    def _tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
+        """What is left to do: first what was under way when an earlier replay ended, together as it was, then chunk by chunk."""
+        able = {case.key: case for case in self.plan.cases if not case.reason}
+        left = {case.key for case in pending}
+        begun, notes = unfinished(self.folder, self._job.origin, able, most=self.chunk)
+        replayed.notes += notes
+        groups = [[able[key] for key in keys] for keys in begun if left & set(keys)]
+        under_way = {case.key for group in groups for case in group}
+        for chunk in self._chunks:
+            groups.append([case for case in chunk if case.key in left - under_way])
+        tasks = (tuple(self._members(group, replayed)) for group in groups)
+        return [Task(members=members) for members in tasks if members]
+
+    @cached_property
+    def _footprint(self) -> Footprint:
+        return Footprint(self.recording.manifest, self.device, remembered(self._attack))
+
+    @cached_property
+    def _chunks(self) -> list[tuple[Planned, ...]]:
+        """All cases that can be attacked, as an undisturbed replay attacks them."""
+        return chunked(self.plan.cases, self._footprint, self.chunk)
+
+    def _seconds(self, tasks: Sequence[Task]) -> float:
+        """About how long the tasks take, one after the other on one core; of an attack of unknown length, next to nothing."""
+        sizes = {case.key: case.sizes for case in self.plan.cases}
+        once = sum(self._footprint.seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
+        return once * evaluations(self._attack)
+
+    def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
+        """Cases as plain data, with what oracles tell of them; one of which they cannot tell anything has failed."""
+        for case in cases:
+            labels = logits = None
+            try:
+                if self.oracle_labels is not None and not self.spec.null:
+                    labels = tuple(torch.cat([self.oracle_labels(row) for row in case.rows]).tolist())
+                if self.oracle_logits is not None and not self.spec.null:
+                    logits = tuple(map(tuple, self.oracle_logits(case.rows[0]).tolist()))
+            except ValueError as error:
+                self._fail(case.key, str(error), replayed)
+                continue
+            rows = tuple((row.round, row.client) for row in case.rows)
+            yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
+
+    def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[Outcome]:
+        """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
+        if not tasks:
+            return
+        count = self.workers or worth(self._seconds(tasks), len(tasks), self.device, self.threads)
+        if self.ray is not None:
+            results = cluster.attacked(self._job, tasks, self.ray, meter.told)
+        elif count > 1:
+            results = workers.attacked(self._job, tasks, count, meter.told)
+        else:
+            results = here(self._job, self.recording, tasks, meter.of_attack, self.look)
+        for number, outcome in results:
+            meter.told(number, 1.0, "")
+            yield outcome
+            if outcome.interrupted:
+                raise KeyboardInterrupt
+
+    def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
+        replayed.failed[key] = reason
+        write_failure(self.folder, key, reason)
+
+
+def evaluations(attack: object) -> int:
+    """Of the gradient, by a search of one start that comes to its end; 1 for what is no search."""
+    search = _search(attack)
+    return int(getattr(search, "steps", 1)) * int(getattr(getattr(search, "optimiser", None), "period", 1))
+
+
+def remembered(attack: object) -> int:
+    """By its optimiser, of each case, in vectors as long as a latent; 0 of what is no search."""
+    return int(getattr(getattr(_search(attack), "optimiser", None), "remembers", 0))
+
+
+def _search(attack: object) -> object:
+    """The search that an attack makes, if it makes any, else the attack itself."""
+    parts = (getattr(attack, name, None) for name in ("matching", "search", "fallback"))
+    return next((part for part in parts if part is not None), attack)
+
+
+def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
+    """What is wrong with each row, by round and client as its reason names them; cut short, two may have the same name."""
+    failed: dict[str, str] = {}
+    for error in damage:
+        row = error.reason.partition(": ")[0]
+        failed[row if row not in failed else f"{row} ({len(failed) + 1})"] = str(error)
+    return failed

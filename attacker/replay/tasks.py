@@ -1,0 +1,272 @@
+"""One task of a replay: some cases, attacked together and written as files. Plain data in and out: it may run anywhere."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attacker.attacks import AttackSpec, Case, Progress
+from attacker.attacks.base import Look, refused
+from attacker.reconstruction import Reconstruction
+from attacker.replay.cases import trouble
+from attacker.replay.checkpoints import FileMemory, Origin
+from fedsim import models
+from fedsim.recording import DamagedFile, Observation, Recording
+from fedsim.recording.files import flush, write_json
+
+Place = tuple[int, str]
+"""Round and client of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all tasks of a replay share.
+
+    recording, folder: of what is attacked, and of the reconstructions. attack, arguments, null: see `AttackSpec`.
+    threads: None leaves PyTorch's number. model: somebody else's network, as `module:function`.
+    every:   seconds between two checkpoints.
+    """
+
+    recording: str
+    folder: str
+    attack: str
+    arguments: Mapping[str, Any]
+    null: bool
+    seed: int
+    device: str
+    threads: int | None = None
+    model: str | None = None
+    every: float = 60.0
+
+    @property
+    def spec(self) -> AttackSpec:
+        return AttackSpec(name=self.attack, arguments=self.arguments, null=self.null)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(attack=str(self.spec), seed=self.seed, device=torch.device(self.device).type)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One case of a task: the rows of its observations, in order of rounds. labels, logits: where an oracle tells them."""
+
+    key: str
+    rows: tuple[Place, ...]
+    labels: tuple[int, ...] | None = None
+    logits: tuple[tuple[float, ...], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Cases of equal shape that are attacked at once."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(member.key for member in self.members)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Task":
+        members = json.loads(text)["members"]
+        return cls(
+            members=tuple(
+                Member(
+                    key=member["key"],
+                    rows=tuple((round, client) for round, client in member["rows"]),
+                    labels=None if member["labels"] is None else tuple(member["labels"]),
+                    logits=None if member["logits"] is None else tuple(map(tuple, member["logits"])),
+                )
+                for member in members
+            )
+        )
+
+
+@dataclass
+class Outcome:
+    """What became of a task.
+
+    done: the route of each case that was answered; failed: the reason of each that was not. notes: what else there is to say.
+    """
+
+    done: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """Does the tasks of one job, one after the other. look: who watches, see `Memory`."""
+
+    def __init__(self, job: Job, recording: Recording | None = None, look: Look | None = None) -> None:
+        self.job, self.folder, self.look = job, Path(job.folder), look
+        self.recording = recording or Recording(job.recording)
+        if job.model is not None and recording is None:
+            models.admit(job.model, name=self.recording.manifest.model.name)
+        self.attack = job.spec.build(device=job.device)
+
+    def run(self, task: Task, progress: Progress | None = None) -> Outcome:
+        """Attack the cases of a task and write what comes out; Ctrl-C leaves the best so far, and says so."""
+        outcome = Outcome()
+        with _threads(self.job.threads):
+            if cases := self._cases(task, outcome):
+                self._attack(cases, outcome, progress)
+        return outcome
+
+    def _cases(self, task: Task, outcome: Outcome) -> list[Case]:
+        """The cases that can be attacked; the others are written down as failed."""
+        observations, problems = self._observations({row for member in task.members for row in member.rows})
+        cases = []
+        for member in task.members:
+            if reason := next((problems[row] for row in member.rows if row in problems), ""):
+                self._fail(member.key, reason, outcome)
+                continue
+            labels, logits = (None if told is None else torch.tensor(told) for told in (member.labels, member.logits))
+            case = Case(tuple(observations[row] for row in member.rows), known_labels=labels, known_logits=logits)
+            if reason := refused(self.attack, case):
+                self._fail(member.key, f"{self.job.attack} cannot be used: {reason}", outcome)
+                continue
+            cases.append(case)
+        return cases
+
+    def _observations(self, places: set[Place]) -> tuple[dict[Place, Observation], dict[Place, str]]:
+        """Round after round: observations of one round share what was sent. And why some cannot be had."""
+        damage: list[DamagedFile] = []
+        rows = self.recording.rows(
+            rounds={round for round, _ in places}, clients={client for _, client in places}, on_damage=damage.append
+        )
+        observations: dict[Place, Observation] = {}
+        problems = {place: f"round {place[0]} of {place[1]} is no longer in the recording" for place in places}
+        for row in rows:
+            place = (row.round, row.client)
+            if place not in places:
+                continue
+            del problems[place]
+            try:
+                observation = self.recording.observation(row)
+            except ValueError as error:
+                problems[place] = str(error)
+                continue
+            if reason := trouble(observation):
+                problems[place] = reason
+            else:
+                observations[place] = observation
+        return observations, problems
+
+    def _attack(self, cases: Sequence[Case], outcome: Outcome, progress: Progress | None) -> None:
+        """Attack cases together; where that fails, by halves: one bad case must not take its neighbours along."""
+        keys = tuple(case.key for case in cases)
+        if all(self._is_done(key) for key in keys):
+            return
+        memory = FileMemory(self.folder, keys, self.job.origin, every=self.job.every, look=self.look)
+        memory.begin()
+        rng = torch.Generator().manual_seed(self.job.seed)
+        try:
+            reconstructions = self.attack(cases, rng=rng, progress=progress, memory=memory)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            if len(cases) == 1:
+                self._fail(cases[0].key, f"{type(error).__name__}: {error}".removesuffix(": "), outcome)
+            half = len(cases) // 2
+            for part in (cases[:half], cases[half:]) if half else ():
+                if not outcome.interrupted:
+                    self._attack(part, outcome, progress)
+        else:
+            outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
+            for reconstruction in reconstructions:
+                self._keep(reconstruction, outcome)
+            flush(self.folder)
+        if not outcome.interrupted:
+            memory.forget()
+
+    def _keep(self, reconstruction: Reconstruction, outcome: Outcome) -> None:
+        """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
+        key = reconstruction.case
+        if self._is_done(key):  # before the task was cut off
+            return
+        if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
+            self._fail(key, "the search ran away: its loss is not a number", outcome)
+            return
+        path = path_of(self.folder, key)
+        if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
+            reconstruction.write(path, settle=False)
+        (self.folder / f"{key}.failed.json").unlink(missing_ok=True)
+        outcome.done[key] = reconstruction.route
+
+    def _is_done(self, key: str) -> bool:
+        return is_done(self.folder, key)
+
+    def _fail(self, key: str, reason: str, outcome: Outcome) -> None:
+        outcome.failed[key] = reason
+        write_failure(self.folder, key, reason)
+
+
+def here(
+    job: Job, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
+) -> Iterator[tuple[int, Outcome]]:
+    """Numbers of tasks and what became of each, in this process. progress: from the number of a task, a callback for it."""
+    bench = Bench(job, recording, look)
+    for number, task in enumerate(tasks):
+        yield number, bench.run(task, progress(number))
+
+
+def path_of(folder: Path, key: str) -> Path:
+    """The file of a case's reconstruction."""
+    return folder / f"{key}.safetensors"
+
+
+def is_done(folder: Path, key: str) -> bool:
+    """Whether a case has an answer that was not cut off."""
+    path = path_of(folder, key)
+    if not path.exists():
+        return False
+    try:
+        return not Reconstruction.read(path).interrupted
+    except ValueError:
+        return False
+
+
+def write_failure(folder: Path, key: str, reason: str) -> None:
+    """Say beside the reconstructions why a case has none."""
+    write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason})
+
+
+def write_failures(job: Job, task: Task, reason: str) -> Outcome:
+    """The cases of a task that did not come to its end have failed, save those that were answered before."""
+    folder = Path(job.folder)
+    failed = {key: reason for key in task.keys if not is_done(folder, key)}
+    for key in failed:
+        write_failure(folder, key, reason)
+    return Outcome(failed=failed)
+
+
+def _loss(path: Path) -> float:
+    try:
+        return float(Reconstruction.read(path).loss[-1])
+    except ValueError:
+        return float("inf")
+
+
+@contextmanager
+def _threads(wanted: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

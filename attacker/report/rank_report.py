@@ -1,0 +1,117 @@
+"""`attacker rank`: what a network's shape says about how far its gradient leaks, before any attack."""
+
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from attacker.attacks.closed_form.rank.analysis import PROVED, RankReport, rank_report
+from attacker.attacks.closed_form.rank.verdict import headline, verdict
+from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec
+
+__all__ = ["analysed", "as_json", "check_picture", "described", "draw", "headline", "opened", "shape_of", "table", "verdict"]
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The shape that `3x32x32` or `30` names. Raises ValueError for anything else."""
+    parts = text.lower().split("x")
+    if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"--input {text!r}: write 3x32x32 (channels, height, width) for images, or 30 for table rows")
+    return tuple(map(int, parts))
+
+
+def check_picture(path: Path) -> None:
+    """Raises ValueError, before any work, where no picture can be written to `path`."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--out {path}: a picture's name ends in .png, .svg or .pdf")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.absolute().parent}")
+
+
+def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
+    """The chain of a model by its name, or of `module:function`, which is imported.
+
+    Raises ValueError where there is no such model, or it does not fit, and RuntimeError, with the reason, where it is no chain.
+    """
+    if ":" in model:
+        models.admit(model)
+    network = models.layout(ModelSpec(name=model, arguments=arguments), DataSpec(shape=shape, num_classes=classes))
+    try:
+        return chain_of(network, shape)
+    except NotAChain as reason:
+        raise RuntimeError(f"the rank of {model} cannot be told, nor can it be walked back through: {reason}") from reason
+
+
+def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
+    """The rank analysis. Raises RuntimeError, with the reason, where a layer cannot be analysed."""
+    try:
+        return rank_report(chain, dead=dead, prove=PROVED if prove else 0)
+    except NotAChain as reason:
+        raise RuntimeError(str(reason)) from reason
+
+
+def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
+    """Write a picture of the chain; its kind is that of the name of `path`."""
+    from attacker.report.chain_figure import chain_picture
+
+    chain_picture(report, [described(layer) for layer in chain.layers], path, title=title, verdict=headline(report))
+
+
+def as_json(report: RankReport, model: str) -> dict[str, Any]:
+    """All that was found, for machines."""
+    return {
+        "model": model,
+        "full": report.full,
+        "locally_unique": report.locally_unique,
+        "undetermined": report.undetermined,
+        "unused": report.unused,
+        "index": report.index,
+        "critical": report.layers[report.critical].name,
+        "headline": headline(report),
+        "verdict": verdict(report),
+        "dead": report.dead,
+        "layers": [{**asdict(one), "missing": one.missing, "dependent": one.dependent} for one in report.layers],
+    }
+
+
+def table(report: RankReport, chain: Chain) -> Table:
+    """One row a layer, the critical one in red: unknowns, constraints of each kind, the index, the rank, what is missing."""
+    made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    made.add_column("layer", overflow="fold")
+    made.add_column("what", overflow="fold", min_width=8)
+    for title in ("unknowns", "gradient", "weight", "virtual", "RA", "rank", "missing"):
+        made.add_column(title, justify="right", no_wrap=True)
+    for i, (one, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
+        numbers = (one.unknowns, one.gradients, one.weights, one.virtual, one.index)
+        made.add_row(
+            escape(one.name),
+            escape(described(layer)),
+            *(f"{number:,}" for number in numbers),
+            f"{one.rank:,}" if one.proved else f"≤{one.rank:,}",
+            Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
+            style="red" if i == report.critical else "",
+        )
+    return made
+
+
+def described(layer: Layer) -> str:
+    """A layer in few words: its channels, kernel, stride and padding, or its width."""
+    if layer.kernel is None:
+        return f"linear {layer.shape[0]}"
+    words = [f"conv {layer.shape[0]}", _sides(layer.kernel)]
+    words += [f"/{_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
+    words += [f"pad {_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
+    words += [f"dilation {_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
+    pooled = prod(layer.inputs) != prod(layer.taken) or prod(layer.given) != prod(layer.outputs)
+    return " ".join(words + ["pooled"] * pooled)
+
+
+def _sides(sides: tuple[int, int], *, short: bool = False) -> str:
+    return str(sides[0]) if short and sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"

@@ -1,0 +1,61 @@
+"""What the service does beside answering: it watches, does jobs, and follows its rules."""
+
+import logging
+import sqlite3
+from collections.abc import Sequence
+
+from attacker.service.http.dependencies import Parts
+from attacker.service.index import Arrived
+from attacker.service.jobs.queue import Full
+from attacker.service.jobs.rule_history import Recorded
+from attacker.service.jobs.rules import Rules
+from attacker.service.settings import UNMEASURED
+from attacker.service.watcher import Watcher
+from attacker.service.workers.supervisor import Crew
+
+log = logging.getLogger("attacker.service")
+
+
+class Works:
+    """Raises ValueError where the file of rules cannot be read, or limits what nobody measures."""
+
+    def __init__(self, parts: Parts) -> None:
+        settings = parts.settings
+        self._parts = parts
+        self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
+        limited = [rule.name for rule in self._rules.rules if rule.budget.cpu_seconds is not None] if self._rules else []
+        if limited and not settings.measures:
+            words = f"budget.cpu_seconds with --ray {settings.ray}: {UNMEASURED}; use --ray local, or leave it out"
+            raise ValueError(f"{settings.rules}: rule {limited[0]!r}: {words}")
+        self._behind: set[str] = set()
+        self._watcher = Watcher(
+            parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
+        )
+        self._crew = Crew(settings, parts.queue, before_end=self._watcher.look_at)
+
+    def start(self) -> None:
+        """Returns when every run that there is has been looked at. Raises ValueError where another service is at work here."""
+        self._crew.start()
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Jobs under way wait for the next start."""
+        self._watcher.stop()
+        self._crew.stop()
+        self._parts.queue.close()
+
+    def arrived(self, rounds: Sequence[Arrived]) -> None:
+        """Have the rules follow new rounds, and those that the queue had no room for at an earlier look."""
+        if rounds:
+            self._parts.metrics.arrived(rounds)
+        if self._rules is None:
+            return
+        new, self._behind = self._behind | {one.recording for one in rounds}, set()
+        for run in self._parts.catalogue.runs():
+            if run.id not in new or run.manifest is None:
+                continue
+            try:
+                self._rules.follow(Recorded(run.id, run.identity), run.index.attempts, created=run.manifest.created)
+            except (Full, ValueError, OSError, sqlite3.Error) as error:
+                self._behind.add(run.id)
+                log.warning("rules on %s are behind: %s", run.id, error)

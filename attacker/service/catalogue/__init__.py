@@ -1,5 +1,0 @@
-"""The recordings below one root: found by watching, read lazily, and never trusted."""
-
-from attacker.service.catalogue.catalogue import Arrived, Catalogue, Changes, Run, Unknown
-
-__all__ = ["Arrived", "Catalogue", "Changes", "Run", "Unknown"]

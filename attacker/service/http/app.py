@@ -1,0 +1,81 @@
+"""The service put together: catalogue, queue and feed behind one HTTP application."""
+
+import sqlite3
+
+from fastapi import APIRouter, FastAPI
+from starlette.middleware import Middleware
+
+from attacker.service.events import Feed
+from attacker.service.http import cases, feeds, general, jobs, previews, recordings, reports
+from attacker.service.http.authorisation import Keys, read_token
+from attacker.service.http.caching import Replies
+from attacker.service.http.dependencies import Parts
+from attacker.service.http.errors import tell_errors
+from attacker.service.http.metrics import Metrics, Timed
+from attacker.service.http.middleware import API, PATIENCE, Guard
+from attacker.service.http.pages import page_routes
+from attacker.service.index import Catalogue
+from attacker.service.jobs.queue import Limits, Queue
+from attacker.service.settings import Settings
+from fedsim.recording.files import make_private
+
+ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
+DESCRIPTION = (
+    "Recordings of federations, the attacks on them, and what these got out. Lists have `items` and `next`, which is "
+    "given as `after` to go on. Scores, originals and true labels are null where the service was given no truth."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. `app.state.parts` has what it is made of; nobody watches or works until `working.Works` does.
+
+    Raises ValueError where the folder of state cannot be written, or the file of the token cannot be used.
+    """
+    app = routes()
+    app.state.parts = parts_of(settings)
+    return app
+
+
+def parts_of(settings: Settings) -> Parts:
+    """What routes work with. Raises ValueError as `create_app`."""
+    try:
+        make_private(settings.state_folder)
+        keys = Keys(read_token(settings.token_path)) if settings.needs_token else None
+        queue = Queue(settings.state_folder / "queue.sqlite", Limits(max_queued=settings.max_queued))
+    except (OSError, sqlite3.Error) as error:
+        where = f"cannot keep the queue and the token in {settings.state_folder}"
+        raise ValueError(f"{where}: {error}; give a folder that can be written with --state") from None
+    catalogue = Catalogue(settings)
+    return Parts(
+        settings=settings,
+        catalogue=catalogue,
+        queue=queue,
+        feed=Feed(),
+        metrics=Metrics(queue, catalogue),
+        keys=keys,
+        replies=Replies(),
+    )
+
+
+def routes(*, patience: float = PATIENCE) -> FastAPI:
+    """The application before it knows its parts, which it looks up in its `state` at each request.
+
+    patience: seconds that a client may take to send a request, or to take a piece of an answer.
+    """
+    app = FastAPI(
+        title="fedleak",
+        version="1",
+        description=DESCRIPTION,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,  # its scripts come from elsewhere
+        redoc_url=None,
+        middleware=[Middleware(Timed), Middleware(Guard, patience=patience)],
+    )
+    api = APIRouter(prefix=API)
+    for router in ROUTERS:
+        api.include_router(router)
+    app.include_router(api)
+    app.include_router(page_routes())
+    app.add_api_route("/metrics", general.metrics, include_in_schema=False)
+    tell_errors(app)
+    return app

@@ -1,0 +1,165 @@
+"""Cases of attacks: how each ended, its examples, and their images."""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from attacker.service.http.caching import PNG
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.middleware import API
+from attacker.service.http.queries import REFUSED, AfterCase, Client, Limit, Name, Number, Round, only_known, page
+from attacker.service.index import Run, Unknown, images, views
+from attacker.service.index.attack_folders import CaseFacts, Source, file_of
+from attacker.service.index.images import NoImage
+from attacker.service.index.json_lines import Score
+from attacker.service.index.reconstruction_files import Whole, read_whole
+from attacker.service.schemas import Cases, CaseTold, CaseWhole, ExampleTold
+
+router = APIRouter(prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED, dependencies=[Depends(only_known)])
+
+Attack = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
+Version = Annotated[
+    str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
+]
+IMAGE: dict[int | str, dict[str, Any]] = {200: {"content": {PNG: {"schema": {"type": "string", "format": "binary"}}}}}
+
+
+@router.get("", response_model=Cases)
+async def cases(
+    request: Request,
+    service: Service,
+    id: Name,
+    attack: Attack = None,
+    client: Client = None,
+    round: Round = None,
+    limit: Limit = 100,
+    after: AfterCase = None,
+) -> Response:
+    """The cases of all attacks, or of one, in order of attacks and cases."""
+    run = service.catalogue.run(id)
+    last = _place(after)
+
+    def wanted() -> Iterator[CaseTold]:
+        scores = service.catalogue.scores(run)
+        for source in service.catalogue.sources(run):
+            if attack is not None and source.name != attack:
+                continue
+            rows = scores.get(source.name, {})
+            for key in sorted(source.cases):
+                facts = source.cases[key]
+                if (client is None or facts.client == client) and (round is None or round in facts.rounds):
+                    yield views.case(source, facts, rows.get(key, ()))
+
+    def make() -> Cases:
+        found, rest = page(
+            wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
+        )
+        return Cases(items=list(found), next=rest)
+
+    return await service.replies.told(request, run.version, make)
+
+
+@router.get("/{source}/{case}", response_model=CaseWhole)
+async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
+    """One case: its examples, beside the originals where the service has truth, and the curve of its loss."""
+    run = service.catalogue.run(id)
+
+    def make() -> CaseWhole:
+        of, facts, rows = _case(service, run, source, case)
+        whole = None
+        if case in of.answers:
+            try:
+                whole = read_whole(run.folder, file_of(source, case))
+            except ValueError:  # replaced since the last look, or damaged where nobody had looked
+                whole = None
+        address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source)}/{quote(case)}"
+        links = views.Links(address, state_of(of, case, rows))
+        return views.whole_case(of, facts, whole, rows, _examples(run, of, facts, whole, rows, links))
+
+    return await service.replies.told(request, run.version, make)
+
+
+@router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE)
+async def image(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
+    """A reconstruction, as the attack numbers it."""
+    run = service.catalogue.run(id)
+
+    def make() -> bytes:
+        _case(service, run, source, case)
+        return images.reconstruction_png(run.folder, file_of(source, case), n, _data(run))
+
+    return await service.replies.told(request, run.version, make, kind=PNG)
+
+
+@router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE)
+async def assigned(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
+    """The reconstruction that scoring assigned to the case's true example with that number."""
+    return await _half(request, service, id, source, case, n, original=False)
+
+
+@router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE)
+async def original(
+    request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
+) -> Response:
+    """The case's true example with that number; only where the service was given truth."""
+    return await _half(request, service, id, source, case, n, original=True)
+
+
+async def _half(request: Request, service: Parts, id: str, source: str, case: str, n: int, *, original: bool) -> Response:
+    run = service.catalogue.run(id)
+
+    def make() -> bytes:
+        _, _, rows = _case(service, run, source, case)
+        if n >= len(rows) or (file := rows[n].pair) is None:
+            raise NoImage("there is no such pair: it is not scored, or the attack failed, or the service was given no truth")
+        halves = images.pair_png(run.folder, file, _data(run))
+        return halves.original if original else halves.reconstruction
+
+    return await service.replies.told(request, run.version, make, kind=PNG)
+
+
+def _case(service: Parts, run: Run, source: str, case: str) -> tuple[Source, CaseFacts, list[Score]]:
+    """A case that there is, and its scores. Raises Unknown."""
+    of = service.catalogue.source(run, source)
+    if case not in of.cases:
+        raise Unknown(f"there is no case {case[:100]!r} of {source}")
+    return of, of.cases[case], list(service.catalogue.scores(run).get(source, {}).get(case, ()))
+
+
+def state_of(source: Source, case: str, rows: Sequence[Score]) -> str:
+    """Tells what is shown of a case from what was shown before: a browser keeps the pictures of addresses that it has seen."""
+    return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
+
+
+def _examples(
+    run: Run, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[Score], links: views.Links
+) -> list[ExampleTold]:
+    if run.manifest is None:
+        return []
+    data, file = run.manifest.data, file_of(source.name, facts.key)
+    rows = [row for row in rows if row.state != "waiting"]
+    if rows:
+        cells = {} if data.is_image else images.rows_paired(run.folder, rows, data)
+        return list(views.scored(rows, links, cells, images=data.is_image))
+    if whole is None:
+        return []
+    cells = {} if data.is_image else images.rows_alone(run.folder, file, whole, data)
+    return list(views.found(whole, links, cells, images=data.is_image))
+
+
+def _data(run: Run) -> Any:
+    if run.manifest is None:
+        raise NoImage("the recording's manifest cannot be read: what its examples look like is not known")
+    return run.manifest.data
+
+
+def _place(after: str | None) -> tuple[str, str] | None:
+    source, _, case = (after or "").partition("/")
+    return (source, case) if after is not None else None

@@ -1,0 +1,37 @@
+"""What the routes work with, put together once."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from attacker.service.events import Feed
+from attacker.service.http.authorisation import Keys
+from attacker.service.http.caching import Replies
+from attacker.service.http.metrics import Metrics
+from attacker.service.index import Catalogue
+from attacker.service.jobs.queue import Queue
+from attacker.service.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """keys: None where no token is asked for. replies: what was made last. reporting: reports are made one at a time."""
+
+    settings: Settings
+    catalogue: Catalogue
+    queue: Queue
+    feed: Feed
+    metrics: Metrics
+    keys: Keys | None
+    replies: Replies
+    reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+Service = Annotated[Parts, Depends(_parts)]

@@ -1,0 +1,101 @@
+"""What went wrong, told in one way: what it is, which field it is in, and what it may be."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from attacker.attacks import ATTACKS
+from attacker.service.events import TooMany
+from attacker.service.http.middleware import problem
+from attacker.service.index import Unknown as UnknownRecording
+from attacker.service.index.images import NoImage
+from attacker.service.jobs.job import JobSpec
+from attacker.service.jobs.queue import Full, NotNow
+from attacker.service.jobs.queue import Unknown as UnknownJob
+
+WORDS = {"extra_forbidden": "there is no such field", "missing": "is needed"}
+LATER = {"Retry-After": "10"}
+
+
+class Wrong(Exception):
+    """A request that cannot be done as it is. field: the one to mend; known: what it may be."""
+
+    def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.field, self.known = status, field, None if known is None else list(known)
+
+
+def tell_errors(app: FastAPI) -> None:
+    """Have `app` answer errors as `shapes.Problem`."""
+    for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
+        app.add_exception_handler(kind, _plainly(status))
+
+    @app.exception_handler(sqlite3.OperationalError)
+    async def unwritten(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
+        message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
+        return JSONResponse(problem(message), 503, headers=LATER)
+
+    @app.exception_handler(Wrong)
+    async def wrong(request: Request, error: Wrong) -> JSONResponse:
+        return JSONResponse(problem(str(error), error.field, error.known), error.status)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        words = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} cannot be done there"}
+        message = words.get(error.status_code, str(error.detail))
+        return JSONResponse(problem(message), error.status_code, headers=dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(told(error.errors(), error.body if request.url.path.endswith("/jobs") else None), 422)
+
+
+def _plainly(status: int) -> Any:
+    async def handler(request: Request, error: Exception) -> JSONResponse:
+        message = str(error.args[0]) if error.args else str(error)
+        return JSONResponse(problem(message), status, headers=LATER if status in (429, 503) else None)
+
+    return handler
+
+
+def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
+    """The first of pydantic's errors, in our words. spec: a job's, as it was sent, whose fields are below `spec`."""
+    error = errors[0]
+    where, *path = error["loc"]
+    names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
+    if error["type"] == "json_invalid":
+        return problem(f"the request is no JSON: {error.get('ctx', {}).get('error', error['msg'])}")
+    message = error["msg"].removeprefix("Value error, ")
+    if spec is not None and where == "body":
+        names = ["spec", *(_argument(message, spec) if names == ["arguments"] else names)]
+    field = ".".join(names[:3]) or None
+    message = WORDS.get(error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message)
+    shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
+    return problem(shown, field, _known(field, error, spec))
+
+
+def _argument(message: str, spec: Any) -> list[str]:
+    """Which of an attack's arguments a message is about, where it says so."""
+    given = spec.get("arguments") if isinstance(spec, dict) else None
+    given = given if isinstance(given, dict) else {}
+    named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
+    return ["arguments", *named[:1]]
+
+
+def _known(field: str | None, error: Any, spec: Any) -> list[str] | None:
+    if field == "spec.attack":
+        return list(ATTACKS)
+    if field is not None and field.startswith("spec.arguments") and spec.get("attack") in list(ATTACKS):
+        return list(signature(ATTACKS[spec["attack"]]).parameters)
+    if error["type"] == "extra_forbidden" and field is not None and field.startswith("spec"):
+        return list(JobSpec.model_fields)
+    if error["type"] == "literal_error":
+        return [part.strip(" '") for part in str(error["ctx"]["expected"]).replace(" or ", ",").split(",")]
+    return None

@@ -1,0 +1,74 @@
+"""Server-sent events: what changes, for the whole page or of one job."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from attacker.service.events import HEARTBEAT, Event, written
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.previews import stamp, version_of
+from attacker.service.http.queries import REFUSED, Name, only_known
+from attacker.service.jobs.job import ENDED, Job
+from attacker.service.schemas import Problem
+
+router = APIRouter(tags=["events"], dependencies=[Depends(only_known)])
+
+STREAM = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+ANSWER: dict[int | str, dict[str, Any]] = REFUSED | {
+    200: {"content": {STREAM: {"schema": {"type": "string"}}}},
+    503: {"model": Problem, "description": "As many listen as may."},
+}
+Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)]
+LOOK = 1.0
+"""Seconds between two looks for a new preview."""
+
+
+@router.get("/events", response_class=StreamingResponse, responses=ANSWER)
+async def events(service: Service, last: Last = None) -> StreamingResponse:
+    """`hello` first (whether what was missed follows), then `recording`, `job` and `removed` as they happen."""
+    feed = service.feed.listen(last)
+    first = await anext(feed)
+    return StreamingResponse(_all(service, first, feed), media_type=STREAM, headers=HEADERS)
+
+
+async def _all(service: Parts, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+    yield written(first, service.feed.id_of(first) if first else "")
+    async for event in feed:
+        yield written(event, service.feed.id_of(event) if event else "")
+
+
+@router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=ANSWER)
+async def of_job(service: Service, id: Name) -> StreamingResponse:
+    """`job` now and whenever it changes, and `preview` for each new state of its images; ends with the job."""
+    feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=LOOK)
+    await anext(feed)
+    job = await run_in_threadpool(service.queue.get, id)
+    return StreamingResponse(_job(service, job, feed), media_type=STREAM, headers=HEADERS)
+
+
+async def _job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+    yield written(Event(0, "job", job.id, job.model_dump_json()))
+    if job.state in ENDED:
+        return
+    shown, silent = 0, 0.0
+    async for event in feed:
+        if (now := stamp(service, job.id)) != shown:
+            shown, version = now, await run_in_threadpool(version_of, service, job.id)
+            if version is not None:
+                silent = 0.0
+                yield written(Event(0, "preview", job.id, json.dumps({"version": version})))
+        if event is not None:
+            silent = 0.0
+            yield written(event)
+            if Job.model_validate_json(event.data).state in ENDED:
+                return
+        else:
+            silent += LOOK
+            if silent >= HEARTBEAT:
+                silent = 0.0
+                yield written(None)

@@ -1,0 +1,91 @@
+"""Whether the service is well, what it counts, which attacks it knows, and the session of the page."""
+
+from functools import cache
+from importlib.metadata import version
+from inspect import signature
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from attacker.attacks import ATTACKS
+from attacker.service.http.authorisation import SESSION_SECONDS
+from attacker.service.http.dependencies import Service
+from attacker.service.http.errors import Wrong
+from attacker.service.http.metrics import CONTENT_TYPE
+from attacker.service.http.middleware import cookie_name
+from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, only_known
+from attacker.service.schemas import AttackKnown, AttacksKnown, Health
+from defenses.registry import reference, summary
+
+router = APIRouter(tags=["service"], dependencies=[Depends(only_known)])
+
+METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+class Token(BaseModel):
+    """What the page asks its user for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+@router.get("/health", response_model=Health)
+async def health() -> Health:
+    """Whether the service answers; asks for no token."""
+    return Health(status="ok", version=version("fedleak"))
+
+
+@router.get("/metrics", response_class=Response, responses=METRICS | REFUSED)
+async def metrics(service: Service) -> Response:
+    """For Prometheus."""
+    return Response(await run_in_threadpool(service.metrics.read), media_type=CONTENT_TYPE)
+
+
+@router.get("/attacks", response_model=AttacksKnown, responses=REFUSED)
+async def attacks() -> AttacksKnown:
+    """The attacks by name, with their arguments."""
+    return AttacksKnown(items=await run_in_threadpool(_attacks), next=None)
+
+
+@cache
+def _attacks() -> list[AttackKnown]:
+    return [
+        AttackKnown(
+            name=name,
+            summary=summary(ATTACKS[name]),
+            needs=sorted(need.name.lower() for need in ATTACKS[name]().needs),
+            source=reference(ATTACKS[name]),
+            arguments={parameter.name: parameter.default for parameter in signature(ATTACKS[name]).parameters.values()},
+        )
+        for name in ATTACKS
+    ]
+
+
+@router.post("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
+async def open_session(service: Service, given: Annotated[Token, Body()]) -> Response:
+    """Trade the token for a cookie that scripts cannot read; nothing where no token is asked for."""
+    response = Response(status_code=204)
+    if service.keys is None:
+        return response
+    if not service.keys.opens(given.token):
+        raise Wrong("the token is wrong: the service says at its start in which file it lies", status=401, field="token")
+    _set(response, service, service.keys.session(), SESSION_SECONDS)
+    return response
+
+
+@router.delete("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
+async def close_session(request: Request, service: Service) -> Response:
+    """Forget the cookie."""
+    response = Response(status_code=204)
+    _set(response, service, "", 0)
+    return response
+
+
+def _set(response: Response, service: Service, value: str, seconds: int) -> None:
+    secure = service.settings.certfile is not None
+    response.set_cookie(
+        cookie_name(service.settings), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+    )

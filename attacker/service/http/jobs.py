@@ -1,0 +1,87 @@
+"""Jobs: submitted, listed, cancelled, done again."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.errors import Wrong
+from attacker.service.http.middleware import API
+from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, After, Limit, Name, only_known
+from attacker.service.index import Unknown
+from attacker.service.jobs.job import Job, JobSpec, State
+from attacker.service.schemas import Jobs, Problem
+from fedsim.recording.selection import parse_rounds
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(only_known)])
+
+NOT_NOW: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "The job is not in a state for that."}}
+FULL: dict[int | str, dict[str, Any]] = {
+    429: {"model": Problem, "description": "As many jobs wait as may."},
+    503: {"model": Problem, "description": "The disk is full."},
+}
+MOST_KNOWN = 100
+Nothing = Annotated[dict[str, Any] | None, Body(description="Nothing is needed: {}.")]
+BODY: dict[str, Any] = {"requestBody": {"required": True}}
+
+
+@router.get("", response_model=Jobs, responses=REFUSED)
+def jobs(
+    service: Service,
+    state: Annotated[State | None, Query()] = None,
+    recording: Annotated[str | None, Query(min_length=1, max_length=300)] = None,
+    limit: Limit = 100,
+    after: After = None,
+) -> Jobs:
+    """Jobs, the newest first."""
+    found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
+    return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
+
+
+@router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | FULL)
+async def submit(request: Request, response: Response, service: Service, spec: JobSpec) -> Job:
+    """Attack a recording, and its null beside it; scored after that, where the service was given truth."""
+    await run_in_threadpool(_check, service, spec)
+    job = await run_in_threadpool(service.queue.submit, spec)
+    response.headers["Location"] = f"{API}/jobs/{job.id}"
+    return job
+
+
+@router.get("/{id}", response_model=Job, responses=REFUSED)
+def job(service: Service, id: Name) -> Job:
+    """One job."""
+    return service.queue.get(id)
+
+
+@router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW, openapi_extra=BODY)
+def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
+    """End a job: one that waits at once, one that runs when its best so far is written."""
+    return service.queue.cancel(id)
+
+
+@router.post("/{id}/retry", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW | FULL, openapi_extra=BODY)
+def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
+    """Have a job done again that failed, was cancelled or set aside."""
+    return service.queue.retry(id)
+
+
+def _check(service: Parts, spec: JobSpec) -> None:
+    """Raises Wrong where the recording, a client or each round of a spec is none that there is."""
+    runs = service.catalogue.runs()
+    try:
+        run = service.catalogue.run(spec.recording)
+    except Unknown as error:
+        known = [one.id for one in runs][:MOST_KNOWN]
+        raise Wrong(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
+    if run.manifest is None:
+        raise Wrong(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
+    clients = {row.client for rows in service.catalogue.rows(run).values() for row in rows}
+    if unknown := sorted(set(spec.clients) - clients):
+        known = sorted(clients)[:MOST_KNOWN]
+        raise Wrong(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)
+    rounds = parse_rounds(spec.rounds)
+    if rounds is not None and rounds.isdisjoint(run.index.rounds):
+        last = run.told["last_round"]
+        there = f"its last round is {last}" if last else "it holds no rounds yet"
+        raise Wrong(f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; {there}", field="spec.rounds")

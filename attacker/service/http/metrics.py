@@ -1,0 +1,135 @@
+"""What Prometheus is told: requests, jobs, and how far behind the newest round the attacks are."""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attacker.service.http.middleware import API
+from attacker.service.index import Arrived, Catalogue, Run
+from attacker.service.jobs.job import ENDED, Job
+from attacker.service.jobs.queue import Queue
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LIVE = 600.0
+"""Seconds after its last change in which a recording's own gauges are told."""
+MOST = 100
+"""Recordings with gauges of their own."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+LONG = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600)
+
+
+class Metrics:
+    """Counts what happens, and asks queue and catalogue when it is read."""
+
+    def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
+        self.registry = CollectorRegistry()
+        self._queue, self._catalogue = queue, catalogue
+        of: dict[str, Any] = {"registry": self.registry, "namespace": "fedleak"}
+        self.requests = Counter("requests", "Answered requests.", ("route", "method", "status"), **of)
+        self.seconds = Histogram("request_seconds", "Until the answer was sent whole.", ("route",), buckets=SECONDS, **of)
+        self.waited = Histogram("job_wait_seconds", "From submission to the first worker.", buckets=LONG, **of)
+        self.took = Histogram("job_seconds", "From the last worker's start to the end.", ("state",), buckets=LONG, **of)
+        self.arrivals = Counter("rounds_seen", "Rounds that were found in recordings.", **of)
+        self.lag = Histogram("round_lag_seconds", "From a round's last reply until it was found here.", buckets=LONG, **of)
+        self._started: set[str] = set()
+        self.registry.register(_Asked(queue, catalogue))
+
+    def read(self) -> bytes:
+        """In the text format."""
+        return generate_latest(self.registry)
+
+    def arrived(self, rounds: Sequence[Arrived]) -> None:
+        """Count rounds; the lag only of those that came while somebody watched."""
+        self.arrivals.inc(len(rounds))
+        for lag in (round.lag for round in rounds):
+            if lag is not None and 0 <= lag < LIVE:
+                self.lag.observe(lag)
+
+    def changed(self, job: Job) -> None:
+        """Count what became of a job."""
+        created, started, ended = (_seconds(text) for text in (job.created, job.started, job.ended))
+        if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
+            self._started.add(job.id)
+            self.waited.observe(max(0.0, started - created))
+        if job.state in ENDED:
+            self._started.discard(job.id)
+            if started and ended:
+                self.took.labels(job.state).observe(max(0.0, ended - started))
+
+
+class _Asked:
+    """Gauges whose values are asked for at each reading."""
+
+    def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
+        self._queue, self._catalogue = queue, catalogue
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """As prometheus_client wants it."""
+        jobs = GaugeMetricFamily("fedleak_jobs", "Jobs by state.", labels=["state"])
+        for state, count in self._queue.counts().items():
+            jobs.add_metric([state], count)
+        yield jobs
+        runs = self._catalogue.runs()
+        yield GaugeMetricFamily("fedleak_recordings", "Recordings below the root.", value=len(runs))
+        yield GaugeMetricFamily("fedleak_rounds", "Rounds in them.", value=sum(run.told["rounds"] for run in runs))
+        seen = sum(run.told["observations"] for run in runs)
+        yield GaugeMetricFamily("fedleak_observations", "Observations in them.", value=seen)
+        behind = GaugeMetricFamily(
+            "fedleak_rounds_behind", "Newest round recorded less newest one attacked.", labels=["recording"]
+        )
+        now = time.time()
+        for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < LIVE][:MOST]:
+            behind.add_metric([run.id], rounds_behind(self._catalogue, run))
+        yield behind
+
+
+def rounds_behind(catalogue: Catalogue, run: Run) -> int:
+    """How many rounds the newest answer of any attack, no null, is behind the newest round."""
+    attacks = [source for source in catalogue.sources(run) if not source.null]
+    answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
+    return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
+
+
+class Timed:
+    """Stands outside everything, and counts by the route's template: what a request names goes into no label."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        metrics: Metrics = scope["app"].state.parts.metrics
+        started, status = time.perf_counter(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            route = _template(scope)
+            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
+            metrics.requests.labels(route, method, str(status)).inc()
+            if not route.endswith("/events"):
+                metrics.seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def _template(scope: Scope) -> str:
+    """Of a request's route, from the root on."""
+    template = str(getattr(scope.get("route"), "path", "none"))
+    inner = scope["path"].startswith(f"{API}/") and not template.startswith(API)
+    return API + template if inner and template != "none" else template
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

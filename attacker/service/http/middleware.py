@@ -1,0 +1,219 @@
+"""Stands before every route: refuses what may not pass, bounds what does, and gives every answer its headers."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attacker.service.http.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own
+from attacker.service.settings import Settings
+
+PATIENCE = 30.0
+"""Seconds that a client may take to send the next piece of a request, or to take the next piece of an answer."""
+MAX_PATH = 4096
+MAX_HEADERS = 16 * 1024
+API = "/api/v1"
+OPEN = frozenset({("GET", f"{API}/health"), ("HEAD", f"{API}/health"), ("POST", f"{API}/session")})
+CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+KNOWN = CHANGING | {"GET", "HEAD"}
+
+log = logging.getLogger("attacker.service")
+Headers = MutableMapping[str, str]
+
+
+class Refused(Exception):
+    """A request that is answered here."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class TooSlow(Exception):
+    """A client that does not send, or does not take."""
+
+
+class Known(Protocol):
+    """What is asked for of the application's `state.parts`. keys: None where no token is asked for."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def keys(self) -> Keys | None: ...
+
+
+class Guard:
+    """ASGI in and out. patience: see `PATIENCE`."""
+
+    def __init__(self, app: ASGIApp, *, patience: float = PATIENCE) -> None:
+        self.app, self.patience = app, patience
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"{scope['type']} is not spoken here")
+        answer = _Answer(send, self.patience)
+        try:
+            headers, known = _headers(scope), scope["app"].state.parts
+            _check(scope, headers, known)
+            if scope["method"] in CHANGING:
+                receive = _replayed(await _body(receive, known.settings.max_body, self.patience), receive)
+            await self.app(scope, receive, answer.send)
+        except Refused as refused:
+            await answer.refuse(scope, refused)
+        except TooSlow:
+            log.info("a client was too slow and is let go")
+        except Exception:  # a bug of ours: it is told as every other error is, and no more of it than that
+            log.exception("%s %s failed", scope["method"], scope["path"][:200])
+            if not answer.begun:
+                await answer.refuse(scope, Refused(500, "the service made a mistake; its log says which"))
+
+
+def _check(scope: Scope, headers: Headers, known: Known) -> None:
+    """Raises Refused."""
+    method, path = scope["method"], scope["path"]
+    if method not in KNOWN:
+        raise Refused(405, f"{method[:20]} is not spoken here", Allow="GET, HEAD, POST, DELETE")
+    if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_PATH:
+        raise Refused(400, f"the address is longer than {MAX_PATH} characters")
+    _check_host(headers, known.settings)
+    if method in CHANGING:
+        _check_change(method, headers, known.settings)
+    if known.keys is not None and needs_token(method, path) and not _is_known(headers, known):
+        wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
+        raise Refused(401, f"{wrong}: Authorization: Bearer TOKEN; the service says where it lies", WWW_Authenticate="Bearer")
+
+
+def _check_host(headers: Headers, settings: Settings) -> None:
+    host = headers.get("host", "")
+    if hostname(host) is None:
+        raise Refused(400, "the Host header names no host")
+    if settings.is_loopback and not is_loopback_name(host):
+        raise Refused(400, "this service goes by the names of this machine only: localhost, 127.0.0.1 or [::1]")
+
+
+def _check_change(method: str, headers: Headers, settings: Settings) -> None:
+    """A page of elsewhere can have a browser send forms and plain text, but neither JSON nor a DELETE."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+    if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
+        raise Refused(403, "another site's page may change nothing here")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and (method != "DELETE" or kind):
+        raise Refused(415, "what changes something is sent as Content-Type: application/json; files are not taken")
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()):
+        raise Refused(400, "Content-Length is no number")
+    if int(length[:20]) > settings.max_body:
+        raise Refused(413, f"the request is larger than {settings.max_body} bytes")
+
+
+def _is_known(headers: Headers, known: Known) -> bool:
+    assert known.keys is not None
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and known.keys.opens(given.strip()):
+        return True
+    return known.keys.admits(_cookie(headers.get("cookie", ""), cookie_name(known.settings)))
+
+
+def needs_token(method: str, path: str) -> bool:
+    """The page itself holds nothing private: it asks for the token."""
+    return (method, path) not in OPEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
+
+
+def cookie_name(settings: Settings) -> str:
+    """Under TLS one that browsers take from this host alone, and only over TLS."""
+    return "__Host-fedleak" if settings.certfile else "fedleak"
+
+
+def _headers(scope: Scope) -> Headers:
+    """By name in lower case. Raises Refused where they are too long, or one that matters is given twice."""
+    found: dict[str, str] = {}
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+        raise Refused(400, f"the headers are longer than {MAX_HEADERS} bytes")
+    for raw, value in scope["headers"]:
+        name = raw.decode("latin-1").lower()
+        if name in found and name in ("host", "origin", "authorization", "content-type", "content-length"):
+            raise Refused(400, f"the header {name} is given twice")
+        found[name] = f"{found[name]}; {value.decode('latin-1')}" if name in found else value.decode("latin-1")
+    return found
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        morsel = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return morsel.value if morsel else ""
+
+
+async def _body(receive: Receive, most: int, patience: float) -> bytes:
+    """A whole request's body, no larger than `most` bytes, whatever its headers say. Raises Refused, TooSlow."""
+    body = bytearray()
+
+    async def read() -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":  # it went away
+                raise TooSlow
+            body.extend(message.get("body", b""))
+            more = message.get("more_body", False)
+            if len(body) > most:
+                raise Refused(413, f"the request is larger than {most} bytes")
+
+    await _in_time(read(), patience)
+    return bytes(body)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What was read already, and then the rest: that the client went away."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+class _Answer:
+    """An answer with its headers."""
+
+    def __init__(self, send: Send, patience: float) -> None:
+        self._send, self._patience, self.begun = send, patience, False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            given = {name.decode("latin-1").lower() for name, _ in message["headers"]}
+            more = [(name, value) for name, value in HEADERS.items() if name.lower() not in given]
+            message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in more)]
+        await _in_time(self._send(message), self._patience)
+
+    async def refuse(self, scope: Scope, refused: Refused) -> None:
+        if self.begun:  # it cannot be unsaid
+            raise TooSlow
+        content = json.dumps(problem(str(refused))).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+        pairs = [(name.encode(), value.encode()) for name, value in (headers | refused.headers).items()]
+        await self.send({"type": "http.response.start", "status": refused.status, "headers": pairs})
+        await self.send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+
+
+async def _in_time(work: Awaitable[Any], patience: float) -> Any:
+    try:
+        async with asyncio.timeout(patience):
+            return await work
+    except TimeoutError:
+        raise TooSlow from None
+
+
+def problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
+    """An error as the API tells it."""
+    return {"error": {"message": message, "field": field, "known": known}}

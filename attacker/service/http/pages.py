@@ -1,0 +1,46 @@
+"""The web page: files of this package, each by its own name. Nothing here is made, and nothing is looked up on disk by name."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from attacker.service.http.authorisation import PAGE_POLICY
+from attacker.service.http.caching import tagged
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
+}
+HERE = Path(__file__).parent.parent / "web"
+
+
+def page_routes(folder: Path = HERE) -> APIRouter:
+    """Routes of the files in `folder` as they are now: index.html at /, all others below /page/."""
+    router = APIRouter(include_in_schema=False)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in KINDS}
+
+    @router.get("/")
+    async def index(request: Request) -> Response:
+        return _file(request, files.get("index.html"))
+
+    @router.get("/page/{name:path}")
+    async def file(request: Request, name: str) -> Response:
+        return _file(request, files.get(name))
+
+    @router.get("/favicon.ico")
+    async def icon(request: Request) -> Response:
+        return _file(request, files.get("icon.svg"))
+
+    return router
+
+
+def _file(request: Request, path: Path | None) -> Response:
+    if path is None or not path.is_file():
+        raise HTTPException(404)
+    headers: dict[str, Any] = {"Content-Security-Policy": PAGE_POLICY}
+    return tagged(request, path.read_bytes(), KINDS[path.suffix], headers)

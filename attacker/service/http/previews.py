@@ -1,0 +1,79 @@
+"""Images of a running job, as they emerge."""
+
+import io
+import os
+from math import isfinite
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from PIL import Image
+
+from attacker.service.http.caching import PNG
+from attacker.service.http.cases import IMAGE
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.middleware import API
+from attacker.service.http.queries import REFUSED, Name, Number, only_known
+from attacker.service.index.images import NoImage
+from attacker.service.schemas import PreviewImage, PreviewTold
+from attacker.service.workers import preview_files as previews
+
+router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED, dependencies=[Depends(only_known)])
+
+Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
+
+
+@router.get("", response_model=PreviewTold)
+def preview(service: Service, id: Name) -> PreviewTold:
+    """What a running job has come to; nothing where it makes no images, or has ended."""
+    seen = _seen(service, id)
+    address = f"{API}/jobs/{id}/preview"
+    return PreviewTold(
+        version=seen.version,
+        iteration=seen.iteration,
+        most=seen.most,
+        loss=seen.loss if seen.loss is not None and isfinite(seen.loss) else None,
+        images=[
+            PreviewImage(
+                round=place.round,
+                client=place.client,
+                batch=place.batch,
+                position=place.position,
+                label=place.label,
+                image=f"{address}/{n}.png?version={seen.version}",
+            )
+            for n, place in enumerate(seen.places)
+        ],
+    )
+
+
+@router.get("/{n}.png", response_class=Response, responses=IMAGE)
+def preview_image(service: Service, id: Name, n: Number, version: Version = None) -> Response:
+    """One of its images."""
+    seen = _seen(service, id)
+    if n >= len(seen.images):
+        raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
+    pixels, buffer = seen.images[n], io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return Response(buffer.getvalue(), media_type=PNG, headers={"Cache-Control": "private, max-age=60"})
+
+
+def stamp(service: Parts, id: str) -> int:
+    """Changes with each preview of a job; 0 where there is none. Much cheaper than to read one."""
+    try:
+        return os.stat(previews.path_of(service.settings.state_folder, id)).st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+def version_of(service: Parts, id: str) -> int | None:
+    """The version of a job's preview; None where there is none."""
+    seen = previews.read(service.settings.state_folder, id)
+    return seen.version if seen else None
+
+
+def _seen(service: Parts, id: str) -> previews.Preview:
+    job = service.queue.get(id)
+    seen = previews.read(service.settings.state_folder, job.id)
+    if seen is None:
+        raise NoImage(f"job {id} shows no images now: it is {job.state}, or its attack makes none on the way")
+    return seen

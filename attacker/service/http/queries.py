@@ -1,0 +1,67 @@
+"""What queries have in common: their limits, where a list goes on, and that no unknown word passes in silence."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Path, Query, Request
+
+from attacker.service.http.errors import Wrong
+from attacker.service.schemas import Problem
+
+MOST = 1000
+"""Items of one answer."""
+
+Limit = Annotated[int, Query(ge=1, le=MOST, description="Items of one answer at most.")]
+After = Annotated[str | None, Query(max_length=600, description="`next` of the answer before.")]
+AfterRow = Annotated[str | None, Query(pattern="^[0-9]{1,16}-[A-Za-z0-9_-]{1,64}$", description="`next` of the answer before.")]
+AfterCase = Annotated[
+    str | None, Query(pattern="^[A-Za-z0-9_.-]{1,200}/[A-Za-z0-9_.-]{1,200}$", description="As `after` elsewhere.")
+]
+Round = Annotated[int | None, Query(ge=1, lt=2**53)]
+Client = Annotated[str | None, Query(min_length=1, max_length=64)]
+Name = Annotated[str, Path(min_length=1, max_length=300)]
+Number = Annotated[int, Path(ge=0, lt=2**31)]
+
+T = TypeVar("T")
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The request is none that is understood."},
+    401: {"model": Problem, "description": "A token is needed, or the one given is wrong."},
+    404: {"model": Problem, "description": "There is no such thing."},
+    422: {"model": Problem, "description": "A field is wrong; the answer names it, and the mend."},
+}
+REFUSED_CHANGE = REFUSED | {
+    403: {"model": Problem, "description": "Another site's page may change nothing here."},
+    413: {"model": Problem, "description": "The request is too large."},
+    415: {"model": Problem, "description": "Only JSON is taken."},
+}
+
+
+def only_known(request: Request) -> None:
+    """Raises Wrong for a word in the query that the route does not know: a typing error would else give another answer."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise Wrong(f"{name[:100]}: there is no such parameter here", field=name[:100], known=known)
+
+
+def page(
+    items: Iterable[T], key: Callable[[T], Any], after: Any, limit: int, cursor: Callable[[T], str]
+) -> tuple[Sequence[T], str | None]:
+    """The items after the one whose key is `after`, at most `limit`, and where the rest begins. items: in order of their keys."""
+    found: list[T] = []
+    for item in items:
+        if after is not None and key(item) <= after:
+            continue
+        if len(found) == limit:
+            return found, cursor(found[-1])
+        found.append(item)
+    return found, None
+
+
+def place(after: str | None) -> tuple[int, str] | None:
+    """Round and client of an `AfterRow`."""
+    if after is None:
+        return None
+    number, _, client = after.partition("-")
+    return int(number), client

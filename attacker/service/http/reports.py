@@ -1,0 +1,77 @@
+"""The report of a run as one page: made by a process of its own, so that it holds up nobody, and kept until the run changes."""
+
+import asyncio
+import os
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from attacker.service.http.authorisation import REPORT_POLICY
+from attacker.service.http.caching import tagged
+from attacker.service.http.dependencies import Parts, Service
+from attacker.service.http.errors import Wrong
+from attacker.service.http.queries import REFUSED, Name, only_known
+from attacker.service.index import Run
+from attacker.service.index.run_folders import first_link
+from attacker.service.schemas import Problem
+from attacker.service.workers.report_process import UNWRITTEN
+from fedsim.recording.files import make_private
+
+router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
+
+HTML = "text/html; charset=utf-8"
+SECONDS = 120.0
+ANSWER = REFUSED | {
+    200: {"content": {"text/html": {"schema": {"type": "string"}}}},
+    409: {"model": Problem, "description": "The run is not such that a report can be made of it."},
+    503: {"model": Problem, "description": "It takes too long."},
+    507: {"model": Problem, "description": "The service's own folder cannot take it."},
+}
+
+
+@router.get("/{id}/report", response_class=Response, responses=ANSWER)
+async def report(request: Request, service: Service, id: Name) -> Response:
+    """What `attacker report` shows of a run; without scores and originals where the service was given no truth."""
+    run = service.catalogue.run(id)
+    name = sha256(run.id.encode()).hexdigest()[:20]  # an id may be longer than the name of a file
+    path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
+    async with service.reporting:
+        if not path.exists():
+            await _make(service, run, path)
+        content = path.read_bytes()
+    return tagged(request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
+
+
+async def _make(service: Parts, run: Run, path: Path) -> None:
+    """Raises Wrong."""
+    if link := await asyncio.to_thread(first_link, run.folder):
+        raise Wrong(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
+    for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
+        old.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "attacker.service.workers.report_process", str(run.folder), str(path)]
+    if not run.told["truth"]:
+        command.append("--unscored")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            _, words = await process.communicate()
+    except TimeoutError:
+        raise Wrong(f"the report takes longer than {SECONDS:.0f} seconds: make it with attacker report", status=503) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == UNWRITTEN:
+        why = words.decode(errors="replace").strip()[-300:]
+        raise Wrong(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
+    if process.returncode:
+        last = (words.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
+        raise Wrong(f"no report can be made of {run.id}: {last[:300].replace(str(run.folder), run.id)}", status=409)

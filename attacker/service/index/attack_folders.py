@@ -1,0 +1,209 @@
+"""What attacks left behind of a run: their folders below `reconstructions/`, and what became of each case."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from attacker.replay.checkpoints import SUFFIX
+from attacker.service.index.reconstruction_files import Answer, failure_in, read_answer, read_metadata
+from attacker.service.index.recording_index import words_of
+from attacker.service.index.run_folders import Mark, mark
+from fedsim.recording import Manifest
+from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.safe_files import parse_json, read_bytes, shorten
+from fedsim.recording.writer import is_plain
+
+MAX_BYTES = 512 * 2**20
+"""Of an attack.json: some million cases."""
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+"""Names of folders and cases: what a request may name, too."""
+ALIVE = 180.0
+"""Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
+
+State = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
+
+
+class CaseFacts(NamedTuple):
+    """A case, as attack.json has it. examples: behind it, where the client said. status, reason: of its observation."""
+
+    key: str
+    client: str
+    rounds: tuple[int, ...]
+    examples: int | None
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One attack's folder.
+
+    cases:    by key. answers: also the best so far of those cut off. failures: reasons. running: keys of those under way.
+    marks:    of each file that was read, by its name.
+    trouble:  files that cannot be read, in words.
+    """
+
+    name: str
+    attack: str
+    spec: str
+    seed: int
+    null: bool
+    oracles: tuple[str, ...]
+    knows_defense: bool
+    cases: Mapping[str, CaseFacts]
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    running: frozenset[str] = frozenset()
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    facts: Mark = ()
+    trouble: tuple[str, ...] = ()
+
+    def state(self, key: str) -> State:
+        """What became of a case."""
+        cut_off = key in self.answers and self.answers[key].interrupted
+        if key in self.answers and not cut_off:
+            return "done"
+        if key in self.failures:
+            return "failed"
+        if self.cases[key].status != "complete":
+            return "none"
+        if key in self.running:
+            return "running"
+        return "interrupted" if cut_off else "waiting"
+
+
+def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
+    """The folder `name` below `reconstructions/` of `run`; files that are as they were `before` are not read again.
+
+    Raises ValueError, in words, where it holds no attack on this recording.
+    """
+    folder = run / "reconstructions" / name
+    facts = mark(time.time(), folder / "attack.json")
+    told = before if before is not None and before.facts == facts else _told(run, name, manifest)
+    answers: dict[str, Answer] = {}
+    failures: dict[str, str] = {}
+    marks: dict[str, Mark] = {}
+    trouble: list[str] = []
+    running: set[str] = set()
+    for file, at in _files(folder):
+        path = f"reconstructions/{name}/{file}"
+        if file.endswith(SUFFIX):
+            running |= _under_way(run, path)
+        elif (found := _case_of(file)) is None or found[0] not in told.cases:
+            continue
+        else:
+            key, kind = found
+            marks[file] = at
+            if before is not None and before.marks.get(file) == at:
+                _copy(before, key, kind, answers, failures)
+            elif kind == "failed":
+                failures[key] = failure_in(run, path)
+            else:
+                try:
+                    answers[key] = read_answer(run, path)
+                except ValueError as error:
+                    failures[key] = f"its reconstruction cannot be read: {words_of(error, run)}"
+                    trouble.append(words_of(error, run))
+    kept = {key: getattr(told, key) for key in ("attack", "spec", "seed", "null", "oracles", "knows_defense", "cases")}
+    failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
+    return Source(
+        name=name,
+        **kept,
+        answers=answers,
+        failures=failures,
+        running=frozenset(running),
+        marks=marks,
+        facts=facts,
+        trouble=tuple(trouble[:20]),
+    )
+
+
+def file_of(source: str, case: str) -> str:
+    """Where a case's reconstruction lies, below its run."""
+    return f"reconstructions/{source}/{case}.safetensors"
+
+
+def _copy(before: Source, key: str, kind: str, answers: dict[str, Answer], failures: dict[str, str]) -> None:
+    if kind == "answer" and key in before.answers:
+        answers[key] = before.answers[key]
+    elif key in before.failures:
+        failures[key] = before.failures[key]
+
+
+def _case_of(file: str) -> tuple[str, str] | None:
+    for ending, kind in ((".safetensors", "answer"), (".failed.json", "failed")):
+        if file.endswith(ending):
+            return file.removesuffix(ending), kind
+    return None
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Mark]]:
+    now = time.time()
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    except OSError:
+        return
+    for name in names:
+        yield name, mark(now, folder / name)
+
+
+def _under_way(run: Path, path: str) -> set[str]:
+    """The cases that a checkpoint is of, where somebody is at them."""
+    try:
+        if time.time() - os.lstat(run / path).st_mtime > ALIVE:
+            return set()
+        cases = parse_json(read_metadata(run, path).get("cases", "[]"))
+    except (OSError, ValueError):
+        return set()
+    return {case for case in cases if isinstance(case, str)} if isinstance(cases, list) else set()
+
+
+def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
+    """What replay wrote down of an attack."""
+    where = f"reconstructions/{name}/attack.json"
+    try:
+        told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{words_of(error, run)}; replay the attack again") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{where}: is no JSON object; replay the attack again")
+    of = told.get("run")
+    if manifest is not None and isinstance(of, dict):
+        for key, mine in (("name", manifest.name), ("created", manifest.created)):
+            if of.get(key, mine) != mine:
+                raise ValueError(f"{where}: is of another recording, whose {key} is {shorten(of[key])}")
+    try:
+        cases = [_case(case) for case in told["cases"]]
+        oracles = tuple(str(oracle)[:100] for oracle in told["oracles"])
+        seed = int(told["seed"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{where}: is not what a replay writes: {shorten(str(error))}; replay the attack again") from None
+    return Source(
+        name=name,
+        attack=str(told.get("attack", ""))[:100],
+        spec=str(told.get("spec", ""))[:1000],
+        seed=seed,
+        null=told.get("null") is True,
+        oracles=oracles,
+        knows_defense=told.get("knows_defense") is True,
+        cases={case.key: case for case in cases},
+    )
+
+
+def _case(told: Mapping[str, Any]) -> CaseFacts:
+    key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
+    rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
+    if not isinstance(key, str) or not PLAIN.fullmatch(key):
+        raise ValueError(f"case {shorten(key)} cannot name a file")
+    if not isinstance(client, str) or not (is_plain(client) or client == SUM):
+        raise ValueError(f"case {key} is of no client")
+    if not rounds or not all(type(one) is int and 1 <= one < 2**53 for one in rounds):
+        raise ValueError(f"case {key} is of no rounds")
+    if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
+        raise ValueError(f"case {key} is of no number of examples")
+    return CaseFacts(key, client, rounds, examples, str(told.get("status", ""))[:20], str(told.get("reason") or "")[:300])

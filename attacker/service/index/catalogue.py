@@ -1,0 +1,257 @@
+"""All recordings below the root, as they are now. Only reads; what a request names is looked up here, and never a path."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attacker.service.index import views
+from attacker.service.index.attack_folders import ALIVE, PLAIN, Source, read_source
+from attacker.service.index.cache import Shelf
+from attacker.service.index.json_lines import Scores, read_scores, read_training
+from attacker.service.index.recording_index import Index, Rows, Seen, identity_of, read_index, read_manifest, read_rows, words_of
+from attacker.service.index.run_folders import Mark, find, is_run, mark, mark_of_work, subfolders
+from attacker.service.index.verdicts import Judged, read_verdicts
+from attacker.service.schemas import RecordingTold
+from attacker.service.settings import Settings
+from fedsim.recording import Manifest
+
+RUNS = 8
+"""Runs whose rows, scores and attacks are kept in memory after they were asked for."""
+SOURCES = 64
+LIVELY = 60.0
+"""Seconds after its last update in which a run counts as being recorded."""
+INDEX = "recording/index.sqlite"
+
+
+class Unknown(LookupError):
+    """There is nothing of that name; the message says what there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run as it was at the last look.
+
+    identity: tells its recording from others of the same id, earlier or later; empty where its manifest cannot be read.
+    marks:   of its parts: manifest, index, training, scores, and each attack's folder by its name.
+    version: tells this state of its files from others, also after a restart.
+    """
+
+    id: str
+    folder: Path
+    identity: str
+    manifest: Manifest | None
+    index: Index
+    marks: Mapping[str, Mark]
+    sources: Mapping[str, Mark]
+    told: RecordingTold
+    version: str
+
+
+class Arrived(NamedTuple):
+    """A round that was not there at the look before, or that was recorded anew since: in another recording, or another attempt.
+
+    lag: seconds since its last reply came; None where that is not known.
+    """
+
+    recording: str
+    round: int
+    lag: float | None
+
+
+@dataclass
+class Changes:
+    """Between two looks. changed: new recordings, too."""
+
+    changed: list[Run] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    arrived: list[Arrived] = field(default_factory=list)
+
+
+class Catalogue:
+    """The recordings below `settings.root`. Safe from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.trouble: tuple[str, ...] = ()
+        self.version = ""
+        self._runs: dict[str, Run] = {}
+        self._looking = threading.Lock()
+        self._rows: Shelf[Rows] = Shelf(RUNS)
+        self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(RUNS)
+        self._verdicts: Shelf[dict[str, Judged]] = Shelf(RUNS)
+        self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(RUNS)
+        self._sources: Shelf[Source | str] = Shelf(SOURCES)
+
+    def look(self) -> Changes:
+        """See what changed on disk since the last look."""
+        with self._looking:
+            found, changes = find(self.settings.folder), Changes()
+            runs: dict[str, Run] = {}
+            for id, folder in found.runs.items():
+                before = self._runs.get(id)
+                run = runs[id] = self._looked_at(id, folder, before)
+                if run is not before:
+                    changes.changed.append(run)
+                    changes.arrived += _arrived(run, before)
+            changes.removed = sorted(self._runs.keys() - runs.keys())
+            self._keep(runs, tuple(found.trouble))
+            return changes
+
+    def look_at(self, id: str) -> Changes:
+        """The same of one run, if it is known and there."""
+        with self._looking:
+            changes, before = Changes(), self._runs.get(id)
+            if before is None or not is_run(before.folder):
+                return changes
+            run = self._looked_at(id, before.folder, before)
+            if run is not before:
+                changes.changed.append(run)
+                changes.arrived += _arrived(run, before)
+                self._keep({**self._runs, id: run}, self.trouble)
+            return changes
+
+    def stirred(self) -> list[str]:
+        """Runs that are being recorded, and whose index is no longer what the last look saw: cheap enough to be asked often."""
+        now = time.time()
+        lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < LIVELY]
+        return [run.id for run in lively if mark(now, run.folder / INDEX)[:1] != run.marks["index"][:1]]
+
+    def _keep(self, runs: dict[str, Run], trouble: tuple[str, ...]) -> None:
+        self._runs, self.trouble = runs, trouble
+        self.version = _digest([(id, run.version) for id, run in runs.items()], trouble)
+
+    def runs(self) -> list[Run]:
+        """All of them, in order of their ids."""
+        return list(self._runs.values())
+
+    def run(self, id: str) -> Run:
+        """Raises Unknown where there is none of that id."""
+        try:
+            return self._runs[id]
+        except KeyError:
+            raise Unknown(f"there is no recording {id!r}") from None
+
+    def rows(self, run: Run) -> Mapping[int, Sequence[Seen]]:
+        """The index by round."""
+
+        def read(before: Rows | None) -> Rows:
+            try:
+                return read_rows(run.folder, run.index.rounds, before)
+            except ValueError:  # damaged since the last look, which the next one will tell
+                return Rows({}, {})
+
+        return self._rows.get(run.id, run.marks["index"], read).by_round
+
+    def sources(self, run: Run) -> list[Source]:
+        """Attacks on the run, in order of their names; folders that hold none are told in `trouble_of`."""
+        return [source for source in self._read_sources(run) if isinstance(source, Source)]
+
+    def source(self, run: Run, name: str) -> Source:
+        """Raises Unknown where there is none of that name."""
+        found = self._source(run, name) if name in run.sources else None
+        if not isinstance(found, Source):
+            raise Unknown(f"there is no attack {name[:100]!r} on {run.id}")
+        return found
+
+    def scores(self, run: Run) -> Scores:
+        """By source and case; none at all where the service was given no truth."""
+        return self._read_scores(run)[0] if run.told["truth"] else {}
+
+    def verdicts(self, run: Run) -> dict[str, Judged]:
+        """By source; none at all where the service was given no truth."""
+        if not run.told["truth"]:
+            return {}
+        return self._verdicts.get(run.id, run.marks["scores"], lambda before: read_verdicts(run.folder))
+
+    def training(self, run: Run) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        return self._read_training(run)[0]
+
+    def trouble_of(self, run: Run) -> list[str]:
+        """All that is wrong with a run: what its summary tells, and the rest of its files."""
+        found = [*run.told["trouble"], *self._read_training(run)[1]]
+        if run.told["truth"]:
+            found += self._read_scores(run)[1]
+        for source in self._read_sources(run):
+            found += [source] if isinstance(source, str) else source.trouble
+        return list(dict.fromkeys(found))
+
+    def _read_scores(self, run: Run) -> tuple[Scores, list[str]]:
+        return self._scores.get(run.id, run.marks["scores"], lambda before: read_scores(run.folder))
+
+    def _read_training(self, run: Run) -> tuple[list[dict[str, Any]], list[str]]:
+        return self._training.get(run.id, run.marks["training"], lambda before: read_training(run.folder))
+
+    def _read_sources(self, run: Run) -> list[Source | str]:
+        return [self._source(run, name) for name in run.sources]
+
+    def _source(self, run: Run, name: str) -> Source | str:
+        def read(before: Source | str | None) -> Source | str:
+            try:
+                return read_source(run.folder, name, run.manifest, before if isinstance(before, Source) else None)
+            except ValueError as error:
+                return words_of(error, run.folder)
+
+        return self._sources.get((run.id, name), (run.marks["manifest"], run.sources[name]), read)
+
+    def _looked_at(self, id: str, folder: Path, before: Run | None) -> Run:
+        now = time.time()
+        at = {"manifest": "recording/manifest.json", "index": INDEX}
+        at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
+        marks = {name: mark(now, folder / file) for name, file in at.items()}
+        sources = {
+            path.name: mark_of_work(now, path, path / "attack.json", alive=ALIVE)
+            for path in subfolders(folder / "reconstructions")
+            if PLAIN.fullmatch(path.name)
+        }
+        truth = bool(self.settings.truth_of(folder))
+        if before and (before.marks, before.sources, before.told["truth"]) == (marks, sources, truth):
+            return before
+        identity, manifest, wrong = before.identity if before else "", before.manifest if before else None, ""
+        if before is None or before.marks["manifest"] != marks["manifest"]:
+            identity, manifest, wrong = _manifest(folder)
+        elif manifest is None:
+            wrong = before.told["trouble"][0]
+        index = Index()
+        if manifest is not None:
+            same = before is not None and before.manifest is manifest and before.marks["index"] == marks["index"]
+            index = before.index if before is not None and same else read_index(folder, before.index if before else None)
+        trouble = [wrong] if wrong else list(index.trouble)
+        told = views.recording(id, manifest, index, truth=truth, trouble=trouble)
+        version = _digest(marks, sources, truth)
+        return Run(
+            id=id,
+            folder=folder,
+            identity=identity,
+            manifest=manifest,
+            index=index,
+            marks=marks,
+            sources=sources,
+            told=told,
+            version=version,
+        )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _manifest(folder: Path) -> tuple[str, Manifest | None, str]:
+    try:
+        return identity_of(folder), read_manifest(folder), ""
+    except ValueError as error:
+        return "", None, words_of(error, folder)
+
+
+def _arrived(run: Run, before: Run | None) -> list[Arrived]:
+    known = before.index.attempts if before and before.identity == run.identity else {}
+    now, attempts = time.time(), run.index.attempts
+    return [
+        Arrived(run.id, number, now - marks[-1] if isinstance(marks[-1], float) else None)
+        for number, marks in run.index.rounds.items()
+        if known.get(number) != attempts[number]
+    ]

@@ -1,0 +1,109 @@
+"""Clients by rounds: what leaked of each observation. Pure: from rows, attacks and scores to what a page draws."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from attacker.service.index.attack_folders import Source, State
+from attacker.service.index.json_lines import Score, Scores
+from attacker.service.index.means import mean, psnr, success
+from attacker.service.index.recording_index import Seen
+from attacker.service.schemas import Cell, Grid, Leak
+from fedsim.recording.masked_vectors import SUM
+
+ORDER: tuple[State, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
+"""Of several cases of a cell, the last of these is told: what is still to come."""
+
+
+class Verdict(NamedTuple):
+    """What one attack made of one observation."""
+
+    source: str
+    cases: tuple[str, ...]
+    state: State
+    success: float | None
+    psnr: float | None
+    confidence: float | None
+
+    @property
+    def leak(self) -> float | None:
+        return self.confidence if self.success is None else self.success
+
+
+def grid(rows: Mapping[int, Sequence[Seen]], sources: Sequence[Source], scores: Scores) -> Grid:
+    """A cell for each row of the index, under the worst of what `sources` made of it: the highest leak."""
+    verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
+    cells = [_cell(row, [found for some in verdicts if (found := some.get((row.round, row.client)))]) for row in _all(rows)]
+    clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM, name))
+    return Grid(clients=clients, rounds=sorted(rows), cells=cells)
+
+
+def leakage(source: Source, scores: Mapping[str, Sequence[Score]]) -> list[Leak]:
+    """What an attack recovered, round by round. A case of several rounds counts in each of them."""
+    by_round: dict[int, list[str]] = {}
+    for case in source.cases.values():
+        if source.state(case.key) in ("done", "failed"):
+            for number in case.rounds:
+                by_round.setdefault(number, []).append(case.key)
+    return [_leak(source, number, keys, scores) for number, keys in sorted(by_round.items())]
+
+
+def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[Score]]) -> Leak:
+    rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
+    answers = [source.answers[key] for key in keys if key in source.answers]
+    return Leak(
+        attack=source.name,
+        spec=source.spec,
+        null=source.null,
+        round=number,
+        examples=sum(row.finished for row in rows) or sum(answer.examples for answer in answers),
+        success=success(rows),
+        psnr=psnr(rows),
+        confidence=_confidence(source, keys),
+    )
+
+
+def _all(rows: Mapping[int, Sequence[Seen]]) -> Iterator[Seen]:
+    return (row for number in sorted(rows) for row in rows[number])
+
+
+def _verdicts(source: Source, scores: Mapping[str, Sequence[Score]]) -> dict[tuple[int, str], Verdict]:
+    found: dict[tuple[int, str], list[str]] = {}
+    for case in source.cases.values():
+        for number in case.rounds:
+            found.setdefault((number, case.client), []).append(case.key)
+    return {place: _verdict(source, place[0], keys, scores) for place, keys in found.items()}
+
+
+def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[Score]]) -> Verdict:
+    rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
+    return Verdict(
+        source=source.name,
+        cases=tuple(keys),
+        state=max(map(source.state, keys), key=ORDER.index),
+        success=success(rows),
+        psnr=psnr(rows),
+        confidence=_confidence(source, keys),
+    )
+
+
+def _confidence(source: Source, keys: Sequence[str]) -> float | None:
+    """The attack's own, of what it answered; a case that failed explains nothing."""
+    answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
+    return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
+
+
+def _cell(row: Seen, verdicts: Sequence[Verdict]) -> Cell:
+    worst = max(verdicts, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
+    states: list[State] = [verdict.state for verdict in verdicts]
+    return Cell(
+        client=row.client,
+        round=row.round,
+        status=row.status,
+        cases=list(worst.cases) if worst else [],
+        attack=worst.source if worst else None,
+        leak=worst.leak if worst else None,
+        success=worst.success if worst else None,
+        psnr=worst.psnr if worst else None,
+        confidence=worst.confidence if worst else None,
+        state=max(states, key=ORDER.index, default="none"),
+    )

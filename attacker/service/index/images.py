@@ -1,0 +1,99 @@
+"""Images and table rows of reconstructions, and of the originals beside them, from files that may hold anything."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from struct import error as StructError
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from attacker.report.pairs import Pair, alone, read_pair
+from attacker.service.index.json_lines import Score
+from attacker.service.index.reconstruction_files import Whole, read_example
+from attacker.service.index.recording_index import words_of
+from fedsim.recording import DataSpec
+from fedsim.recording.safe_files import read_bytes
+
+MAX_BYTES = 64 * 2**20
+MOST_ROWS = 200
+"""Table rows of one case that are shown."""
+
+
+class NoImage(ValueError):
+    """There is nothing to show, for the reason in words."""
+
+
+class Halves(NamedTuple):
+    """PNG files."""
+
+    original: bytes
+    reconstruction: bytes
+
+
+def reconstruction_png(run: Path, file: str, number: int, data: DataSpec) -> bytes:
+    """The reconstruction with that number as PNG, clamped to [0, 1]. Raises NoImage."""
+    pair = _alone(run, file, number, data)
+    if pair.reconstruction is None:
+        raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
+    return pair.reconstruction.png
+
+
+def pair_png(run: Path, file: str, data: DataSpec) -> Halves:
+    """Original and reconstruction in the pair `file`, which scoring wrote. Raises NoImage."""
+    pair = _pair(run, file, data)
+    if pair.original is None or pair.reconstruction is None:
+        raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
+    return Halves(pair.original.png, pair.reconstruction.png)
+
+
+def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, Pair]:
+    """The first table rows of a reconstruction, by number; those that cannot be read are left out."""
+    found = {}
+    for number in range(min(whole.answer.examples, MOST_ROWS)):
+        try:
+            found[number] = _alone(run, file, number, data)
+        except NoImage:
+            break
+    return found
+
+
+def rows_paired(run: Path, scores: Sequence[Score], data: DataSpec) -> dict[int, Pair]:
+    """The first table rows beside their originals, by number; those that cannot be read are left out."""
+    found = {}
+    for number, score in enumerate(scores[:MOST_ROWS]):
+        try:
+            if score.pair is not None:
+                found[number] = _pair(run, score.pair, data)
+        except NoImage:
+            continue
+    return found
+
+
+def _alone(run: Path, file: str, number: int, data: DataSpec) -> Pair:
+    try:
+        x = read_example(run, file, number)
+    except IndexError:
+        raise NoImage(f"there is no example {number}") from None
+    except ValueError as error:
+        raise NoImage(f"the reconstruction cannot be read: {words_of(error, run)}") from None
+    if x.shape != data.shape:
+        raise NoImage(f"the reconstruction is of shape {x.shape}, and the data are of shape {data.shape}")
+    return alone(torch.from_numpy(x), data)
+
+
+def _pair(run: Path, file: str, data: DataSpec) -> Pair:
+    """Only of the size that scoring writes: a few bytes can claim to be a picture of any size."""
+    try:
+        content = read_bytes(run, file, limit=MAX_BYTES)
+        if data.is_image:
+            with Image.open(io.BytesIO(content)) as image:
+                height, width = data.shape[1:]
+                if image.format != "PNG" or image.size != (2 * width, height):
+                    raise NoImage(f"{file} is no picture of {2 * width} by {height} pixels")
+        return read_pair(run, file, data.columns)
+    except NoImage:
+        raise
+    except (OSError, ValueError, SyntaxError, TypeError, OverflowError, StructError) as error:
+        raise NoImage(f"{file} cannot be read: {type(error).__name__}") from None

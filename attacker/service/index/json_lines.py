@@ -1,0 +1,139 @@
+"""Rows of the two files of JSON lines that a run has: its training, and its scores."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attacker.scoring.states import FINISHED, State, state_of
+from fedsim.recording import DamagedFile
+from fedsim.recording.safe_files import opened, parse_json
+
+MAX_BYTES = 2 * 2**30
+MAX_ROUND = 2**53
+
+
+class Score(NamedTuple):
+    """One row of the scores, in what is shown of it: a true example, and what a case made of it.
+
+    state: of the case, when it was scored; shares are of finished ones. pair: its file below the run.
+    example: its index in its data set, which tells how many different ones there are.
+    """
+
+    case: str
+    state: State
+    rounds: tuple[int, ...]
+    client: str
+    batch: int
+    position: int
+    example: int
+    label_true: str
+    label: str | None
+    success: bool
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    confidence: float | None
+    failure: str | None
+    pair: str | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the attack on its case came to its end."""
+        return self.state in FINISHED
+
+
+Scores = Mapping[str, Mapping[str, Sequence[Score]]]
+"""By source, then by case."""
+
+
+def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of metrics.jsonl in order of rounds, and what is wrong with others."""
+    trouble: list[str] = []
+    rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
+    return sorted(rows, key=lambda row: int(row["round"])), trouble
+
+
+def read_scores(run: Path) -> tuple[Scores, list[str]]:
+    """The rows of scores.jsonl, and what is wrong with others."""
+    trouble: list[str] = []
+    found: dict[str, dict[str, list[Score]]] = {}
+    wrong = 0
+    for row in read_lines(run, "scores.jsonl", trouble):
+        try:
+            source, score = str(row["source"]), _score(row)
+        except (KeyError, TypeError, ValueError):
+            wrong += 1
+            continue
+        found.setdefault(source, {}).setdefault(score.case, []).append(score)
+    if wrong:
+        trouble.append(f"scores.jsonl: {'1 row is' if wrong == 1 else f'{wrong} rows are'} no scores; score again")
+    for cases in found.values():
+        for rows in cases.values():
+            rows.sort(key=lambda row: (row.rounds, row.batch, row.position, row.example))
+    return found, trouble
+
+
+def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
+    """Objects, line by line; a last line that is not whole yet is left out."""
+    if not (run / name).exists():
+        return
+    bad = 0
+    try:
+        with opened(run, name, limit=MAX_BYTES) as file:
+            for line in BufferedReader(file):  # a file without one is read byte by byte
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    bad += 1
+                    continue
+                if isinstance(row, dict):
+                    yield row
+                else:
+                    bad += 1
+    except DamagedFile as error:
+        trouble.append(f"{name}: {error.reason}")
+    if bad:
+        trouble.append(f"{name}: {bad} line{'s' * (bad > 1)} cannot be read")
+
+
+def _score(row: Mapping[str, Any]) -> Score:
+    rounds = tuple(_count(number) for number in row["rounds"])
+    pair = row["pair"]
+    return Score(
+        case=str(row["case"]),
+        state=state_of(row),
+        rounds=rounds,
+        client=str(row["client"]),
+        batch=_count(row["batch"]),
+        position=_count(row["position"]),
+        example=_count(row["index"]),
+        label_true=str(row["label_true_name"])[:200],
+        label=None if row["label_recovered_name"] is None else str(row["label_recovered_name"])[:200],
+        success=row["success"] is True,
+        psnr=_number(row.get("psnr")),
+        ssim=_number(row.get("ssim")),
+        lpips=_number(row.get("lpips")),
+        confidence=_number(row.get("confidence")),
+        failure=None if row["failure"] is None else str(row["failure"])[:2000],
+        pair=pair if isinstance(pair, str) and pair.startswith("pairs/") else None,
+    )
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_ROUND:
+        raise ValueError(value)
+    return value
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        return None
+    return number if isfinite(number) else None

@@ -1,0 +1,38 @@
+"""Means as the report has them: of finished cases, and each distinct example counts once, however often it was attacked."""
+
+from collections.abc import Iterable, Sequence
+from math import log10
+
+from attacker.service.index.json_lines import Score
+
+PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
+"""As `attacker.scoring.paired` has it, which is not imported here: it comes with torch."""
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that there are; None where there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def success(scores: Sequence[Score]) -> float | None:
+    """The share of distinct examples that were recovered; of one attacked several times, the mean."""
+    return _by_example((row.example, float(row.success)) for row in scores if row.finished)
+
+
+def psnr(scores: Sequence[Score]) -> float | None:
+    """The mean over distinct examples, in dB; none counts for more than `PSNR_OF_8_BITS`."""
+    known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
+    return _by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
+
+
+def count_finished(scores: Sequence[Score]) -> int:
+    """How many examples the share is of: distinct ones of finished cases."""
+    return len({row.example for row in scores if row.finished})
+
+
+def _by_example(values: Iterable[tuple[int, float]]) -> float | None:
+    found: dict[int, list[float]] = {}
+    for index, value in values:
+        found.setdefault(index, []).append(value)
+    return mean(sum(some) / len(some) for some in found.values())

@@ -1,0 +1,225 @@
+"""Reads what is shown of a reconstruction's file, and no more of it: a page asks for thousands of them, one image at a time."""
+
+from collections.abc import Mapping
+from io import FileIO
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.recording import DamagedFile
+from fedsim.recording.safe_files import opened, parse_json, read_exactly
+
+MAX_BYTES = 8 * 2**30
+MAX_HEADER = 64 * 2**20
+"""Of the facts of a reconstruction, its slots take the most."""
+MAX_VALUES = 10**8
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
+POINTS = 200
+"""Of a curve of losses."""
+
+Layout = Mapping[str, tuple[str, tuple[int, ...], int]]
+"""Of each tensor: its type as numpy names it, its shape, and where its bytes begin in the file."""
+
+
+class Answer(NamedTuple):
+    """One case's reconstruction in short. loss: the last one; confidence: the mean, each None where there is no number."""
+
+    examples: int
+    route: str
+    iterations: int | None
+    seconds: float | None
+    loss: float | None
+    confidence: float | None
+    interrupted: bool
+
+
+class Whole(NamedTuple):
+    """The same at length, without its images. labels, confidence: (N,). rounds: of each example. losses: (iteration, value)."""
+
+    answer: Answer
+    labels: tuple[int, ...]
+    confidence: tuple[float | None, ...]
+    places: Mapping[int, tuple[int, str, int, int]]
+    rounds: Mapping[int, tuple[int, ...]]
+    losses: tuple[tuple[int, float], ...]
+    oracles: tuple[str, ...]
+    notes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+def read_answer(run: Path, name: str) -> Answer:
+    """Of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
+    with opened(run, name, limit=MAX_BYTES) as file:
+        layout, facts = _header(file)
+        return _answer(file, layout, facts)
+
+
+def read_whole(run: Path, name: str) -> Whole:
+    """Of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
+    with opened(run, name, limit=MAX_BYTES) as file:
+        layout, facts = _header(file)
+        answer = _answer(file, layout, facts)
+        places: dict[int, tuple[int, str, int, int]] = {}
+        rounds: dict[int, set[int]] = {}
+        for round, client, batch, position, example in map(_slot, _list(facts, "slots")):
+            places.setdefault(example, (round, client, batch, position))
+            rounds.setdefault(example, set()).add(round)
+        labels = _values(file, layout, "y")
+        if not np.isfinite(labels).all():
+            raise ValueError("is no reconstruction: some of its labels are no numbers")
+        return Whole(
+            answer=answer,
+            labels=tuple(int(label) for label in labels.tolist()),
+            confidence=tuple(_finite(value) for value in _confidence(file, layout).tolist()),
+            places=places,
+            rounds={example: tuple(sorted(some)) for example, some in rounds.items()},
+            losses=thinned(_values(file, layout, "loss")),
+            oracles=_texts(facts, "oracles"),
+            notes=_texts(facts, "notes"),
+            shape=layout["x"][1],
+        )
+
+
+def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
+    """The reconstruction with that number, as the attack left it. Raises DamagedFile, and IndexError where there is none."""
+    with opened(run, name, limit=MAX_BYTES) as file:
+        layout, _ = _header(file)
+        kind, shape, start = layout["x"]
+        if not shape or not 0 <= number < shape[0]:
+            raise IndexError(number)
+        count = prod(shape[1:])
+        if count > MAX_VALUES:
+            raise ValueError(f"an example of {count} values is larger than any that is shown")
+        content = _read(file, start + number * count * np.dtype(kind).itemsize, count * np.dtype(kind).itemsize)
+        return np.frombuffer(content, dtype=kind).reshape(shape[1:]).astype(np.float32)
+
+
+def read_metadata(run: Path, name: str) -> dict[str, Any]:
+    """What the header of any tensor file says beside its tensors. Raises DamagedFile where it is none."""
+    with opened(run, name, limit=MAX_BYTES) as file:
+        return _described(file)[0]
+
+
+def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int, float], ...]:
+    """At most `most` points (iteration from 1, loss) of a curve, its first and last among them; what is no number is left out."""
+    if not len(losses):
+        return ()
+    chosen = np.unique(np.linspace(0, len(losses) - 1, min(most, len(losses))).round().astype(int))
+    return tuple((int(at) + 1, float(losses[at])) for at in chosen if np.isfinite(losses[at]))
+
+
+def _answer(file: FileIO, layout: Layout, facts: Mapping[str, Any]) -> Answer:
+    losses, confidence = _values(file, layout, "loss"), _confidence(file, layout)
+    known = confidence[np.isfinite(confidence)]
+    seconds, iterations = facts.get("seconds"), facts.get("iterations")
+    return Answer(
+        examples=layout["x"][1][0],
+        route=str(facts.get("route", ""))[:200],
+        iterations=iterations if type(iterations) is int and 0 <= iterations < 2**53 else None,
+        seconds=_finite(seconds) if isinstance(seconds, int | float) else None,
+        loss=_finite(losses[-1]) if len(losses) else None,
+        confidence=float(known.mean().clip(0, 1)) if len(known) else None,
+        interrupted=bool(facts.get("interrupted", False)),
+    )
+
+
+def _confidence(file: FileIO, layout: Layout) -> NDArray[np.float64]:
+    """The estimated probabilities, NaN where undecided: all of them in files from before there were any."""
+    known = _values(file, layout, "confidence")
+    return known if "explained" in layout else np.full_like(known, np.nan)
+
+
+def _header(file: FileIO) -> tuple[Layout, dict[str, Any]]:
+    metadata, layout = _described(file)
+    facts = parse_json(metadata.get("facts", "null"))
+    if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
+        raise ValueError("is no reconstruction")
+    examples = layout["x"][1][:1]
+    if len(examples) != 1 or not layout["y"][1] == layout["confidence"][1] == examples or len(layout["loss"][1]) != 1:
+        raise ValueError("is no reconstruction: its examples, labels and confidences are not as many")
+    return layout, facts
+
+
+def _described(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]]]:
+    size = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(MAX_HEADER, size - 8):
+        raise ValueError("is no tensor file")
+    described = parse_json(_read(file, 8, length))
+    if not isinstance(described, dict):
+        raise ValueError("its header is no JSON object")
+    metadata = described.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("the metadata in its header are no texts")
+    return metadata, {name: _entry(entry, 8 + length, size) for name, entry in described.items()}
+
+
+def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
+    try:
+        kind, shape = TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
+        start, end = described["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise ValueError("its header describes no tensors") from None
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
+        raise ValueError("its header describes what is not there")
+    if described["dtype"] in TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
+        raise ValueError("its header describes tensors of other sizes")
+    return kind, shape, base + start
+
+
+def _values(file: FileIO, layout: Layout, name: str) -> NDArray[np.float64]:
+    kind, shape, start = layout[name]
+    if prod(shape) > MAX_VALUES:
+        raise ValueError(f"{name} has {prod(shape)} values, more than are read")
+    return np.frombuffer(_read(file, start, prod(shape) * np.dtype(kind).itemsize), dtype=kind).astype(np.float64)
+
+
+def _read(file: FileIO, start: int, count: int) -> bytes:
+    content = bytearray(count)
+    file.seek(start)
+    read_exactly(file, memoryview(content))
+    return bytes(content)
+
+
+def _slot(slot: Any) -> tuple[int, str, int, int, int]:
+    if not isinstance(slot, list) or len(slot) != 5:
+        raise ValueError("one of its slots is none")
+    round, client, batch, position, example = slot
+    if not isinstance(client, str) or not all(type(n) is int and 0 <= n < 2**53 for n in (round, batch, position, example)):
+        raise ValueError("one of its slots is none")
+    return round, client[:64], batch, position, example
+
+
+def _list(facts: Mapping[str, Any], key: str) -> list[Any]:
+    found = facts.get(key, [])
+    if not isinstance(found, list):
+        raise ValueError(f"its {key} are no list")
+    return found
+
+
+def _texts(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(str(text)[:1000] for text in _list(facts, key)[:100])
+
+
+def _finite(value: float) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        return None
+    return number if isfinite(number) else None
+
+
+def failure_in(run: Path, name: str) -> str:
+    """Why a case failed, by the file `name` below `run`; in words also where that cannot be read."""
+    from fedsim.recording.safe_files import read_bytes
+
+    try:
+        told = parse_json(read_bytes(run, name, limit=2**20))
+    except ValueError as error:
+        reason = error.reason if isinstance(error, DamagedFile) else str(error)
+        return f"it failed, and its reason cannot be read: {reason}"
+    return str(told.get("reason", "it failed"))[:2000] if isinstance(told, dict) else "it failed"

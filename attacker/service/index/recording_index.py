@@ -1,0 +1,165 @@
+"""What the index of a recording says, read anew only where it changed."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedsim.recording import DamagedFile, Manifest, Recording
+from fedsim.recording import index as wire_index
+from fedsim.recording.manifest import MAX_BYTES
+from fedsim.recording.safe_files import read_bytes
+
+MOST_TOLD = 20
+"""Damaged rows that are told one by one."""
+LONGEST = 300
+"""Characters of one trouble."""
+
+
+class Seen(NamedTuple):
+    """One line of the index, in what is shown of it."""
+
+    round: int
+    client: str
+    status: str
+    num_examples: int | None
+    bytes: int
+    time: float
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.round:05d}-{self.client}"
+
+
+Rounds = Mapping[int, tuple[Any, ...]]
+"""By round, what tells its rows from earlier ones: their number, bytes, attempt, and when the last of them came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The index in numbers.
+
+    rounds:   see `Rounds`. complete: how many observations of each hold an update. clients: all of them, in order; a sum is none.
+    damage:   by round, rows that make no sense; under 0, what is wrong with the whole.
+    """
+
+    rounds: Rounds = field(default_factory=dict)
+    clients: tuple[str, ...] = ()
+    damage: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def observations(self) -> int:
+        return sum(marks[0] for marks in self.rounds.values())
+
+    @property
+    def attempts(self) -> dict[int, int]:
+        """By round, how often the federation had been started when it was recorded: a resumed one may record a round anew."""
+        return {number: marks[2] for number, marks in self.rounds.items()}
+
+    @property
+    def updated(self) -> float | None:
+        times = [marks[-1] for marks in self.rounds.values() if isinstance(marks[-1], float) and isfinite(marks[-1])]
+        return max(times) if times else None
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        told = [words for _, some in sorted(self.damage.items()) for words in some]
+        more = len(told) - MOST_TOLD
+        return (*told[:MOST_TOLD], *([f"and {more} more of the kind"] if more > 0 else []))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Of the run in `folder`. Raises ValueError, naming the file, where it is none."""
+    return Manifest.read(folder / "recording" / "manifest.json")
+
+
+def identity_of(folder: Path) -> str:
+    """Tells the recording of the run in `folder` from others that were, or will be, in its place: a digest of its manifest.
+
+    A run that is resumed keeps it. Raises ValueError, naming the file, where that cannot be read.
+    """
+    return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
+
+
+def read_index(folder: Path, before: Index | None = None) -> Index:
+    """The index of the run in `folder`; only rows of rounds that changed since `before` are looked at. Damage is told."""
+    before = before or Index()
+    try:
+        recording = Recording(folder / "recording")
+        rounds = _rounds(recording.folder)
+        clients = tuple(recording.clients())
+    except (ValueError, OSError) as error:
+        return Index(damage={0: (words_of(error, folder),)})
+    changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
+    damage = {number: some for number, some in before.damage.items() if number in rounds and number not in changed}
+    found: dict[int, list[str]] = {}
+    _rows(recording, changed - {0} if before.rounds else None, found, folder)
+    return Index(rounds=rounds, clients=clients, damage={**damage, **{number: tuple(some) for number, some in found.items()}})
+
+
+def read_rows(folder: Path, rounds: Rounds, before: "Rows | None" = None) -> "Rows":
+    """All rows by round, those of rounds that did not change since `before` as they were; `rounds` as `read_index` gives them."""
+    before = before or Rows({}, {})
+    changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
+    kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
+    if changed:
+        recording = Recording(folder / "recording")
+        for row in _rows(recording, changed if kept else None, {}, folder):
+            kept.setdefault(row.round, ())
+            kept[row.round] += (row,)
+    return Rows(dict(rounds), dict(sorted(kept.items())))
+
+
+class Rows(NamedTuple):
+    """The rows of an index by round, and what tells these rounds from earlier ones."""
+
+    rounds: Rounds
+    by_round: Mapping[int, tuple[Seen, ...]]
+
+
+def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
+    query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
+    found = wire_index.ask(folder, f"{query} GROUP BY round ORDER BY round")
+    wire_index.check_counts(folder, [values[:5] for values in found])
+    return {values[0]: values[1:] for values in found}
+
+
+def _rows(
+    recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
+) -> list[Seen]:
+    """The rows of `rounds`, of all where that is None; adds to `damage` what is wrong with others."""
+    if rounds is not None and not rounds:
+        return []
+    told: Counter[int] = Counter()
+
+    def note(error: DamagedFile) -> None:
+        number = _round_in(error.reason)
+        told[number] += 1
+        if told[number] <= MOST_TOLD:
+            damage.setdefault(number, []).append(words_of(error, folder))
+
+    try:
+        rows = recording.rows(rounds=rounds, on_damage=note)
+    except (ValueError, OSError) as error:  # no room for the copy of one that was cut off, say
+        damage.setdefault(0, []).append(words_of(error, folder))
+        return []
+    return [
+        Seen(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:LONGEST])
+        for row in rows
+    ]
+
+
+def _round_in(reason: str) -> int:
+    """The round that the reason of a damaged row begins with; 0 where that is none."""
+    number = reason.removeprefix("row ").partition(",")[0]
+    return int(number) if number.isdecimal() and len(number) < 16 else 0
+
+
+def words_of(error: Exception, folder: Path) -> str:
+    """An error in a line, without the path of the run, which is the machine's own affair."""
+    words = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."

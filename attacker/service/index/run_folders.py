@@ -1,0 +1,109 @@
+"""Finds the runs below a root, and tells by their files' marks whether anything changed. Reads nothing, and follows no link."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attacker.service.jobs.run_names import DEPTH, id_of
+from fedsim.recording.safe_files import shorten
+
+MOST_FOLDERS = 10_000
+"""Folders that are looked into: what lies below the root may be anything."""
+FRESH = 2.0
+"""Seconds after a change in which a second one may leave the same mark: clocks of file systems are coarse."""
+AHEAD = 5.0
+"""Seconds that the clock of a file server may be ahead."""
+
+Mark = tuple[object, ...]
+"""Changes whenever the files that it is of do."""
+
+
+@dataclass
+class Found:
+    """runs: folders by id, in order. trouble: in words, what cannot be served."""
+
+    runs: dict[str, Path] = field(default_factory=dict)
+    trouble: list[str] = field(default_factory=list)
+
+
+def find(root: Path) -> Found:
+    """All runs below `root`: folders with `recording/manifest.json`, at most `DEPTH` folders down."""
+    found, looked = Found(), 0
+    for folder in _folders(root, DEPTH):
+        looked += 1
+        if looked > MOST_FOLDERS:
+            found.trouble.append(f"there are more than {MOST_FOLDERS} folders below the root: the rest is not looked at")
+            break
+        if not is_run(folder):
+            continue
+        if (name := id_of(root, folder)) is None:
+            found.trouble.append(f"{shorten(folder.name)}: a run's folder is named by letters, digits, '-', '_' and '.' only")
+        else:
+            found.runs[name] = folder
+    found.runs = dict(sorted(found.runs.items()))
+    return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether there is a recording in `folder`, and no link on the way."""
+    recording = folder / "recording"
+    return os.path.lexists(recording / "manifest.json") and not recording.is_symlink()
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Folders below `folder`, outer before inner; a run is not looked into, nor what is hidden."""
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for name in inner:
+        path = folder / name
+        yield path
+        if depth > 1 and not is_run(path):
+            yield from _folders(path, depth - 1)
+
+
+def mark(now: float, *paths: Path) -> Mark:
+    """Of files and folders, which may be absent. now: the time of asking, in seconds."""
+    marks: list[object] = []
+    for path in paths:
+        try:
+            status = os.lstat(path)
+        except OSError:
+            marks.append(None)
+            continue
+        marks.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        if -AHEAD < now - status.st_mtime < FRESH:
+            marks.append(now)
+    return tuple(marks)
+
+
+def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
+    """As `mark`; changes also when nothing was written into `folder` for `alive` seconds."""
+    try:
+        still = now - os.lstat(folder).st_mtime < alive
+    except OSError:
+        still = False
+    return (*mark(now, folder, *files), still)
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in `folder`, in order; none where it is none itself, or a link."""
+    if folder.is_symlink():
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / name for name in sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))]
+    except OSError:
+        return []
+
+
+def first_link(folder: Path) -> Path | None:
+    """A symbolic link below `folder`, where there is any."""
+    for at, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if os.path.islink(path := os.path.join(at, name)):
+                return Path(path)
+    return None

@@ -1,0 +1,221 @@
+"""What is told of recordings, their attacks and cases, put together from what was read. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from math import isfinite
+from typing import NamedTuple
+
+from attacker.report.pairs import Pair
+from attacker.service.index.attack_folders import CaseFacts, Source, State
+from attacker.service.index.json_lines import Score
+from attacker.service.index.means import count_finished, mean, psnr, success
+from attacker.service.index.reconstruction_files import Whole
+from attacker.service.index.recording_index import Index, Seen
+from attacker.service.index.verdicts import Judged
+from attacker.service.schemas import (
+    AttackOnRecording,
+    CaseTold,
+    CaseWhole,
+    Data,
+    ExampleTold,
+    ObservationTold,
+    RecordingTold,
+    ValueTold,
+)
+from fedsim.recording import Manifest
+
+
+def moment(seconds: float | None) -> str | None:
+    """A time of a recording as ISO 8601, UTC; None where it is none that a calendar has."""
+    if seconds is None or not isfinite(seconds):
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
+    """The summary of one run."""
+    m = manifest
+    return RecordingTold(
+        id=id,
+        name=m.name if m else id,
+        model=str(m.model) if m else None,
+        data=Data(shape=list(m.data.shape), num_classes=m.data.num_classes, is_image=m.data.is_image) if m else None,
+        defense=str(m.defense) if m else None,
+        gradient=m.gradient if m else None,
+        network=m.network if m else None,
+        inputs=m.inputs if m else None,
+        secure_aggregation=(m.secure_aggregation if isinstance(m.secure_aggregation, bool) else dict(m.secure_aggregation))
+        if m
+        else None,
+        training=asdict(m.training) if m else None,
+        rounds=len(index.rounds),
+        last_round=max(index.rounds, default=None),
+        clients=len(index.clients),
+        observations=index.observations,
+        updated=moment(index.updated),
+        truth=truth,
+        trouble=list(trouble),
+    )
+
+
+def observation(row: Seen) -> ObservationTold:
+    """One row of the index."""
+    return ObservationTold(
+        round=row.round,
+        client=row.client,
+        status=row.status,
+        num_examples=row.num_examples,
+        bytes=row.bytes,
+        time=moment(row.time),
+        reason=row.reason,
+    )
+
+
+def attack(source: Source, scores: Mapping[str, Sequence[Score]], verdict: Judged | None = None) -> AttackOnRecording:
+    """One attack's folder in numbers, with the verdict on it."""
+    rows = [row for key, some in scores.items() if key in source.cases for row in some]
+    answered = [answer.confidence for answer in source.answers.values()]
+    states = Counter(map(source.state, source.cases))
+    return AttackOnRecording(
+        source=source.name,
+        attack=source.attack,
+        spec=source.spec,
+        seed=source.seed,
+        null=source.null,
+        oracles=list(source.oracles),
+        knows_defense=source.knows_defense,
+        cases=sum(case.status == "complete" for case in source.cases.values()),
+        done=states["done"],
+        failed=states["failed"],
+        interrupted=states["interrupted"],
+        waiting=states["waiting"] + states["running"],
+        scored=sum(any(row.finished for row in scores.get(key, ())) for key in source.cases),
+        examples=count_finished(rows),
+        success=success(rows),
+        psnr=psnr(rows),
+        confidence=mean(answered),
+        outcome=verdict.outcome if verdict else None,
+        verdict=verdict.words if verdict else None,
+    )
+
+
+def case(source: Source, facts: CaseFacts, scores: Sequence[Score]) -> CaseTold:
+    """One case in short."""
+    answer = source.answers.get(facts.key)
+    return CaseTold(
+        attack=source.name,
+        case=facts.key,
+        client=facts.client,
+        rounds=list(facts.rounds),
+        examples=answer.examples if answer else facts.examples,
+        status=source.state(facts.key),
+        route=answer.route if answer else None,
+        iterations=answer.iterations if answer else None,
+        seconds=answer.seconds if answer else None,
+        loss=answer.loss if answer else None,
+        confidence=answer.confidence if answer else None,
+        success=success(scores),
+        psnr=psnr(scores),
+        reason=source.failures.get(facts.key) or facts.reason or _why_unfinished(source.state(facts.key)),
+    )
+
+
+def _why_unfinished(state: State) -> str | None:
+    """What is missing of a case that did not come to its end; None of others."""
+    return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
+
+
+def whole_case(
+    source: Source, facts: CaseFacts, whole: Whole | None, scores: Sequence[Score], examples: list[ExampleTold]
+) -> CaseWhole:
+    """One case at length; without `whole` where there is no answer."""
+    short = case(source, facts, scores)
+    return CaseWhole(
+        attack=short["attack"],
+        case=short["case"],
+        client=short["client"],
+        rounds=short["rounds"],
+        examples=examples,
+        status=short["status"],
+        route=short["route"],
+        iterations=short["iterations"],
+        seconds=short["seconds"],
+        loss=list(whole.losses) if whole else [],
+        confidence=short["confidence"],
+        success=short["success"],
+        psnr=short["psnr"],
+        reason=short["reason"],
+        oracles=list(whole.oracles if whole else source.oracles),
+        notes=list(whole.notes) if whole else [],
+        spec=source.spec,
+        null=source.null,
+    )
+
+
+class Links(NamedTuple):
+    """Of a case's pictures. address: of the case. version: of its state, so that each state has addresses of its own."""
+
+    address: str
+    version: str
+
+    def to(self, kind: str, n: int) -> str:
+        return f"{self.address}/{kind}/{n}.png?version={self.version}"
+
+
+def found(whole: Whole, links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+    """The examples of a case that nothing was compared with."""
+    for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
+        place = whole.places.get(n)
+        yield ExampleTold(
+            n=n,
+            batch=place[2] if place else None,
+            position=place[3] if place else None,
+            rounds=list(whole.rounds.get(n, ())),
+            label=str(label),
+            confidence=confidence,
+            image=links.to("images", n) if images else None,
+            values=None if images else values(cells[n]) if n in cells else None,
+            original=None,
+            label_true=None,
+            success=None,
+            psnr=None,
+            ssim=None,
+            lpips=None,
+            failure=None,
+        )
+
+
+def scored(scores: Sequence[Score], links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+    """The examples of a case beside what was made of them: one for each true one."""
+    for n, row in enumerate(scores):
+        pair = row.pair is not None and images
+        yield ExampleTold(
+            n=n,
+            batch=row.batch,
+            position=row.position,
+            rounds=list(row.rounds),
+            label=row.label,
+            confidence=row.confidence,
+            image=links.to("pairs", n) if pair else None,
+            values=values(cells[n]) if not images and n in cells else None,
+            original=links.to("originals", n) if pair else None,
+            label_true=row.label_true,
+            success=row.success,
+            psnr=row.psnr,
+            ssim=row.ssim,
+            lpips=row.lpips,
+            failure=row.failure,
+        )
+
+
+def values(pair: Pair) -> list[ValueTold]:
+    """The variables of a table row."""
+    return [
+        ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
+        for cell in pair.cells
+    ]

@@ -1,0 +1,141 @@
+"""What a job is: what was asked for, and what is told of it. Plain data, checked where it comes in."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
+
+from attacker.service.jobs.run_names import PART, PATTERN
+
+State = Literal["queued", "running", "done", "failed", "cancelled", "set_aside"]
+STATES: tuple[State, ...] = ("queued", "running", "done", "failed", "cancelled", "set_aside")
+ENDED: tuple[State, ...] = ("done", "failed", "cancelled", "set_aside")
+
+Id = Annotated[str, Field(pattern=PATTERN, max_length=300)]
+Word = Annotated[str, Field(min_length=1, max_length=100)]
+Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=200)] | None
+ROUNDS = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
+
+
+class JobSpec(BaseModel):
+    """An attack on a recording, as it is asked for.
+
+    recording: its id below the root. attack, arguments: see `AttackSpec`; only attacks that have a name.
+    rounds:    as `attacker replay --rounds`. clients: only these; empty for all. null: whether the null runs beside it.
+    priority:  of several that wait, the one with the highest goes first; of equal ones, the oldest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recording: Id
+    attack: Word
+    arguments: Annotated[dict[Word, Value], Field(max_length=50)] = {}
+    rounds: Annotated[str, Field(pattern=ROUNDS)] = "all"
+    clients: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**53)] = 0
+    null: StrictBool = True
+    priority: Annotated[StrictInt, Field(ge=-10, le=10)] = 0
+
+    @classmethod
+    def kept(cls, fields: dict[str, Any]) -> "JobSpec":
+        """One that was checked when it came in; meanwhile its attack may have been uninstalled."""
+        return cls.model_construct(**{**fields, "clients": tuple(fields["clients"])})
+
+    @field_validator("attack")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from attacker.attacks import ATTACKS
+
+        _ = ATTACKS[name]
+        return name
+
+    @field_validator("arguments")
+    @classmethod
+    def _fit(cls, arguments: dict[str, Value], info: ValidationInfo) -> dict[str, Value]:
+        from attacker.attacks import AttackSpec
+
+        if "attack" in info.data:
+            try:
+                AttackSpec(name=info.data["attack"], arguments=arguments)
+            except (TypeError, ArithmeticError) as error:
+                raise ValueError(f"{info.data['attack']}: {error}") from None
+        return arguments
+
+    @field_validator("rounds")
+    @classmethod
+    def _some(cls, rounds: str) -> str:
+        from fedsim.recording.selection import parse_rounds
+
+        parse_rounds(rounds)
+        return rounds
+
+    @field_validator("clients")
+    @classmethod
+    def _plain(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
+        from fedsim.recording.masked_vectors import SUM
+        from fedsim.recording.writer import is_plain
+
+        if wrong := [name for name in clients if name != SUM and not is_plain(name)]:
+            raise ValueError(f"{wrong[0]!r} is no client's name")
+        return clients
+
+
+class Told(BaseModel):
+    """Of what a worker says: nothing else may be in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Progress(Told):
+    """share: of the work, in [0, 1]. words: a few."""
+
+    share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    words: Annotated[str, Field(max_length=500)] = ""
+
+
+class Attacked(Told):
+    """What one replay came to.
+
+    source: the name of its folder below `reconstructions/`. null: whether it was the null.
+    done, skipped: cases answered now, and before. failed: reasons by case. routes: cases by the way in which they were answered.
+    """
+
+    source: Annotated[str, Field(pattern=rf"^{PART}$")]
+    null: bool
+    done: Annotated[int, Field(ge=0)]
+    skipped: Annotated[int, Field(ge=0)]
+    failed: dict[str, str] = {}
+    routes: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
+
+
+class Result(Told):
+    """attacks: the attack, and its null where that was asked for. scored: with truth; score_note: why not, or what else."""
+
+    attacks: tuple[Attacked, ...] = ()
+    scored: bool = False
+    score_note: str | None = None
+
+
+class Job(BaseModel):
+    """What is told of a job.
+
+    attempts: how often a worker has begun it; crashes: how often one died of it. origin: `request`, or `rule NAME`.
+    version: grows with each change of any job. created, started, ended: UTC, ISO 8601.
+    error: what went wrong, first in a line, then with a traceback where there is one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    spec: JobSpec
+    state: State
+    attempts: int = 0
+    crashes: int = 0
+    origin: str = "request"
+    version: int = 0
+    created: str
+    started: str | None = None
+    ended: str | None = None
+    progress: Progress = Progress()
+    error: str | None = None
+    result: Result | None = None

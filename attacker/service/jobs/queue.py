@@ -1,0 +1,243 @@
+"""The durable queue of jobs: each runs at least once and is published exactly once, whoever dies at whatever instant."""
+
+import builtins
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacker.service.jobs.job import ENDED, STATES, Job, JobSpec, Progress, Result, State
+from attacker.service.jobs.queue_rows import Claim, Fenced, Unknown, changed, check, end, job_of, now, one, wait_again
+from attacker.service.jobs.store import Store
+
+__all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "Unknown"]
+
+
+class Full(RuntimeError):
+    """As many jobs wait as may."""
+
+
+class NotNow(ValueError):
+    """A job is not in a state in which that can be done to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """max_queued: jobs that may wait at once. crashes: workers that may die of a job before it is set aside."""
+
+    max_queued: int = 1000
+    crashes: int = 3
+
+
+class Queue:
+    """Jobs in one SQLite file. Safe from several threads and processes; every change is on disk when its method returns."""
+
+    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.store = Store(path)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Have `told` called after each change by this process; see `Store.tell`."""
+        self.store.tell(told)
+
+    # asking
+
+    def get(self, id: str) -> Job:
+        """Raises Unknown where there is no such job."""
+        found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
+        if not found:
+            raise Unknown(f"there is no job {id!r}")
+        return job_of(found[0])
+
+    def list(
+        self, state: State | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
+    ) -> builtins.list[Job]:
+        """The newest first. after: id of the last job that is known already. Raises Unknown where that is none."""
+        parts, values = [], list[str | int]()
+        for column, value in (("state", state), ("recording", recording)):
+            if value is not None:
+                parts.append(f"{column} = ?")
+                values.append(value)
+        if after is not None:
+            parts.append("number < ?")
+            values.append(self._number(after))
+        where = f"WHERE {' AND '.join(parts)}" if parts else ""
+        rows = self.store.read(f"SELECT * FROM jobs {where} ORDER BY number DESC LIMIT ?", *values, limit)
+        return [job_of(row) for row in rows]
+
+    def _number(self, id: str) -> int:
+        found = self.store.read("SELECT number FROM jobs WHERE id = ?", id)
+        if not found:
+            raise Unknown(f"there is no job {id!r}")
+        return int(found[0][0])
+
+    def counts(self) -> dict[str, int]:
+        """Jobs in each state."""
+        found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
+        return {state: found.get(state, 0) for state in STATES}
+
+    def version(self) -> int:
+        """A number that grows with every change."""
+        return int(self.store.read("SELECT version FROM changes")[0][0])
+
+    def changes(self, after: int) -> tuple[int, builtins.list[Job]]:
+        """The version up to which one is told, and the jobs that changed since `after`, in the order of their last change."""
+        rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
+        return (rows[-1]["version"] if rows else after), [job_of(row) for row in rows]
+
+    def publications(self) -> dict[str, int]:
+        """The attempt whose result was published, by job."""
+        return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
+
+    # what users do
+
+    def submit(self, spec: JobSpec, origin: str = "request") -> Job:
+        """Raises Full where too many jobs wait."""
+        with self.store.writing() as db:
+            return self.added(db, spec, origin)
+
+    def added(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
+        """The same within a transaction of the store."""
+        self._check_room(db)
+        id = secrets.token_hex(8)
+        told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, now(), changed(db))
+        db.execute(
+            "INSERT INTO jobs (id, recording, spec, priority, origin, created, version, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')",
+            told,
+        )
+        return one(db, id)
+
+    def _check_room(self, db: sqlite3.Connection) -> None:
+        (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
+        if waiting >= self.limits.max_queued:
+            raise Full(f"{waiting} jobs wait, and no more than {self.limits.max_queued} may: try again later")
+
+    def cancel(self, id: str) -> Job:
+        """One that waits ends at once, one that runs as soon as its worker has written the best so far.
+
+        Raises Unknown, and NotNow where it has ended.
+        """
+        with self.store.writing() as db:
+            job = one(db, id)
+            if job.state in ENDED:
+                raise NotNow(f"job {id} is {job.state}: only one that waits or runs can be cancelled")
+            if job.state == "queued":
+                wait_again(db, id, cancelled=True)
+            else:
+                db.execute("UPDATE jobs SET asked_to_end = 1, version = ? WHERE id = ?", (changed(db), id))
+            return one(db, id)
+
+    def leave_out(self, id: str, reason: str) -> bool:
+        """Cancel a job, with a reason, if it still waits; whether it did."""
+        with self.store.writing() as db:
+            waits = one(db, id).state == "queued"
+            if waits:
+                wait_again(db, id, cancelled=True)
+                db.execute("UPDATE jobs SET error = ? WHERE id = ?", (reason, id))
+            return waits
+
+    def retry(self, id: str) -> Job:
+        """Have a job wait again that failed, was cancelled or set aside; what it wrote is gone on from.
+
+        Raises Unknown, NotNow where it is in another state, Full where too many jobs wait.
+        """
+        with self.store.writing() as db:
+            job = one(db, id)
+            if job.state not in ("failed", "cancelled", "set_aside"):
+                raise NotNow(f"job {id} is {job.state}: only one that failed, was cancelled or set aside can be done again")
+            self._check_room(db)
+            db.execute(
+                "UPDATE jobs SET state = 'queued', crashes = 0, share = 0, words = '', error = NULL, result = NULL, "
+                "ended = NULL, asked_to_end = 0, version = ? WHERE id = ?",
+                (changed(db), id),
+            )
+            return one(db, id)
+
+    # what the crew does
+
+    def recover(self, owner: str) -> int:
+        """Have jobs of dead owners wait again, or end where that was asked for; their number. It is no crash of theirs.
+
+        owner: who is alive. Only to be called where no other owner can be.
+        """
+        with self.store.writing() as db:
+            rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
+            for row in rows:
+                wait_again(db, row["id"], cancelled=bool(row["asked_to_end"]))
+            return len(rows)
+
+    def claim(self, owner: str) -> Claim | None:
+        """The next job, which runs from now on; None where none waits."""
+        if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):  # asked often: writes nothing
+            return None
+        with self.store.writing() as db:
+            row = db.execute("SELECT * FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1").fetchone()
+            if row is None:
+                return None
+            attempt = row["attempts"] + 1
+            db.execute(
+                "UPDATE jobs SET state = 'running', owner = ?, attempts = ?, started = ?, version = ? WHERE id = ?",
+                (owner, attempt, now(), changed(db), row["id"]),
+            )
+            return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.kept(json.loads(row["spec"])))
+
+    def progress(self, claim: Claim, told: Progress) -> None:
+        """Raises Fenced where the claim is no longer."""
+        with self.store.writing() as db:
+            check(db, claim)
+            db.execute(
+                "UPDATE jobs SET share = ?, words = ?, version = ? WHERE id = ?",
+                (told.share, told.words, changed(db), claim.id),
+            )
+
+    def asked_to_end(self, claims: Iterable[Claim]) -> set[str]:
+        """Ids of those that somebody cancelled."""
+        ids = json.dumps([claim.id for claim in claims])
+        query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in self.store.read(query, ids)}
+
+    def publish(self, claim: Claim, result: Result, *, cpu: float = 0.0) -> None:
+        """It is done. cpu: seconds that it took. Raises Fenced where the claim is no longer."""
+        with self.store.writing() as db:
+            end(db, claim, "done", result=result, cpu=cpu, share=1.0)
+            db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, now()))
+
+    def failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
+        """It came to no good end, and would not another time. Raises Fenced where the claim is no longer."""
+        with self.store.writing() as db:
+            end(db, claim, "failed", error=error, result=result, cpu=cpu)
+
+    def cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
+        """It ended because that was asked for. Raises Fenced where the claim is no longer."""
+        with self.store.writing() as db:
+            end(db, claim, "cancelled", result=result, cpu=cpu)
+
+    def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> State:
+        """Its worker died of it: it waits again, or is set aside with these last words. The state that it is in now.
+
+        Raises Fenced where the claim is no longer.
+        """
+        with self.store.writing() as db:
+            row = check(db, claim)
+            crashes = row["crashes"] + 1
+            if row["asked_to_end"]:
+                end(db, claim, "cancelled", error=words, cpu=cpu)
+            elif crashes >= self.limits.crashes:
+                times = "once" if crashes == 1 else f"{crashes} times"
+                end(db, claim, "set_aside", error=f"its worker died {times}, at last: {words}", cpu=cpu)
+            else:
+                wait_again(db, claim.id, cpu=cpu)
+            db.execute("UPDATE jobs SET crashes = ? WHERE id = ?", (crashes, claim.id))
+            return one(db, claim.id).state
+
+    def released(self, claim: Claim, *, cpu: float = 0.0) -> None:
+        """Who has it stops working, which is no crash of the job. Raises Fenced where the claim is no longer."""
+        with self.store.writing() as db:
+            row = check(db, claim)
+            wait_again(db, claim.id, cancelled=bool(row["asked_to_end"]), cpu=cpu)

@@ -1,0 +1,119 @@
+"""Rows of the queue's table: what each is told as, and the changes that are made to one, inside a transaction."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from attacker.service.jobs.job import Job, JobSpec, Progress, Result, State
+
+MAX_ERROR = 20_000
+"""Characters of an error that are kept: the first line, and the end."""
+
+
+class Unknown(KeyError):
+    """There is no such job."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Fenced(RuntimeError):
+    """Who speaks of a job has it no longer: it was given to another attempt, or has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The right to work on a job, and to say what becomes of it, until another attempt has it."""
+
+    id: str
+    attempt: int
+    owner: str
+    spec: JobSpec
+
+
+def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
+    """The row of a claim that holds. Raises Fenced where it does not."""
+    query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
+    row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
+    if row is None:
+        raise Fenced(f"attempt {claim.attempt} of job {claim.id} is over")
+    return row
+
+
+def end(
+    db: sqlite3.Connection,
+    claim: Claim,
+    state: State,
+    *,
+    cpu: float,
+    error: str | None = None,
+    result: Result | None = None,
+    share: float | None = None,
+) -> None:
+    """Raises Fenced where the claim is no longer."""
+    check(db, claim)
+    db.execute(
+        "UPDATE jobs SET state = ?, ended = ?, owner = NULL, error = ?, result = ?, share = coalesce(?, share), cpu = cpu + ?, "
+        "version = ? WHERE id = ?",
+        (
+            state,
+            now(),
+            None if error is None else _shortened(error),
+            None if result is None else result.model_dump_json(),
+            share,
+            cpu,
+            changed(db),
+            claim.id,
+        ),
+    )
+
+
+def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
+    """Back into the queue, unless somebody wants it cancelled."""
+    state, ended = ("cancelled", now()) if cancelled else ("queued", None)
+    db.execute(
+        "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",
+        (state, ended, cpu, changed(db), id),
+    )
+
+
+def changed(db: sqlite3.Connection) -> int:
+    """The number of one more change."""
+    (version,) = db.execute("UPDATE changes SET version = version + 1 RETURNING version").fetchone()
+    return int(version)
+
+
+def one(db: sqlite3.Connection, id: str) -> Job:
+    """Raises Unknown where there is no such job."""
+    row = db.execute("SELECT * FROM jobs WHERE id = ?", (id,)).fetchone()
+    if row is None:
+        raise Unknown(f"there is no job {id!r}")
+    return job_of(row)
+
+
+def job_of(row: sqlite3.Row) -> Job:
+    return Job(
+        id=row["id"],
+        spec=JobSpec.kept(json.loads(row["spec"])),
+        state=row["state"],
+        attempts=row["attempts"],
+        crashes=row["crashes"],
+        origin=row["origin"],
+        version=row["version"],
+        created=row["created"],
+        started=row["started"],
+        ended=row["ended"],
+        progress=Progress(share=row["share"], words=row["words"]),
+        error=row["error"],
+        result=None if row["result"] is None else Result.model_validate_json(row["result"]),
+    )
+
+
+def _shortened(error: str) -> str:
+    return error if len(error) <= MAX_ERROR else f"{error[:500]}\n...\n{error[-MAX_ERROR + 600 :]}"
+
+
+def now() -> str:
+    """This instant, as jobs have it; such texts compare as the instants do."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

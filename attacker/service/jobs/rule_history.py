@@ -1,0 +1,102 @@
+"""What rules have done so far: which rounds they took, and what that has cost."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from attacker.service.jobs.job import Job, JobSpec
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.queue_rows import now
+
+WHICH = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
+"""The jobs of a rule on one recording."""
+
+
+class Recorded(NamedTuple):
+    """One recording. identity: tells it from others that have the same id, before or after it."""
+
+    id: str
+    identity: str
+
+
+class Taken(NamedTuple):
+    """A round as it was recorded. attempt: how often the federation had been started by then."""
+
+    round: int
+    attempt: int
+
+
+class Ledger:
+    """Of the rules of one queue, in its file."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue, self._store = queue, queue.store
+
+    def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
+        """Count what was taken before ledgers told recordings of one id apart for this one, unless it is younger than that.
+
+        created: the recording's own word for it, in ISO 8601; where that is none, all of it counts. attempts: of its rounds.
+        """
+        if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
+            return
+        of, since = "WHERE recording = ? AND identity = '' AND created >= ?", _instant(created)
+        with self._store.writing() as db:
+            rounds = [row[0] for row in db.execute(f"SELECT DISTINCT round FROM taken {of}", (recording.id, since))]
+            db.executemany(
+                f"UPDATE OR IGNORE taken SET identity = ?, attempt = ? {of} AND round = ?",
+                [(recording.identity, attempts.get(round, 0), recording.id, since, round) for round in rounds],
+            )
+
+    def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
+        """Submit one job for rounds of a recording, in the name of a rule, unless each of them was taken before.
+
+        spec: None notes that the rule leaves these rounds out. Returns None where nothing was submitted. Raises Full as `submit`.
+        """
+        with self._store.writing() as db:
+            query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
+            known = {Taken(*row) for row in db.execute(query, (rule, *recording))}
+            new = [one for one in rounds if one not in known]
+            if not new:
+                return None
+            job = None if spec is None else self._queue.added(db, spec, f"rule {rule}")
+            db.executemany(
+                "INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(rule, *recording, *one, None if job is None else job.id, now()) for one in new],
+            )
+            return job
+
+    def taken(self, rule: str, recording: Recorded) -> set[Taken]:
+        """Rounds that a rule has submitted a job for, or left out."""
+        query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
+        return {Taken(*row) for row in self._store.read(query, rule, *recording)}
+
+    def waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
+        """Rounds whose jobs wait, from the oldest, and the jobs."""
+        query = (
+            "SELECT round, job FROM taken JOIN jobs ON job = id "
+            "WHERE rule = ? AND taken.recording = ? AND identity = ? AND state = 'queued' ORDER BY round, attempt"
+        )
+        return [(row[0], row[1]) for row in self._store.read(query, rule, *recording)]
+
+    def unfinished(self, rule: str, recording: Recorded) -> int:
+        """Jobs of a rule that wait or run, of one recording."""
+        query = f"SELECT count(*) FROM jobs WHERE id IN ({WHICH}) AND state IN ('queued', 'running')"
+        return int(self._store.read(query, rule, *recording)[0][0])
+
+    def submitted_since(self, rule: str, instant: str) -> int:
+        """Jobs of a rule since an instant, in ISO 8601 as jobs have it."""
+        return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
+
+    def cpu_seconds(self, rule: str, recording: Recorded) -> float:
+        """What the jobs of a rule have taken on one recording so far."""
+        query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({WHICH})"
+        return float(self._store.read(query, rule, *recording)[0][0])
+
+
+def _instant(created: str) -> str:
+    """As jobs have it; empty, which is before all of them, where it is none."""
+    try:
+        at = datetime.fromisoformat(created)
+        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError):
+        return ""

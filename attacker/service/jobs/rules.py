@@ -1,0 +1,217 @@
+"""Which attacks run on new rounds by themselves, within what budget: a TOML file, and what comes of each round that arrives."""
+
+import logging
+import threading
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from attacker.service.jobs.job import JobSpec, Value, Word
+from attacker.service.jobs.queue import Queue
+from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
+from attacker.service.jobs.run_names import PART, folder_of
+
+log = logging.getLogger(__name__)
+
+EVERY = "every="
+
+
+class Budget(BaseModel):
+    """What a rule may cost.
+
+    jobs_per_hour: in all recordings together. cpu_seconds: of each recording. behind: rounds of a recording whose jobs may wait
+    or run; where there are more, the oldest that wait are left out. None: no limit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    jobs_per_hour: Annotated[int, Field(gt=0)] | None = None
+    cpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    behind: Annotated[int, Field(gt=0)] | None = None
+
+
+class Rule(BaseModel):
+    """An attack that runs by itself.
+
+    name:       what was done is remembered under it: a rule by another name is another rule.
+    attack, arguments, seed, null, priority: of its jobs, see `JobSpec`.
+    recordings, clients: those that match one of these patterns of a shell.
+    rounds:     all, first (that is there), last (that is there; those before it are left out), every=K (1, 1 + K, ...), or 1-3,7.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=rf"^{PART}$")]
+    attack: Word
+    arguments: dict[Word, Value] = {}
+    recordings: tuple[Word, ...] = ("*",)
+    rounds: str = "all"
+    clients: tuple[Word, ...] = ("*",)
+    seed: int = 0
+    null: bool = True
+    priority: int = 0
+    budget: Budget = Budget()
+
+    @field_validator("rounds")
+    @classmethod
+    def _readable(cls, rounds: str) -> str:
+        number = rounds.removeprefix(EVERY)
+        if rounds.startswith(EVERY):
+            if not number.isdigit() or not int(number):
+                raise ValueError(f"cannot read {rounds!r}: write every=5, say")
+        elif rounds not in ("first", "last"):
+            JobSpec(recording="any", attack="exact", rounds=rounds)
+        return rounds
+
+    def wants(self, recording: str) -> bool:
+        return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
+
+    def chosen(self, known: Iterable[int]) -> set[int]:
+        """Of all rounds that are there, those that it is about."""
+        rounds = set(known)
+        if self.rounds == "all" or not rounds:
+            return rounds
+        if self.rounds in ("first", "last"):
+            return {min(rounds) if self.rounds == "first" else max(rounds)}
+        if self.rounds.startswith(EVERY):
+            return {round for round in rounds if (round - 1) % int(self.rounds.removeprefix(EVERY)) == 0}
+        from fedsim.recording.selection import parse_rounds
+
+        return rounds & (parse_rounds(self.rounds) or rounds)
+
+    def spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
+        """The job for some rounds. Raises ValidationError where the attack is none, or does not take the arguments."""
+        given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
+        return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
+
+
+def read(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file. Raises ValueError, naming file, rule and key, where it holds anything else."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if unknown := sorted(found.keys() - {"rule"}):
+        raise ValueError(f"{path}: unknown key {unknown[0]!r}; rules are written as [[rule]]")
+    listed = found.get("rule", [])
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"{path}: holds no rule; write one or more of [[rule]]")
+    rules = tuple(_rule(path, number, fields) for number, fields in enumerate(listed, start=1))
+    names = [rule.name for rule in rules]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: two rules have the name {twice[0]!r}; give each its own")
+    return rules
+
+
+def _rule(path: Path, number: int, fields: Any) -> Rule:
+    named = f"rule {number}" + (f" ({fields['name']!r})" if isinstance(fields, dict) and "name" in fields else "")
+    try:
+        rule = Rule.model_validate(fields)
+        rule.spec("any", "all")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {named}: {f'{where}: ' if where else ''}{first['msg']}") from None
+    return rule
+
+
+class Rules:
+    """What the rules of a file do about rounds as they arrive. root: folder of the recordings."""
+
+    def __init__(self, path: Path, queue: Queue, root: Path) -> None:
+        self.rules, self.root = read(path), root
+        self._queue, self._ledger = queue, Ledger(queue)
+        self._turn = threading.Lock()
+
+    def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
+        """Submit the jobs for those rounds of a recording that were not taken before.
+
+        attempts: of all rounds that are there now, see `Taken`: each is taken once by each rule, also over restarts, and again
+        where it was recorded anew. created: when the recording was begun, see `Ledger.adopt`.
+        Raises Full where too many jobs wait; what was not submitted is then tried again with the next round.
+        """
+        with self._turn:
+            self._ledger.adopt(recording, created, attempts)
+            for rule in self.rules:
+                if rule.wants(recording.id):
+                    self._follow(rule, recording, attempts)
+
+    def _follow(self, rule: Rule, recording: Recorded, attempts: Mapping[int, int]) -> None:
+        taken, chosen = self._ledger.taken(rule.name, recording), rule.chosen(attempts)
+        if rule.rounds == "first" and any(one.round not in chosen for one in taken):
+            return
+        new = {Taken(*one) for one in attempts.items()} - taken
+        if rule.rounds == "last":
+            self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "newer ones are there")
+        wanted = sorted(one for one in new if one.round in chosen)
+        if rule.budget.behind is not None and len(wanted) > rule.budget.behind:
+            late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
+            self._leave_out(rule, recording, late, f"more than {rule.budget.behind} wait")
+        for one in wanted:
+            if reason := self._spent(rule, recording):
+                self._leave_out(rule, recording, [one], reason)
+            else:
+                self._submit(rule, recording, one, again=any(one.round == before.round for before in taken))
+        self._catch_up(rule, recording)
+
+    def _submit(self, rule: Rule, recording: Recorded, one: Taken, *, again: bool) -> None:
+        clients = self._clients(rule, recording, one.round)
+        if clients is None:
+            self._leave_out(rule, recording, [one], "none of its clients is asked for")
+            return
+        rounds = f"1-{one.round}" if _whole_clients(rule) else str(one.round)
+        self._ledger.take(rule.name, recording, [one], rule.spec(recording.id, rounds, clients))
+        if again:
+            told = "takes round %d again: it was recorded anew, in attempt %d"
+            log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
+
+    def _clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
+        """Of a round, those that the rule is about, empty for all; None for nobody."""
+        if "*" in rule.clients:
+            return ()
+        from fedsim.recording import Recording
+
+        rows = Recording(folder_of(self.root, recording.id) / "recording").rows(rounds=[round], on_damage=lambda error: None)
+        names = sorted({row.client for row in rows})
+        return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
+
+    def _spent(self, rule: Rule, recording: Recorded) -> str:
+        """Why there is no budget left for one more job; empty where there is."""
+        budget = rule.budget
+        hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
+        if budget.jobs_per_hour is not None and self._ledger.submitted_since(rule.name, hour) >= budget.jobs_per_hour:
+            return f"{budget.jobs_per_hour} jobs were submitted within an hour"
+        if budget.cpu_seconds is not None and self._ledger.cpu_seconds(rule.name, recording) >= budget.cpu_seconds:
+            return f"{budget.cpu_seconds:.0f} CPU-seconds were used on this recording"
+        return ""
+
+    def _catch_up(self, rule: Rule, recording: Recorded) -> None:
+        """Where too many rounds wait, the oldest give way."""
+        if rule.budget.behind is None:
+            return
+        surplus = self._ledger.unfinished(rule.name, recording) - rule.budget.behind
+        for round, job in self._ledger.waiting(rule.name, recording)[: max(0, surplus)]:
+            reason = f"more than {rule.budget.behind} wait, and newer ones go first"
+            if self._queue.leave_out(job, f"round {round} is left out: {reason}"):
+                self._tell(rule, recording, [round], reason)
+
+    def _leave_out(self, rule: Rule, recording: Recorded, rounds: Sequence[Taken], reason: str) -> None:
+        if rounds:
+            self._ledger.take(rule.name, recording, rounds, None)
+            self._tell(rule, recording, sorted(one.round for one in rounds), reason)
+
+    def _tell(self, rule: Rule, recording: Recorded, rounds: list[int], reason: str) -> None:
+        named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"
+        log.warning("rule %s, %s: leaves out %s: %s", rule.name, recording.id, named, reason)
+
+
+def _whole_clients(rule: Rule) -> bool:
+    """Whether its attack uses all rounds of a client together."""
+    from attacker.attacks import AttackSpec
+
+    return bool(getattr(AttackSpec(name=rule.attack, arguments=rule.arguments).build(), "whole_clients", False))

@@ -1,0 +1,176 @@
+"""Runs the application on a socket of its own: with patience for slow clients, but not without end."""
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from attacker.service.background import Works
+from attacker.service.http.authorisation import HEADERS
+from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
+from attacker.service.settings import Settings
+
+HEAD_SECONDS = 15.0
+"""Until the head of a request is there."""
+GRACE = 3
+"""Seconds that answers under way have at the end."""
+CONNECTIONS = 500
+
+
+class PatientProtocol(H11Protocol):
+    """Lets go who connects and does not ask; says so in the headers of every answer when it is no HTTP that comes."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+            return
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            self._stop_waiting()
+        elif self._timer is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        lines = [f"{name}: {value}" for name, value in HEADERS.items()]
+        body = b'{"error":{"message":"the request is no HTTP that is understood, or too long","field":null,"known":null}}'
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close", "", ""]
+        self.transport.write("\r\n".join(["HTTP/1.1 400 Bad Request", *lines]).encode() + body)
+        self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        if not self._is_answering and not self.transport.is_closing():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Ends within seconds also when pages listen."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._feed = app.state.parts.feed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal ends it as asked for, which is no failure; a second one at once."""
+        self.force_exit, self.should_exit = self.should_exit, True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._feed.close()
+        await super().shutdown(sockets)
+
+
+def listening(settings: Settings) -> socket.socket:
+    """A socket on the address of the settings. Raises ValueError, with the mend, where it cannot be had."""
+    where = f"{settings.host} port {settings.port}"
+    mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
+    try:
+        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {where}: {error.strerror or error}; {mend}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ValueError(f"cannot listen on {where}: {error.strerror or error}; {mend}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def server(app: FastAPI, settings: Settings) -> Server:
+    """Of the application; to be run on a socket of `listening`. Raises ValueError where the files of TLS cannot be used."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=GRACE,
+        h11_max_incomplete_event_size=MAX_HEADERS + MAX_PATH,
+        ssl_certfile=settings.certfile,
+        ssl_keyfile=settings.keyfile,
+        log_level="warning",
+    )
+    try:
+        config.load()
+    except OSError as error:  # of TLS: it has no other files
+        words = getattr(error, "reason", None) or error.strerror or error
+        raise ValueError(
+            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "
+            "give a certificate and its own key, both as PEM"
+        ) from None
+    return Server(config, app)
+
+
+def serve_until_told(app: FastAPI, settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Work and answer until a signal says to end. ready: is called when all that there is was looked at.
+
+    Raises ValueError where another service is at work in the same folder, or the files of TLS cannot be used.
+    """
+    answering, works = server(app, settings), Works(app.state.parts)
+    try:
+        works.start()
+        _settle()
+        ready()
+        answering.run(sockets=[listener])
+    finally:
+        works.stop()
+        listener.close()
+
+
+def _settle() -> None:
+    """Have the collector of garbage leave alone what is loaded now.
+
+    PyTorch and what comes with it are some hundred thousand objects that stay: to look through them, as it does now and then,
+    holds up all answers for up to half a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def address_of(listener: socket.socket, settings: Settings) -> str:
+    """Where a browser finds it."""
+    host, port = listener.getsockname()[:2]
+    host = settings.host if settings.host == "localhost" else host
+    return f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}/"

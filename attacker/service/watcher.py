@@ -1,0 +1,121 @@
+"""Looks at the folders and at the queue, again and again, and tells what changed."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from attacker.service.events import Feed
+from attacker.service.index import Arrived, Catalogue, Changes
+from attacker.service.jobs.job import Job
+from attacker.service.jobs.queue import Queue
+
+JOBS_EVERY = 0.25
+"""Seconds between two looks at the queue that nobody asks for: another process may have changed it."""
+PEEK = 0.05
+"""Seconds between two looks at the indices of runs that are being recorded, one file each."""
+
+log = logging.getLogger("attacker.service")
+
+
+class Watcher:
+    """Two threads. arrived: is told of the rounds that are new after each look; changed: of each job that did."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        queue: Queue,
+        feed: Feed,
+        *,
+        every: float,
+        arrived: Callable[[Sequence[Arrived]], None],
+        changed: Callable[[Job], None],
+    ) -> None:
+        self.catalogue, self.queue, self.feed = catalogue, queue, feed
+        self._every, self._arrived, self._changed = every, arrived, changed
+        self._version = queue.version()
+        self._telling = threading.Lock()
+        self._new: list[Arrived] = []
+        self._end, self._called = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=f"watcher of {what}", daemon=True)
+            for work, what in ((self._watch_folders, "folders"), (self._watch_jobs, "jobs"))
+        ]
+
+    def start(self) -> None:
+        """Returns after the first look at the folders."""
+        self.look()
+        self.queue.tell(self._called.set)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Returns when both threads have ended."""
+        self._end.set()
+        self._called.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(5)
+
+    def look(self) -> None:
+        """Once at the folders."""
+        self._tell(self.catalogue.look)
+        self._hand_on()
+
+    def look_at(self, recording: str) -> None:
+        """Once at one recording: whoever asks after this returned is answered with what is there now."""
+        self._tell(lambda: self.catalogue.look_at(recording))
+
+    def look_at_jobs(self) -> None:
+        """Once at the queue."""
+        if self.queue.version() == self._version:
+            return
+        self._version, jobs = self.queue.changes(self._version)
+        for job in jobs:
+            self._changed(job)
+            self.feed.publish("job", job.id, job.model_dump(mode="json"))
+
+    def _tell(self, look: Callable[[], Changes]) -> None:
+        """Look, and publish what changed before anybody looks again: of two events of a recording the last is the newer one."""
+        with self._telling:
+            changes = look()
+            for run in changes.changed:
+                self.feed.publish("recording", run.id, run.told)
+            for id in changes.removed:
+                self.feed.publish("removed", id, {"id": id})
+            self._new += changes.arrived
+
+    def _hand_on(self) -> None:
+        """Tell of the rounds that were found since this was last done, by whatever look."""
+        with self._telling:
+            new, self._new = self._new, []
+        self._arrived(new)
+
+    def _peek(self) -> None:
+        """At what is being recorded now."""
+        for id in self.catalogue.stirred():
+            self.look_at(id)
+        if self._new:
+            self._hand_on()
+
+    def _watch_folders(self) -> None:
+        due = time.monotonic() + self._every
+        while not self._end.wait(min(PEEK, self._every)):
+            if time.monotonic() >= due:
+                self._again(self.look)
+                due = time.monotonic() + self._every
+            else:
+                self._again(self._peek)
+
+    def _watch_jobs(self) -> None:
+        while not self._end.is_set():
+            self._called.wait(JOBS_EVERY)
+            self._called.clear()
+            self._again(self.look_at_jobs)
+
+    def _again(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except Exception:  # of whatever kind: the next look may well succeed, and nobody else would
+            log.exception("a look failed, and is made again")
+            self._end.wait(1.0)

@@ -1,0 +1,176 @@
+"""One job, from its errand to its answer: the replay, that of the null, and scoring where there is truth."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from attacker.attacks import AttackSpec
+from attacker.replay.executors import ray_cluster as cluster
+from attacker.replay.executors.worker import Interrupt
+from attacker.replay.replay import Replay, Replayed
+from attacker.replay.tasks import is_done
+from attacker.service.jobs.job import Attacked, JobSpec, Result
+from attacker.service.workers.messages import Answer, Errand
+from attacker.service.workers.preview_files import Painter
+from fedsim import models
+from fedsim.recording import Recording
+from fedsim.recording.files import alone
+from fedsim.recording.selection import parse_rounds
+
+CHECKPOINTS = 20.0
+"""Seconds between two checkpoints: what a killed service costs at most."""
+MOST = 500
+"""Reasons, or notes, that are told; all of them are in the files."""
+LONGEST = 300
+"""Characters of each."""
+MOST_WORDS = 20_000
+"""Characters of an error, and of its traceback: a file that makes no sense may be quoted in them at any length."""
+SCORING = 0.05
+"""The share of a job that scoring counts for."""
+
+Watch = Callable[[float, str], None]
+"""Is called with the share of the job that is done, in [0, 1], and a few words."""
+
+
+def answered(errand: Errand, interrupt: Interrupt, watch: Watch) -> Answer:
+    """Do a job, and say how it ended, however that was. What an earlier attempt has done is skipped."""
+    work = _Work(errand, watch)
+    try:
+        with interrupt, alone(Path(errand.lock), wait=True):  # an older attempt may still be dying
+            work.attack()
+            work.score()
+    except KeyboardInterrupt:
+        return Answer(
+            state="interrupted", result=Result(attacks=tuple(work.parts), score_note="it was ended before it was scored")
+        )
+    except Exception as error:  # whatever is wrong with this job, the next one may be done
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        told = f"{reason[:MOST_WORDS]}\n\n{traceback.format_exc()[-MOST_WORDS:]}"
+        return Answer(state="failed", result=work.result, error=told)
+    return Answer(state="done", result=work.result)
+
+
+WARM = ("scipy.optimize",)
+WARM_TO_SCORE = ("attacker.scoring", "skimage.io", "sklearn.datasets")
+
+
+def warm(*, scores: bool) -> None:
+    """Load what the first job would have to wait for; reads no recording. scores: whether jobs are scored."""
+    torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
+    for name in (*WARM, *(WARM_TO_SCORE if scores else ())):
+        import_module(name)
+
+
+@dataclass
+class _Work:
+    errand: Errand
+    watch: Watch
+    parts: list[Attacked] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
+    scored: bool = False
+    note: str | None = None
+
+    @property
+    def result(self) -> Result:
+        return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
+
+    def attack(self) -> None:
+        """The attack, then its null. Raises RuntimeError where no case could be attacked, and as `Replay.run` does."""
+        spec, recording = JobSpec.kept(self.errand.spec), Recording(Path(self.errand.run) / "recording")
+        if self.errand.model is not None:
+            models.admit(self.errand.model, name=recording.manifest.model.name)
+        kinds = (False, True) if spec.null else (False,)
+        self.replays = [self._replay(spec, recording, null=null) for null in kinds]
+        with self._cluster():
+            for number, replay in enumerate(self.replays):
+                self._run(replay, number)
+                first = self.parts[0]
+                if not first.done + first.skipped:
+                    reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
+                    raise RuntimeError(f"no case could be attacked: {reasons}")
+
+    def _cluster(self) -> AbstractContextManager[None]:
+        """That of the job, shared by its replays, where one of them has something left to do."""
+        if self.errand.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
+            return nullcontext()
+        return cluster.joined(self.errand.ray)
+
+    def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
+        errand = self.errand
+        return Replay(
+            recording=recording,
+            spec=AttackSpec(name=spec.attack, arguments=spec.arguments, null=null),
+            out=Path(errand.run) / "reconstructions",
+            seed=spec.seed,
+            device=errand.device,
+            rounds=parse_rounds(spec.rounds),
+            clients=frozenset(spec.clients) or None,
+            threads=errand.threads,
+            ray=errand.ray,
+            model=errand.model,
+            every=CHECKPOINTS,
+            look=Painter(Path(errand.preview)),
+        )
+
+    def _run(self, replay: Replay, number: int) -> None:
+        def watch(done: float, cases: int, words: str) -> None:
+            share = (number + done / max(1, cases)) / len(self.replays)
+            self.watch((1 - SCORING) * share, f"{'null, ' if replay.spec.null else ''}{words}")
+
+        before = _done(replay)
+        try:
+            replayed = replay.run(watch)
+        except KeyboardInterrupt:
+            written = Replayed(replay.folder, done=_done(replay) - before, skipped=before)
+            self.parts.append(_part(replay, written))
+            raise
+        self.parts.append(_part(replay, replayed))
+
+    def score(self) -> None:
+        """Compare what was done with truth, where the service has it for this run."""
+        if not self.errand.truth:
+            self.note = "the service was given no truth of this recording"
+            return
+        from attacker.scoring import Scorer
+
+        self.watch(1 - SCORING, "scoring")
+        try:
+            scorer = Scorer(Path(self.errand.run), [Path(folder) for folder in self.errand.truth])
+            for replay in self.replays:
+                scorer.score(replay.folder, only={case.key for case in replay.plan.cases})
+        except (ValueError, OSError) as error:
+            self.note = f"not scored: {error}"[:LONGEST]
+            return
+        self.scored = True
+        untold = sorted({key for keys in scorer.untold.values() for key in keys})
+        if untold:
+            self.note = f"{len(untold)} cases have no truth, the first: {untold[0]}"
+
+
+def _done(replay: Replay) -> int:
+    return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
+
+
+def _part(replay: Replay, replayed: Replayed) -> Attacked:
+    failed = {key[:LONGEST]: reason[:LONGEST] for key, reason in list(replayed.failed.items())[:MOST]}
+    notes = [*replayed.notes, *_left_out(replayed)]
+    if len(failed) < len(replayed.failed):
+        notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MOST} are told")
+    return Attacked(
+        source=replay.folder.name,
+        null=replay.spec.null,
+        done=replayed.done,
+        skipped=replayed.skipped,
+        failed=failed,
+        routes=replayed.routes,
+        notes=tuple(note[:LONGEST] for note in notes[:MOST]),
+    )
+
+
+def _left_out(replayed: Replayed) -> Sequence[str]:
+    return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]

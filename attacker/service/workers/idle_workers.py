@@ -1,0 +1,110 @@
+"""Workers that have no job now: those kept for their recording's next one, and one on stand-by that is ready for any."""
+
+import logging
+import os
+import time
+from collections.abc import Collection
+from queue import SimpleQueue
+
+from attacker.service.settings import Settings
+from attacker.service.workers.messages import Said
+from attacker.service.workers.worker_process import Hand
+
+log = logging.getLogger(__name__)
+
+IDLE = 120.0
+"""Seconds after which a worker without a job is ended."""
+ERRANDS = 200
+"""Jobs after which a worker is replaced: whatever it holds on to is given back."""
+QUIET = 2.0
+"""Seconds without any job after which a worker is put on stand-by: its start takes some seconds of a core from whoever works."""
+AGAIN = 60.0
+"""Seconds until another one is, where the last one could not be started, or died before it had a job."""
+
+
+def shared_gpus(settings: Settings) -> list[str]:
+    """GPUs that workers share out among them; none where the user named one, or works on the CPU."""
+    if settings.device != "cuda":
+        return []
+    import torch
+
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
+
+
+class Roster:
+    """size: jobs that may run at once; as many workers at most are kept beside those at work, and one on stand-by.
+
+    heard: gets what workers say.
+    """
+
+    def __init__(self, settings: Settings, size: int, heard: "SimpleQueue[tuple[Hand | None, Said | None]]") -> None:
+        self.settings, self.size, self._heard = settings, size, heard
+        self._idle: list[Hand] = []
+        self._ready: Hand | None = None
+        self._busy_at = self._not_before = time.monotonic()
+        self._gpus = shared_gpus(settings)
+
+    def take(self, recording: str, busy: Collection[Hand]) -> Hand:
+        """A worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
+
+        One that has done jobs of another recording makes room for it. busy: those at work. Raises OSError, and others, where no
+        more can be started.
+        """
+        for hand in self._idle:
+            if hand.recording == recording and hand.is_alive:
+                self._idle.remove(hand)
+                return hand
+        while self._idle and len(self._idle) + len(busy) >= self.size:
+            self.fire(min(self._idle, key=lambda hand: hand.idle_since))
+        ready, self._ready, self._not_before = self._ready, None, 0.0
+        if ready is None or not ready.is_alive:
+            if ready is not None:
+                ready.end()
+            ready = self._hired(busy)
+        ready.recording = recording
+        return ready
+
+    def keep(self, hand: Hand) -> None:
+        """It has done its job; it is ended where it has done many."""
+        if hand.is_alive and hand.errands < ERRANDS:
+            hand.idle_since = time.monotonic()
+            self._idle.append(hand)
+        else:
+            hand.end()
+
+    def fire(self, hand: Hand) -> None:
+        """End one that has no job."""
+        if hand in self._idle:
+            self._idle.remove(hand)
+        if hand is self._ready:
+            log.warning("the worker on stand-by died: %s", hand.last_words().splitlines()[0])
+            self._ready, self._not_before = None, time.monotonic() + AGAIN
+        hand.end()
+
+    def tend(self, busy: Collection[Hand]) -> None:
+        """End workers that have waited long, and see to it that one is on stand-by; to be called again and again."""
+        now = time.monotonic()
+        for hand in [hand for hand in self._idle if now - hand.idle_since > IDLE]:
+            self.fire(hand)
+        if busy:
+            self._busy_at = now
+        if self._ready is None and self.settings.stand_by and now >= max(self._busy_at + QUIET, self._not_before):
+            self._not_before = now + AGAIN
+            if not self._gpus or self._free(busy) is not None:
+                self._ready = self._hired(busy)
+
+    def end(self) -> None:
+        """All of them."""
+        for hand in [*self._idle, *([self._ready] if self._ready is not None else [])]:
+            hand.end()
+        self._idle, self._ready = [], None
+
+    def _hired(self, busy: Collection[Hand]) -> Hand:
+        scores, gpu = bool(self.settings.truth), self._free(busy)
+        return Hand(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
+
+    def _free(self, busy: Collection[Hand]) -> str | None:
+        """A GPU that no worker has; None where there is none."""
+        used = {hand.gpu for hand in [*busy, *self._idle]}
+        return next((gpu for gpu in self._gpus if gpu not in used), None)

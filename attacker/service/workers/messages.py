@@ -1,0 +1,57 @@
+"""What the service and a worker say to each other: an errand one way, progress and one answer the other way, a line each."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from attacker.service.jobs.job import Progress, Result, Told
+
+MAX_LINE = 4 * 2**20
+"""Bytes of the longest line that a worker may say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """All that a worker needs to know of a job.
+
+    spec: a `JobSpec`, as JSON. run: folder of the run. truth: folders that scoring may read; none: nothing is scored.
+    lock: file that who does the job holds. preview: file for what emerges.
+    threads, device, ray, model: see `Replay`.
+    """
+
+    job: str
+    spec: dict[str, Any]
+    run: str
+    truth: tuple[str, ...]
+    lock: str
+    preview: str
+    threads: int
+    device: str
+    ray: str | None = None
+    model: str | None = None
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Errand":
+        fields = json.loads(text)
+        return cls(**{**fields, "truth": tuple(fields["truth"])})
+
+
+class Answer(Told):
+    """How an errand ended. error: with state `failed`, the reason in a line, then a traceback where it helps."""
+
+    state: Literal["done", "failed", "interrupted"]
+    result: Result
+    error: Annotated[str, Field(max_length=100_000)] | None = None
+
+
+class Said(Told):
+    """One line of a worker: that it is ready for errands, how far it is, or how the errand ended."""
+
+    ready: Literal[True] | None = None
+    progress: Progress | None = None
+    answer: Answer | None = None

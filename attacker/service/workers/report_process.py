@@ -1,0 +1,26 @@
+"""Makes the report of one run, as a process of its own: python -m attacker.service.workers.report_process RUN OUT [--unscored]."""
+
+import sys
+from pathlib import Path
+
+from fedsim.recording.files import write_bytes
+
+UNWRITTEN = 74
+"""The exit status where the page was made and cannot be written, as sysexits.h has it."""
+
+
+def main(run: str, out: str, unscored: str = "") -> None:
+    """Write the page. unscored: as if there were neither truth nor scores."""
+    from attacker.report.gather import gather  # the service asks for the status above, and need not load these
+    from attacker.report.render import render
+
+    page = render([gather(Path(run), scored=unscored != "--unscored")]).encode()
+    try:
+        write_bytes(Path(out), page)
+    except OSError as error:
+        print(error.strerror or error, file=sys.stderr)
+        sys.exit(UNWRITTEN)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""A job under way: what is known of it, when it has to end, and what is then written down."""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from attacker.service.jobs.job import Progress, Result
+from attacker.service.jobs.queue import Claim, Fenced, Queue
+from attacker.service.workers.messages import Answer
+from attacker.service.workers.worker_process import Hand
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that a worker has to write its best so far before it is killed."""
+PROGRESS = 1.0
+"""Seconds between two words about a job that are written down."""
+MEASURE = 0.5
+"""Seconds between two looks at what a job takes."""
+CANCELLED = "cancelled"
+
+
+class Running:
+    """seconds, megabytes: what the job may take; None: as much as it likes.
+
+    asked: why its worker was told to end it, or ended. end: writes down what became of it; None while it runs.
+    """
+
+    def __init__(self, queue: Queue, claim: Claim, hand: Hand, *, seconds: float | None, megabytes: float | None) -> None:
+        self.queue, self.claim, self.hand = queue, claim, hand
+        self.seconds, self.megabytes = seconds, megabytes
+        self.asked: str | None = None
+        self.end: Callable[[], object] | None = None
+        self._began = time.monotonic() if hand.ready else None
+        self._before = self._seen = hand.usage()
+        self._measured = self._told = 0.0
+        self._until = float("inf")
+
+    def ready(self) -> None:
+        """Its worker has begun."""
+        self._began = time.monotonic()
+
+    def progress(self, told: Progress) -> None:
+        """Write it down, where that was not done just before. Raises Fenced where another attempt has the job."""
+        now = time.monotonic()
+        if now - self._told >= PROGRESS:
+            self._told = now
+            self.queue.progress(self.claim, told)
+
+    def answered(self, answer: Answer) -> None:
+        """Its worker says how it ended."""
+        self._seen, result = self.hand.usage(), answer.result
+        if answer.state == "done":
+            self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
+        elif self.end is not None:  # it waits again already
+            return
+        elif self.asked is not None:
+            self.end = self._cut_off(result)
+        elif answer.state == "failed":
+            self.end = partial(self.queue.failed, self.claim, answer.error or "", result, cpu=self._cpu)
+        else:  # somebody else has interrupted it
+            self.released()
+
+    def died(self, words: str) -> None:
+        """Its worker is dead, with these last words."""
+        if self.asked is not None:
+            self.end = self._cut_off()
+        else:
+            log.warning("a worker died of job %s: %s", self.claim.id, words.splitlines()[0])
+            self.end = partial(self.queue.crashed, self.claim, words, cpu=self._cpu)
+
+    def released(self) -> None:
+        """It is to wait again."""
+        self.end = partial(self.queue.released, self.claim, cpu=self._cpu)
+
+    def _cut_off(self, result: Result | None = None) -> Callable[[], object]:
+        if self.asked == CANCELLED:
+            return partial(self.queue.cancelled, self.claim, result, cpu=self._cpu)
+        return partial(self.queue.failed, self.claim, self.asked or "", result, cpu=self._cpu)
+
+    @property
+    def _cpu(self) -> float:
+        """Seconds so far: its worker may have done other jobs before."""
+        return max(0.0, self._seen.cpu_seconds - self._before.cpu_seconds)
+
+    def settle(self) -> bool:
+        """Write down what became of it; whether that is known."""
+        if self.end is None:
+            return False
+        try:
+            self.end()
+        except Fenced as error:
+            log.warning("%s: what its worker said is dropped", error)
+        return True
+
+    def watch(self, *, cancelled: bool) -> None:
+        """Have it end where somebody cancelled it, or it takes more than it may."""
+        now = time.monotonic()
+        if self.end is not None:
+            return
+        if now - self._measured >= MEASURE:
+            self._measured, self._seen = now, self.hand.usage()
+            if self.megabytes is not None and self._seen.megabytes > self.megabytes:
+                self._too_large(self.megabytes)
+        if self.asked is None and cancelled:
+            self._ask(CANCELLED, now)
+        elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
+            self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best so far is kept", now)
+        if now > self._until:
+            self.hand.kill()
+
+    def _too_large(self, megabytes: float) -> None:
+        """End its worker. What earlier jobs left in that is not the job's own: only a fresh one shows what the job takes."""
+        if self.asked is None:
+            self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
+            if self.hand.errands > 1:
+                log.info("job %s goes on in a fresh worker: with what others left in the last, %s", self.claim.id, self.asked)
+                self.released()
+        self.hand.kill()
+
+    def _ask(self, reason: str, now: float) -> None:
+        self.asked, self._until = reason, now + PATIENCE
+        if self.hand.ready:
+            self.hand.interrupt()
+        else:
+            self.hand.kill()

@@ -1,0 +1,221 @@
+"""Starts worker processes, gives them the jobs that wait, and sees to it that every job comes to an end of its own."""
+
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from attacker.service.jobs.queue import Claim, Fenced, Queue
+from attacker.service.jobs.run_names import folder_of
+from attacker.service.settings import Settings
+from attacker.service.workers.idle_workers import Roster, shared_gpus
+from attacker.service.workers.messages import Errand, Said
+from attacker.service.workers.preview_files import PARTIAL, path_of
+from attacker.service.workers.resources import measurable
+from attacker.service.workers.running_job import Running
+from attacker.service.workers.worker_process import Hand
+from fedsim.recording.files import alone, make_private
+
+log = logging.getLogger(__name__)
+
+TICK = 0.1
+"""Seconds between two looks at the queue and at the workers, where nothing happens: what happens is heard at once."""
+
+
+class Crew:
+    """The workers of a service, under one thread of its process.
+
+    before_end: is called with the recording of a job just before its end is written down, so that whoever reads of the end can
+    be told of what the job has done.
+    """
+
+    def __init__(self, settings: Settings, queue: Queue, before_end: Callable[[str], None] = lambda recording: None) -> None:
+        self.settings, self.queue = settings, queue
+        self.owner = secrets.token_hex(8)
+        self._before_end = before_end
+        self._heard: SimpleQueue[tuple[Hand | None, Said | None]] = SimpleQueue()
+        self._running: dict[Hand, Running] = {}
+        self._claimed: Claim | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._held = ExitStack()
+
+    @cached_property
+    def size(self) -> int:
+        """How many jobs run at once."""
+        if self.settings.workers is not None:
+            return self.settings.workers
+        if self.settings.ray is not None:
+            return 1
+        if self.settings.device.startswith("cuda"):
+            return max(1, len(shared_gpus(self.settings)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, cores // self.settings.threads)
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster(self.settings, self.size, self._heard)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs run now."""
+        return len(self._running)
+
+    def start(self) -> None:
+        """Take up the jobs of a service that was killed, and begin to work.
+
+        Raises ValueError where another service works in the same folder of state, or a limit cannot be watched.
+        """
+        if self.settings.job_megabytes is not None and not measurable():
+            raise ValueError("--job-megabytes needs a system that tells in /proc what a process takes")
+        state = make_private(self.settings.state_folder)
+        self._held.enter_context(alone(state / "service.lock"))
+        for path in make_private(state / "previews").iterdir():
+            path.unlink()
+        make_private(state / "locks")
+        if again := self.queue.recover(self.owner):
+            log.info("%d jobs of a service that was killed wait again", again)
+        if self.size:
+            self.queue.tell(self._wake)
+            self._thread = threading.Thread(target=self._work, name="crew", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End all workers. Their jobs wait for the next service, which goes on from their checkpoints."""
+        self._stopping.set()
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._held.close()
+
+    def _wake(self) -> None:
+        self._heard.put((None, None))
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+                self._watch()
+                self._hire()
+                self._roster.tend(self._running)
+            except Exception:  # a full disk, say: what workers answered is kept until it can be written
+                log.exception("the crew goes on after")
+                self._stopping.wait(1.0)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for hand in self._running:
+            hand.end()
+        self._roster.end()
+        for running in self._running.values():
+            if running.end is None:
+                running.released()
+            try:
+                running.settle()
+            except Exception:  # the next service takes it up
+                log.exception("job %s", running.claim.id)
+        if self._claimed is not None:
+            with suppress(Fenced, sqlite3.Error):  # as above
+                self.queue.released(self._claimed)
+
+    def _listen(self) -> None:
+        """Hear all that workers have said by now, and write down which jobs have ended."""
+        try:
+            hand, said = self._heard.get(timeout=TICK)
+            while True:
+                if hand is not None:
+                    self._hear(hand, said)
+                hand, said = self._heard.get_nowait()
+        except Empty:
+            pass
+        for running in [running for running in self._running.values() if running.end is not None]:
+            self._look_at(running.claim.spec.recording)
+            running.settle()
+            self._over(running)
+
+    def _look_at(self, recording: str) -> None:
+        try:
+            self._before_end(recording)
+        except Exception:  # the job has ended all the same
+            log.exception("a look at %s failed", recording)
+
+    def _hear(self, hand: Hand, said: Said | None) -> None:
+        running = self._running.get(hand)
+        if said is None:
+            if running is not None and running.end is None:
+                running.died(hand.last_words())
+            elif running is None:
+                self._roster.fire(hand)
+        elif said.ready:
+            hand.ready = True
+            if running is not None:
+                running.ready()
+        elif running is not None and said.answer is not None:
+            running.answered(said.answer)
+        elif running is not None and said.progress is not None:
+            try:
+                running.progress(said.progress)
+            except Fenced:
+                hand.kill()
+
+    def _over(self, running: Running) -> None:
+        """What became of a job is written down."""
+        hand, claim = running.hand, running.claim
+        del self._running[hand]
+        preview = path_of(self.settings.state_folder, claim.id)
+        for path in (preview, preview.with_suffix(PARTIAL), self._lock(claim)):
+            path.unlink(missing_ok=True)
+        if running.asked is None:
+            self._roster.keep(hand)
+        else:  # a signal may still be on its way to it
+            hand.end()
+
+    def _watch(self) -> None:
+        cancelled = self.queue.asked_to_end(running.claim for running in self._running.values()) if self._running else set()
+        for running in self._running.values():
+            running.watch(cancelled=running.claim.id in cancelled)
+
+    def _hire(self) -> None:
+        """Give jobs that wait to workers, as long as there are any of both."""
+        while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
+            self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
+            with suppress(Fenced):
+                self._begin(claim)
+            self._claimed = None
+
+    def _begin(self, claim: Claim) -> None:
+        """Give a job to a worker. Raises OSError, and others, where there are no more processes, say."""
+        try:
+            errand = self._errand(claim)
+        except ValueError as error:
+            self.queue.failed(claim, str(error))
+            return
+        hand = self._roster.take(claim.spec.recording, self._running)
+        limits = {"seconds": self.settings.job_seconds, "megabytes": self.settings.job_megabytes}
+        self._running[hand] = Running(self.queue, claim, hand, **limits)
+        hand.give(errand)
+
+    def _errand(self, claim: Claim) -> Errand:
+        """Raises ValueError where the recording is no longer there."""
+        settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
+        return Errand(
+            job=claim.id,
+            spec=claim.spec.model_dump(mode="json"),
+            run=str(run),
+            truth=tuple(str(folder.absolute()) for folder in settings.truth_of(run)),
+            lock=str(self._lock(claim)),
+            preview=str(path_of(settings.state_folder, claim.id)),
+            threads=settings.threads,
+            device=settings.device,
+            ray=settings.ray,
+            model=settings.model,
+        )
+
+    def _lock(self, claim: Claim) -> Path:
+        return self.settings.state_folder / "locks" / claim.id

@@ -1,0 +1,208 @@
+"""Makes a recording out of two state dicts: what a client of any framework was sent, and what it sent back."""
+
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from pickle import UnpicklingError
+from time import gmtime, strftime
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from safetensors.torch import load_file
+from torch import Tensor
+
+from defenses.spec import DefenseSpec
+from fedsim import models
+from fedsim.config.experiment import ExperimentError, Named, told
+from fedsim.recording.codec import Payload, encode
+from fedsim.recording.manifest import Manifest
+from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.writer import Recorder, Reply
+
+CLIENT = "imported"
+
+
+class Settings(BaseModel):
+    """What the server knows beside the two state dicts.
+
+    model, training, data, defense, gradient, network, inputs: as in an experiment; the model may be `module:function`.
+    num_examples: that the client reported, where it did; most attacks need it.
+    names:   from a tensor's name in the files to its name in the model, where they differ.
+    layout:  torch, or keras, which is that of JAX and Flax too: kernels (height, width, in, out) and (in, out) are turned round.
+    flatten: for layout keras, by the model's name of a linear weight that follows a flattened image, that image's (C, H, W):
+             Keras flattens (H, W, C), so that the same weight meets another pixel. No shape tells.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Named
+    training: Training
+    data: DataSpec
+    defense: str = ""
+    gradient: str = "plain"
+    network: str = ""
+    inputs: str = ""
+    num_examples: int | None = Field(default=None, gt=0)
+    names: dict[str, str] = {}
+    layout: Literal["torch", "keras"] = "torch"
+    flatten: dict[str, tuple[int, int, int]] = {}
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_has_no_unknown_key(cls, value: Any) -> Any:
+        known = [field.name for field in fields(DataSpec)]
+        if unknown := [key for key in value if key not in known] if isinstance(value, dict) else []:
+            raise ValueError(f"unknown key {unknown[0]!r}. Known: {', '.join(known)}")
+        return value
+
+    @model_validator(mode="after")
+    def _flatten_fits(self) -> "Settings":
+        if self.flatten and self.layout != "keras":
+            raise ValueError('flatten reorders what Keras flattened; it goes with layout = "keras"')
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """Raises ExperimentError, naming file and key, for what cannot be read."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text()))
+        except ValidationError as error:
+            raise ExperimentError(told(error, str(path))) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ExperimentError(f"{path}: not a TOML file: {error}") from None
+
+
+def import_recording(before: Path, after: Path, settings: Settings, out: Path) -> None:
+    """Write `out/recording` with one observation: a client that was sent `before` and sent back `after`.
+
+    The files are .safetensors, .npz, or .pt as torch.save wrote a state dict; nothing in them is executed. Weights in the
+    model's own type are kept as they are, and the update derived from them is marked with its rounding; out of float64 the
+    update is taken at once.
+    Raises ValueError where they cannot be read, or do not fit each other or the model; nothing is written then.
+    """
+    if (out / "recording").exists():
+        raise ValueError(f"{out} holds a recording already; choose another folder, or fedsim delete it")
+    spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments, network=settings.network)
+    model = models.build(spec, settings.data)
+    weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    sent, returned = (_fitted(_state_dict(path), model.state_dict(), weights, settings, path) for path in (before, after))
+    start, payload = _payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
+    if all(torch.equal(sent[name], returned[name]) for name in weights):
+        raise ValueError(f"{before} and {after} hold the same weights: there is no update; give what was sent and what came back")
+    manifest = Manifest(
+        name=out.name,
+        model=spec,
+        data=settings.data,
+        training=settings.training,
+        defense=DefenseSpec.parse(settings.defense, learning_rate=settings.training.learning_rate),
+        gradient=settings.gradient,
+        inputs=settings.inputs,
+        created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
+        software={"torch": torch.__version__, "numpy": np.__version__},
+    )
+    reply = Reply(
+        client=CLIENT,
+        node="0",
+        payload=payload,
+        buffers={name: t for name, t in returned.items() if name not in weights},
+        num_examples=settings.num_examples,
+        bytes=sum(t.numel() * t.element_size() for t in payload.tensors.values()),
+    )
+    recorder = Recorder(out / "recording", manifest)
+    recorder.sent(1, start, {name: t for name, t in sent.items() if name not in weights})
+    recorder.received(1, reply)
+    recorder.commit(1, [CLIENT])
+
+
+def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
+    """The weights that were sent, in float32 where they were wider, and what came back of them."""
+    if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
+        return sent, Payload(tensors=returned, codec="weights")
+    update = {name: (returned[name].double() - sent[name].double()).float() for name in sent}
+    return {name: t.float() for name, t in sent.items()}, encode(update)
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    try:
+        match path.suffix:
+            case ".safetensors":
+                return load_file(path)
+            case ".npz":
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                    return {name: torch.from_numpy(np.asarray(archive[name])) for name in archive.files}
+            case ".pt" | ".pth":
+                loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+                if not isinstance(loaded, Mapping):
+                    raise ValueError(f"holds {type(loaded).__name__} and no state dict; save model.state_dict()")
+                return {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist") from None
+    except UnpicklingError:  # the words of torch.load advise to execute it
+        raise ValueError(f"{path}: holds more than tensors by name, and is not executed; save model.state_dict()") from None
+    except Exception as error:  # readers of three formats fail in any way on a file that is none
+        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
+    raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")
+
+
+def _fitted(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: Settings, path: Path
+) -> dict[str, Tensor]:
+    """Tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
+    renamed = _renamed(tensors, state, settings, path)
+    fitted = {}
+    for name, expected in state.items():
+        if name not in renamed and name.endswith("num_batches_tracked"):  # PyTorch alone counts
+            fitted[name] = expected
+            continue
+        if name not in renamed:
+            have = ", ".join(sorted(renamed.keys() - state.keys())) or "nothing else"
+            raise ValueError(f"{path}: no tensor {name!r}; there is {have}. Name them in [names] of the settings")
+        t = renamed[name]
+        if settings.layout == "keras":
+            t = _turned(t, settings.flatten.get(name), name, path)
+        _check(t, expected, name, path)
+        fitted[name] = t.contiguous() if name in weights else t.to(expected.dtype)
+    return fitted
+
+
+def _renamed(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: Settings, path: Path) -> dict[str, Tensor]:
+    for own, name in settings.names.items():
+        if own not in tensors:
+            raise ValueError(
+                f"{path}: no tensor {own!r}, which the settings name; there is {', '.join(sorted(tensors)) or 'none'}"
+            )
+        if name not in state:
+            raise ValueError(f"names: the model has no tensor {name!r}; it has {', '.join(state)}")
+    if wrong := [name for name in settings.flatten if name not in state]:
+        raise ValueError(f"flatten: the model has no tensor {wrong[0]!r}; it has {', '.join(state)}")
+    renamed = {settings.names.get(own, own): t for own, t in tensors.items()}
+    if len(renamed) < len(tensors):
+        raise ValueError(f"{path}: two of its tensors get one name by the settings; see [names]")
+    return renamed
+
+
+def _turned(kernel: Tensor, flattened: tuple[int, int, int] | None, name: str, path: Path) -> Tensor:
+    """From the layout of Keras to that of PyTorch."""
+    if flattened is None:
+        return kernel.permute(3, 2, 0, 1) if kernel.ndim == 4 else kernel.t() if kernel.ndim == 2 else kernel
+    c, h, w = flattened
+    if kernel.ndim != 2 or len(kernel) != c * h * w:
+        raise ValueError(
+            f"{path}: {name!r} has shape {tuple(kernel.shape)}, and flatten says that {c * h * w} values lead into it"
+        )
+    return kernel.t().reshape(-1, h, w, c).permute(0, 3, 1, 2).flatten(1)
+
+
+def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
+    if t.shape != expected.shape:
+        raise ValueError(f"{path}: {name!r} has shape {tuple(t.shape)}, and the model's has {tuple(expected.shape)}")
+    wider = t.dtype is torch.float64 and expected.dtype is torch.float32
+    if t.dtype is not expected.dtype and not wider:
+        raise ValueError(
+            f"{path}: {name!r} is of {t.dtype}, and the model's of {expected.dtype}; save what the client computed with"
+        )
+    if not torch.isfinite(t).all():
+        raise ValueError(f"{path}: {name!r} holds NaN or an infinity; there is nothing to attack in it")

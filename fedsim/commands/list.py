@@ -1,0 +1,60 @@
+"""What an experiment can name, as data for the command line."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from defenses.registry import Registry, reference, summary
+
+KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
+
+
+def listed(kind: str) -> dict[str, dict[str, Any]]:
+    """By name: one line, the arguments with their defaults, and the reference. Raises ValueError for an unknown kind."""
+    if kind not in KINDS:
+        raise ValueError(f"cannot list {kind!r}. Known: {', '.join(KINDS)}")
+    if kind == "strategies":
+        from fedsim.strategies import names as strategies
+
+        return {name: {"summary": "Flower's own", "arguments": "", "reference": ""} for name in strategies.NAMES}
+    registry, factory_of = _registry(kind)
+    return {name: _told(registry, name, factory_of) for name in registry}
+
+
+def _told(registry: Registry[Any], name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
+    """What a name stands for, or why it cannot be used: one broken package does not hide the rest."""
+    try:
+        return _described(factory_of(registry[name]))
+    except ValueError as error:
+        return {"summary": str(error), "arguments": "", "reference": ""}
+
+
+def _registry(kind: str) -> tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]:
+    from defenses.gradients import GRADIENTS
+    from defenses.inputs import INPUTS
+    from defenses.networks import NETWORKS
+    from defenses.spec import DEFENSES
+    from fedsim.data import DATASETS
+    from fedsim.data.partition import PARTITIONS
+    from fedsim.models import MODELS
+
+    registries: dict[str, Registry[Any]] = {
+        "models": MODELS,
+        "datasets": DATASETS,
+        "partitions": PARTITIONS,
+        "defenses": DEFENSES,
+        "gradients": GRADIENTS,
+        "networks": NETWORKS,
+        "inputs": INPUTS,
+    }
+    return registries[kind], (lambda thing: thing.defense) if kind == "defenses" else (lambda thing: thing)
+
+
+def _described(factory: Callable[..., Any]) -> dict[str, Any]:
+    given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN]
+    arguments = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
+    return {"summary": summary(factory), "arguments": arguments, "reference": reference(factory)}
+
+
+HIDDEN = ("shape", "num_classes", "examples", "clients", "rng", "model")
+"""What a factory gets from the program."""

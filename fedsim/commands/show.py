@@ -1,0 +1,82 @@
+"""`fedsim show`: what was recorded, round by round."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.commands.console import Json, errors_told, out, print_json
+
+SHOW = "Example:  fedsim show runs/first"
+EPSILONS = {
+    "epsilon_client": "epsilon (client)",
+    "epsilon_example": "epsilon (example)",
+    "epsilon_central": "epsilon (global model)",
+}
+
+
+def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
+    """Show what was recorded."""
+    with errors_told():
+        result = shown(folder)
+        if as_json:
+            print_json(result)
+            return
+        for key in ("model", "data", "training", "defense", "gradient", "network", "inputs", "secure_aggregation", "created"):
+            if key == "defense" or result[key] not in ("", "plain", False):
+                out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(result[key]) or 'none')}")
+        spent = {key: words for key, words in EPSILONS.items() if any(_is_number(row[key]) for row in result["per_round"])}
+        states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
+        heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
+        table = Table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for row in result["per_round"]:
+            scores = [f"{row[key]:.3f}" if row.get(key) is not None else "" for key in ("loss", "accuracy")]
+            scores += [f"{row[key]:.3g}" if _is_number(row[key]) else str(row[key] or "") for key in spent]
+            table.add_row(*(str(row[key]) for key in ("round", *states, "bytes")), *scores)
+        out.print(table)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _measured(row: dict[str, Any]) -> dict[str, Any]:
+    """What `show` tells of a round's row of metrics; epsilon of all rounds so far, by what it is about."""
+    privacy = row.get("privacy", {})
+    epsilons = {"client": None, "example": None, "central": privacy.get("central", {}).get("epsilon")}
+    epsilons |= {privacy["unit"]: privacy["epsilon"]} if privacy else {}
+    return {key: row.get(key) for key in ("loss", "accuracy")} | {f"epsilon_{about}": value for about, value in epsilons.items()}
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """What a run holds, as data."""
+    from dataclasses import asdict
+
+    from fedsim.recording import Recording
+    from fedsim.recording.files import read_json_lines
+
+    recording = Recording(folder / "recording")
+    m, counts = recording.manifest, recording.counts()
+    metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl")}
+    per_round = [asdict(own) | _measured(metrics.get(own.round, {})) for own in counts]
+    return {
+        "run": str(folder),
+        "model": str(m.model),
+        "network": m.network,
+        "data": {"shape": list(m.data.shape), "num_classes": m.data.num_classes},
+        "training": {key: value for key, value in asdict(m.training).items() if value is not None},
+        "defense": str(m.defense),
+        "gradient": m.gradient,
+        "inputs": m.inputs,
+        "secure_aggregation": m.secure_aggregation,
+        "codec": m.codec,
+        "created": m.created,
+        "rounds": len(counts),
+        "complete": sum(own.complete for own in counts),
+        "clients": recording.clients(),
+        "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
+        "per_round": per_round,
+    }

@@ -1,0 +1,239 @@
+"""The frozen configuration of a federation, read once from TOML, strictly."""
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
+from defenses.spec import DefenseSpec
+from fedsim.recording.observation import Training
+from fedsim.recording.selection import parse_clients, parse_rounds
+from fedsim.secagg.terms import Agreement, Terms
+
+EITHER = ("steps", "epochs", "gradient_squeezing")
+"""Keys of which one rules out the others: overriding one takes the others away."""
+
+
+class ExperimentError(ValueError):
+    """A configuration that cannot be run; the message names file and key."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Named(_Frozen):
+    """Something by name with its arguments: `"mlp"`, or `{ name = "mlp", hidden = [256] }`."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            return {"name": value["name"], "arguments": {k: v for k, v in value.items() if k != "name"}}
+        raise ValueError('expected a name or a table { name = "...", ... }')
+
+    def as_toml(self) -> Any:
+        return {"name": self.name, **self.arguments} if self.arguments else self.name
+
+
+class Clients(_Frozen):
+    """count: number of clients; fraction: share of them that is drawn in each round."""
+
+    count: int = Field(gt=0)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def drawn(self) -> int:
+        """Clients a round."""
+        return max(1, int(self.count * self.fraction))
+
+
+def _check_clients(value: Any) -> str:
+    text = str(value)
+    parse_clients(text)
+    return text
+
+
+def _check_rounds(value: Any) -> str:
+    text = str(value)  # `--set record.rounds=3` is a number to TOML
+    parse_rounds(text)
+    return text
+
+
+class Record(_Frozen):
+    """What the server writes down: rounds `"all"` or `"1-8"`, and clients `"all"`, the first `"5"` that it meets, or names."""
+
+    rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
+    clients: Annotated[str, BeforeValidator(_check_clients)] = "all"
+
+
+class Privacy(_Frozen):
+    """What privacy is accounted with: `delta` of every epsilon, and `prior`, the chance of success of who sees no message."""
+
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    prior: float = Field(default=0.01, gt=0, lt=1)
+
+
+def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
+    """What lets a text through that `parse` can read."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def _squeezed(training: Any) -> Any:
+    """CPL's gradient squeezing, local steps before an update is sent, under the name that the others have for it."""
+    if not isinstance(training, dict) or "gradient_squeezing" not in training:
+        return training
+    given = [key for key in EITHER if key in training]
+    if len(given) > 1:
+        raise ValueError(f"give only one of {', '.join(EITHER)}, got {' and '.join(given)}")
+    squeezing = training["gradient_squeezing"]
+    if type(squeezing) is not int or squeezing < 1:
+        raise ValueError(f"gradient_squeezing must be a whole number of at least 1, got {squeezing!r}")
+    return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
+
+
+def _terms(value: Any) -> Terms | Literal[False]:
+    return Terms.parse(value) or False
+
+
+class Experiment(_Frozen):
+    """A federation, complete. Seeds the public randomness: data split, sampling, initial weights."""
+
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    rounds: int = Field(gt=0)
+    model: Named
+    data: Named
+    partition: Named = Named(name="iid")
+    clients: Clients
+    strategy: Named = Named(name="FedAvg")
+    training: Annotated[Training, BeforeValidator(_squeezed)]
+    defense: str = ""
+    gradient: Annotated[str, AfterValidator(_readable_by(GradientSpec.parse))] = "plain"
+    network: Annotated[str, AfterValidator(_readable_by(NetworkSpec.parse))] = ""
+    inputs: Annotated[str, AfterValidator(_readable_by(InputsSpec.parse))] = ""
+    secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_terms)] = False
+    privacy: Privacy = Privacy()
+    record: Record = Record()
+    timeout: float = Field(default=3600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _defense_is_known(self) -> "Experiment":
+        try:
+            self.update_defense()
+        except ValueError as error:
+            raise ValueError(f"defense = {self.defense!r}: {error}") from None
+        return self
+
+    def update_defense(self) -> DefenseSpec:
+        """What clients do to their updates; a learning rate that a defense leaves out is the training's."""
+        return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
+
+    @model_validator(mode="after")
+    def _inputs_are_mixed(self) -> "Experiment":
+        mixing = InputsSpec.parse(self.inputs).build()
+        if mixing is not None and self.training.batch_size < mixing.least:
+            raise ValueError(
+                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least {mixing.least}, "
+                f"got {self.training.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_aggregate_securely(self) -> "Experiment":
+        self.agreement()
+        return self
+
+    def agreement(self) -> Agreement | None:
+        """What secure aggregation comes to here; None where there is none."""
+        terms, strategy = self.secure_aggregation, self.strategy
+        if not terms:
+            return None
+        central = "central" in strategy.arguments
+        return terms.settle(clients=self.clients.drawn, training=self.training, strategy=strategy.name, central=central)
+
+    @model_validator(mode="after")
+    def _records_something(self) -> "Experiment":
+        wanted = parse_rounds(self.record.rounds)
+        if wanted is not None and min(wanted) > self.rounds:
+            raise ValueError(f"record.rounds = {self.record.rounds!r} has none of the {self.rounds} rounds")
+        return self
+
+    def to_toml(self) -> str:
+        """As a file that `read` reads back to an equal experiment."""
+        tables = {
+            key: value.as_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
+            for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
+        }
+        return tomli_w.dumps(tables)
+
+
+def read(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
+    """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
+
+    Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
+    """
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ExperimentError(f"{path}: not a TOML file: {error}") from None
+    for key, value in overrides:
+        _override(raw, key, value)
+    return validate(raw, source=str(path))
+
+
+def validate(raw: dict[str, Any], *, source: str) -> Experiment:
+    """An experiment from parsed TOML. Raises ExperimentError, naming `source` and the key."""
+    try:
+        return Experiment.model_validate(raw)
+    except ValidationError as error:
+        raise ExperimentError(told(error, source)) from None
+
+
+def told(error: ValidationError, source: str) -> str:
+    """What is wrong, one line a problem, each naming `source` and the key."""
+    return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e)}" for e in error.errors())
+
+
+def _told(error: Any) -> str:
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "unknown key"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
+
+
+def _default(key: str) -> Any:
+    field = Experiment.model_fields.get(key)
+    return field.default if field else None
+
+
+def _override(raw: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    if tables and isinstance(default := _default(tables[0]), Named):
+        raw.setdefault(tables[0], default.as_toml())
+    for table in tables:
+        inner = raw.get(table, {})
+        raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}
+        raw = raw[table]
+    if last in EITHER and value != raw.get(last):
+        for other in EITHER:
+            raw.pop(other, None)
+    raw[last] = value

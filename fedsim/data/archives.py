@@ -1,0 +1,98 @@
+"""Images from NumPy archives."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from zipfile import BadZipFile, is_zipfile
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples, every_fifth_held_out
+from fedsim.recording.observation import DataSpec
+
+KEYS = {
+    ("images", "labels"): None,
+    ("train_images", "train_labels"): ("test_images", "test_labels"),
+    ("x_train", "y_train"): ("x_test", "y_test"),
+}
+"""Arrays that archives keep images and labels in, and those of their held-out examples."""
+
+
+def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
+    """Images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
+
+    train, test: paths. Without the second, the first's own held-out arrays are, or else every fifth example.
+    mean, std:   the normalisation of the model's input, one value for all channels or one for each.
+
+    The arrays may also be called `train_images` and `train_labels` with `test_images` and `test_labels` beside them, or
+    `x_train`, `y_train`, `x_test` and `y_test`; `class_names` (K,) is read where it is there.
+    """
+    own, held_out, names = _read(Path(train))
+    if test is not None:
+        other = _read(Path(test))
+        held_out = other.held_out or other.examples
+    classes = names or tuple(map(str, range(int(own.labels.max()) + 1)))
+    spec = DataSpec(shape=own.values.shape[1:], num_classes=max(len(classes), 2), mean=tuple(mean), std=tuple(std))
+    name = f"npz:{train}"
+    if held_out is None:
+        return every_fifth_held_out(name, spec, classes, own)
+    path, shape = test or train, held_out.values.shape[1:]
+    if shape != spec.shape:
+        raise ValueError(f"{path}: examples of shape {shape} do not go with those of {train}, {spec.shape}")
+    if held_out.labels.max() >= len(classes):
+        raise ValueError(f"{path}: label {held_out.labels.max()} is none of the {len(classes)} classes of {train}")
+    return Dataset(name=name, spec=spec, class_names=classes, train=own, test=held_out)
+
+
+class _Archive(NamedTuple):
+    examples: Examples
+    held_out: Examples | None
+    class_names: tuple[str, ...]
+
+
+def _read(path: Path) -> _Archive:
+    if not path.exists():
+        raise FileNotFoundError(f"data set file {path} does not exist")
+    if not is_zipfile(path):
+        raise ValueError(f"{path}: not a NumPy archive (.npz)")
+    with np.load(path, allow_pickle=False) as archive:
+        keys = _keys(path, archive.files)
+        try:
+            arrays = [(archive[images], archive[labels]) for images, labels in keys]
+            names = tuple(map(str, archive["class_names"])) if "class_names" in archive.files else ()
+        except (ValueError, BadZipFile) as error:
+            raise ValueError(f"{path}: {error}") from None
+    found = [_examples(path, images, labels) for images, labels in arrays]
+    if names and found[0].labels.max() >= len(names):
+        raise ValueError(f"{path}: label {found[0].labels.max()} is none of the {len(names)} class_names")
+    return _Archive(found[0], found[1] if len(found) > 1 else None, names)
+
+
+def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
+    """The names of the arrays, training before held-out. Raises ValueError, naming what is missing."""
+    begun = [keys for keys in KEYS if set(keys) & set(present)] or [next(iter(KEYS))]
+    own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
+    held_out = KEYS[own]
+    pairs = [own, held_out] if held_out and set(held_out) & set(present) else [own]
+    for key in (key for pair in pairs for key in pair if key not in present):
+        raise ValueError(f"{path}: no array {key!r}; it holds {', '.join(present)}")
+    return pairs
+
+
+def _examples(path: Path, images: Array, labels: Array) -> Examples:
+    """Channels first, as uint8 or float32. Raises ValueError for anything that is no image or no label."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if images.ndim != 4 or labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
+        raise ValueError(f"{path}: expected images (N, H, W[, C]) and integer labels (N,), got {images.shape} and {labels.shape}")
+    if images.shape[3] not in (1, 3):
+        raise ValueError(f"{path}: images must have 1 or 3 channels, got {images.shape[3]}")
+    if labels.min() < 0:
+        raise ValueError(f"{path}: labels must not be negative, got {labels.min()}")
+    if images.dtype != np.uint8:
+        images = images.astype(np.float32)
+        if not (images.min() >= 0 and images.max() <= 1):
+            raise ValueError(f"{path}: float images must lie in [0, 1], got [{images.min()}, {images.max()}]")
+    return Examples(values=np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels=labels)

@@ -1,0 +1,86 @@
+"""What a data set is: examples with values in [0, 1], labels, and a public specification."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.recording.observation import DataSpec
+
+Array = NDArray[Any]
+
+CHUNK = 4096
+"""Examples that are hashed at a time where they do not lie in one piece."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """Examples in order.
+
+    values: as stored: uint8 pixels, or float32 in [0, 1]; shape (N, *shape).
+    labels: (N,) integers.
+    groups: what else examples can be told apart by, such as a person or a hospital: by name, (N,) values. For partitions only.
+    """
+
+    values: Array
+    labels: Array
+    groups: Mapping[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {len(column) for column in (self.values, self.labels, *self.groups.values())}
+        if len(lengths) > 1:
+            raise ValueError(f"examples: values, labels and groups must be of one length, got {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
+        """(x, y): float32 in [0, 1], and int64."""
+        values = self.values[indices]
+        scale = 255 if values.dtype == np.uint8 else 1
+        return torch.from_numpy(values.astype(np.float32) / scale), torch.from_numpy(self.labels[indices].astype(np.int64))
+
+    def subset(self, chosen: Array) -> "Examples":
+        """The examples that an index array or a mask chooses."""
+        groups = {name: column[chosen] for name, column in self.groups.items()}
+        return Examples(values=self.values[chosen], labels=self.labels[chosen], groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Training and held-out examples, which share none."""
+
+    name: str
+    spec: DataSpec
+    class_names: tuple[str, ...]
+    train: Examples
+    test: Examples
+
+    def content_hash(self) -> str:
+        """Names the training examples and their order, so that truth is never joined with other data. Computed once."""
+        return self._content_hash
+
+    @cached_property
+    def _content_hash(self) -> str:
+        values = self.train.values
+        digest = hashlib.sha256(str(values.shape).encode())
+        step = len(values) if values.flags.c_contiguous else CHUNK
+        for start in range(0, len(values), step or 1):
+            digest.update(np.ascontiguousarray(values[start : start + step]).data)
+        digest.update(self.train.labels.astype(np.int64).tobytes())
+        return digest.hexdigest()
+
+
+def every_fifth_held_out(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
+    """A data set of which every fifth example is held out. Raises ValueError for fewer than five."""
+    if len(examples) < 5:
+        raise ValueError(f"{name}: every fifth example is held out, and there are only {len(examples)}; give a test set")
+    held_out = np.arange(len(examples)) % 5 == 4
+    train, test = examples.subset(~held_out), examples.subset(held_out)
+    return Dataset(name=name, spec=spec, class_names=class_names, train=train, test=test)

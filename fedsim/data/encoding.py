@@ -1,0 +1,123 @@
+"""Columns of a table as a model sees them: numbers scaled to [0, 1] by ranges that everybody may know, and one-hot categories."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from fedsim.data.base import Array
+from fedsim.data.csv_rows import MISSING, Texts
+from fedsim.recording.observation import Column
+
+Source = Literal["held_out", "clients"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of columns before clients train.
+
+    ranges, categories: by column, from public knowledge. ranges_from: where those of the others come from, one of `SOURCES`.
+    shown: mask of the rows that say so.
+    """
+
+    file: Path
+    ranges: Mapping[str, Any]
+    categories: Mapping[str, Any]
+    ranges_from: str
+    shown: Array
+
+    def __post_init__(self) -> None:
+        if self.ranges_from not in SOURCES:
+            raise ValueError(f"{self.file}: ranges_from is one of {', '.join(SOURCES)}, got {self.ranges_from!r}")
+        if both := sorted(set(self.ranges) & set(self.categories)):
+            raise ValueError(f"{self.file}: column {both[0]!r} has a range and categories; name it under one of them")
+        for name, given in self.ranges.items():
+            if isinstance(given, str) or len(given) != 2 or not all(map(_is_finite, given)) or not given[0] <= given[1]:
+                raise ValueError(f"{self.file}: the range of column {name!r} is [low, high], got {given!r}")
+        for name, values in self.categories.items():
+            if isinstance(values, str) or not values or len(set(map(str, values))) < len(values):
+                raise ValueError(f"{self.file}: categories of column {name!r} are a list of distinct values, got {values!r}")
+
+    def source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
+        """Where ranges and categories of `columns` come from: of several sources, the one that says most of clients."""
+        if all(name in self.ranges or name in self.categories for name in columns):
+            return "public"
+        return "clients" if self.ranges_from == "clients" else "held_out"
+
+    @property
+    def where(self) -> str:
+        """In words, the rows that say what is not public."""
+        return "held-out rows" if self.ranges_from == "held_out" else "training rows"
+
+
+class Feature(NamedTuple):
+    """A column as the model sees it: `values` (N, K), and what each of the K is."""
+
+    values: Array
+    columns: tuple[Column, ...]
+
+
+def encoded(known: Known, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
+    """Return a column of numbers scaled to [0, 1], and any other one-hot.
+
+    categorical: whether to take numbers as categories. limit: of categories. Raises ValueError, with what mends it, where the
+    rows that ranges come from do not tell any.
+    """
+    file, numbers = known.file, None if categorical or name in known.categories else numbers_of(texts)
+    if numbers is None:
+        if name in known.ranges:
+            raise ValueError(f"{file}: column {name!r} has a range, and values that are no numbers; name its categories")
+        categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.shown]))))
+        if len(categories) > limit:
+            raise ValueError(f"{file}: column {name!r} has {len(categories)} categories; drop it, or raise max_categories")
+        return _one_hot(name, texts, categories)
+    if np.isinf(numbers).any():
+        raise ValueError(f"{file}: column {name!r} has an infinite value; mend it, or list it under categorical or drop")
+    if name in known.ranges:
+        low, high = map(float, known.ranges[name])
+        return _scaled(name, numbers, low, high, (low + high) / 2)
+    seen = numbers[known.shown & ~np.isnan(numbers)]
+    if not len(seen):
+        raise ValueError(f"{file}: column {name!r} has no value in the {known.where}; drop it, or give its range under ranges")
+    return _scaled(name, numbers, float(seen.min()), float(seen.max()), float(np.median(seen)))
+
+
+def scaled(numbers: Array, low: Array | float, high: Array | float) -> Array:
+    """Return values as float32 in [0, 1]: 0 at `low`, 1 at `high`, those outside clamped. What never changes becomes 0."""
+    width = np.where(np.subtract(high, low) == 0, 1, np.subtract(high, low))
+    return np.clip((numbers - low) / width, 0, 1).astype(np.float32)
+
+
+def numbers_of(texts: Texts) -> Array | None:
+    """Return (N,) float64, NaN for what is missing; None where any text is no number."""
+    try:
+        values = np.array(["nan" if text == MISSING else text for text in texts], dtype=np.float64)
+    except ValueError:
+        return None
+    underscored = any("_" in text for text in texts)  # 1_000 is a number to Python, and a code to everyone else
+    return None if underscored else values
+
+
+def few(texts: set[str]) -> str:
+    """Return the first of many values, in words."""
+    shown = ", ".join(map(repr, sorted(texts)[:5]))
+    return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
+
+
+def _scaled(name: str, numbers: Array, low: float, high: float, missing: float) -> Feature:
+    filled = np.where(np.isnan(numbers), missing, numbers)
+    return Feature(scaled(filled, low, high)[:, None], (Column(name=name, low=low, high=high),))
+
+
+def _one_hot(name: str, texts: Texts, categories: list[str]) -> Feature:
+    place = {category: i for i, category in enumerate(categories)}
+    places = np.array([place.get(text, -1) for text in texts])
+    values = (places[:, None] == np.arange(len(categories))).astype(np.float32)
+    return Feature(values, tuple(Column(name=name, kind="categorical", category=category) for category in categories))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

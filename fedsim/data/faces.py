@@ -1,0 +1,82 @@
+"""Labeled Faces in the Wild, downloaded once through scikit-learn."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples
+from fedsim.data.cache import fetched
+from fedsim.recording.observation import DataSpec
+
+WINDOW = (61, 61, 189, 189)
+"""Left, upper, right and lower edge, in pixels of 250, of what CPL keeps of a photograph."""
+
+
+def lfw(
+    size: int = 32,
+    min_faces: int = 14,
+    root: str | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+) -> Dataset:
+    """Photographs of 106 people in colour, 2,801 and 934 held out; the label is the person (LFW); downloaded once.
+
+    size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 of the photograph scaled down, as in
+               CPL (Wei et al. 2020).
+    min_faces: people of whom there are fewer photographs are left out.
+    root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
+    mean, std: the normalisation of the model's input, one value for all channels or one for each.
+
+    The order is scikit-learn's fixed one, and the last quarter is held out. For partitions, the group `person`.
+    """
+    if size not in (32, 64, 128):
+        raise ValueError(f"lfw: size must be 32, 64 or 128, got {size}")
+    home = fetched("lfw", root, "lfw_home", _download) / "lfw_home"
+    paths, labels, people = _faces(home / "lfw_funneled", min_faces)
+    values = np.empty((len(paths), 3, size, size), dtype=np.uint8)
+    for i, path in enumerate(paths):
+        values[i] = _face(path, size)
+    examples = Examples(values=values, labels=labels, groups={"person": np.array(people, dtype=object)[labels]})
+    border = len(paths) * 3 // 4
+    spec = DataSpec(shape=(3, size, size), num_classes=len(people), mean=tuple(mean), std=tuple(std))
+    train, test = examples.subset(np.arange(border)), examples.subset(np.arange(border, len(paths)))
+    return Dataset(name="lfw", spec=spec, class_names=people, train=train, test=test)
+
+
+def _download(folder: str) -> None:
+    """Have scikit-learn fetch everything and read nothing: nobody has a million photographs, and it gives up."""
+    from sklearn.datasets import fetch_lfw_people
+
+    with suppress(ValueError):
+        fetch_lfw_people(data_home=folder, min_faces_per_person=10**6, n_retries=1, delay=0.1)
+    shutil.rmtree(Path(folder) / "lfw_home" / "joblib", ignore_errors=True)
+
+
+def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
+    """(files, label of each, names of the people), in the order of scikit-learn's `fetch_lfw_people`."""
+    if not folder.is_dir():
+        raise ValueError(f"lfw: {folder} is missing; delete {folder.parent}, and it is downloaded again")
+    photographs = {person.name: sorted(person.iterdir()) for person in sorted(folder.iterdir()) if person.is_dir()}
+    chosen = {name.replace("_", " "): paths for name, paths in photographs.items() if len(paths) >= min_faces}
+    if len(chosen) < 2:
+        raise ValueError(f"lfw: {len(chosen)} of {len(photographs)} people have min_faces = {min_faces} photographs; lower it")
+    people = tuple(sorted(chosen))
+    number = {name: label for label, name in enumerate(people)}
+    pairs = [(path, number[name]) for name, paths in chosen.items() for path in paths]
+    order = np.arange(len(pairs))
+    np.random.RandomState(42).shuffle(order)
+    return [pairs[i][0] for i in order], np.array([pairs[i][1] for i in order]), people
+
+
+def _face(path: Path, size: int) -> Array:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as photograph:
+            face = photograph.convert("RGB").crop(WINDOW).resize((size, size))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home, and it is downloaded again") from None
+    return np.asarray(face).transpose(2, 0, 1)

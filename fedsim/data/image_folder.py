@@ -1,0 +1,95 @@
+"""Images from a folder a class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples
+from fedsim.recording.observation import DataSpec
+
+Classes = dict[str, list[Path]]
+"""The files of each class, by the name of its folder; both in order of names."""
+
+
+def imagefolder(
+    path: str, size: int = 64, channels: int = 3, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
+) -> Dataset:
+    """Your own pictures: a folder with a folder of images for each class.
+
+    path:      where `train` and `test` (or `val`) are in it, these hold the classes; else every fifth image of each class
+               is held out.
+    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the middle taken.
+    channels:  3 for colour, 1 for grey.
+    mean, std: the normalisation of the model's input, one value for all channels or one for each.
+
+    Folders within a class count as part of it. Files that do not end as a format does that Pillow reads are left alone.
+    """
+    if size < 1:
+        raise ValueError(f"imagefolder: size must be positive, got {size}")
+    if channels not in (1, 3):
+        raise ValueError(f"imagefolder: channels must be 1 or 3, got {channels}")
+    train, test = _sides(Path(path))
+    names = tuple(train)
+    if unknown := sorted(set(test) - set(train)):
+        raise ValueError(f"imagefolder: {path}: class {unknown[0]!r} is held out, and there is none of it to train on")
+    spec = DataSpec(shape=(channels, size, size), num_classes=len(names), mean=tuple(mean), std=tuple(std))
+    sides = [_read(side, names, spec.shape) for side in (train, test)]
+    return Dataset(name=f"imagefolder:{path}", spec=spec, class_names=names, train=sides[0], test=sides[1])
+
+
+def _sides(folder: Path) -> tuple[Classes, Classes]:
+    """The files of each class to train on, and those held out. Raises where there are fewer than two classes, or no images."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"imagefolder: there is no folder {folder}")
+    held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+    if held_out is not None and (folder / "train").is_dir():
+        train, test = _classes(folder / "train"), _classes(held_out)
+    else:
+        found = _classes(folder)
+        train = {name: [f for i, f in enumerate(files) if i % 5 != 4] for name, files in found.items()}
+        test = {name: files[4::5] for name, files in found.items()}
+        if found and not any(test.values()):
+            raise ValueError(f"imagefolder: {folder}: every fifth image of a class is held out, and no class has five")
+    if len(train) < 2:
+        raise ValueError(f"imagefolder: {folder}: there must be folders of images for two classes at least, got {len(train)}")
+    if not any(test.values()):
+        raise ValueError(f"imagefolder: {held_out} holds no folders of images")
+    return train, test
+
+
+def _classes(folder: Path) -> Classes:
+    from PIL import Image
+
+    endings = set(Image.registered_extensions())
+    found: Classes = {}
+    for inner in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        files = (file for file in inner.rglob("*") if file.suffix.lower() in endings and not file.name.startswith("."))
+        if images := sorted(file for file in files if file.is_file()):
+            found[inner.name] = images
+    return found
+
+
+def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> Examples:
+    files = [(file, names.index(name)) for name in names for file in classes.get(name, ())]
+    values = np.empty((len(files), *shape), dtype=np.uint8)
+    for i, (file, _) in enumerate(files):
+        values[i] = _image(file, channels=shape[0], size=shape[1])
+    return Examples(values=values, labels=np.array([label for _, label in files], dtype=np.int64))
+
+
+def _image(file: Path, *, channels: int, size: int) -> Array:
+    """One picture as (C, size, size). Raises ValueError, naming the file, where it is no picture or a broken one."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise ValueError(f"imagefolder: {file} cannot be read ({error}); mend it or take it out") from None
+    short = min(picture.size)
+    width, height = (size * side // short for side in picture.size)
+    left, upper = round((width - size) / 2), round((height - size) / 2)
+    resized = picture.resize((width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(resized.crop((left, upper, left + size, upper + size)))
+    return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]

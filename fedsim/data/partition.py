@@ -1,0 +1,168 @@
+"""How the training examples are split among the clients."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from defenses.registry import Registry, bind
+from fedsim.data import Examples
+
+Indices = NDArray[np.int64]
+
+
+def iid(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """A random split into parts whose sizes differ by one at most."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(examples)), clients)]
+
+
+def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alpha: float) -> list[Indices]:
+    """Each class is spread over the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
+
+    alpha: concentration; small values give each client few classes. Every client holds one example at least.
+    """
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for members in _members(examples.labels):
+        members = rng.permutation(members)
+        cuts = (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(members)).round().astype(int)
+        for part, chosen in zip(parts, np.split(members, cuts), strict=True):
+            part.extend(chosen.tolist())
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
+    return _sorted(parts)
+
+
+def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Each client holds one class: the extreme of what is not i.i.d.
+
+    Classes are dealt to clients in turn. With fewer clients than classes, some hold several; with more, a class is split at
+    random among its clients, whose parts differ by one at most. A class has no more clients than examples.
+    """
+    classes = _members(examples.labels)
+    if clients <= len(classes):
+        return _sorted([np.concatenate(classes[client::clients]).tolist() for client in range(clients)])
+    parts: list[list[int]] = []
+    for members, holders in zip(classes, _dealt([len(c) for c in classes], clients), strict=True):
+        parts.extend(part.tolist() for part in np.array_split(rng.permutation(members), holders))
+    return _sorted(parts)
+
+
+def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
+    """Each client holds exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
+
+    A class has the more clients the more examples it has, and is split evenly among them. Every example is given out where
+    clients x k is the number of classes or more; else the smallest classes stay with nobody.
+    """
+    classes = _members(examples.labels)
+    if not isinstance(k, int) or not 0 < k <= len(classes):
+        raise ValueError(f"partition k_classes: k must be a whole number from 1 to the {len(classes)} classes, got {k}")
+    limits = [min(len(members), clients) for members in classes]
+    if sum(limits) < clients * k:
+        raise ValueError(f"partition k_classes: the examples do not suffice for {clients} clients of {k} classes; use fewer")
+    holders = _shares([len(members) for members in classes], limits, clients * k)
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for members, own in zip(classes, _mixed(holders, clients, rng), strict=True):
+        for client, part in zip(own, np.array_split(rng.permutation(members), max(len(own), 1)), strict=False):
+            parts[client].extend(part.tolist())
+    return _sorted(parts)
+
+
+def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, column: str) -> list[Indices]:
+    """Whoever shares a value of a column, such as a person or a hospital, is with the same client.
+
+    column: a column of a csv table, or `person` of lfw. Rows without a value are a group of their own.
+
+    The largest group goes first, each to the client that holds the fewest examples so far.
+    """
+    if column not in examples.groups:
+        known = f"It has: {', '.join(examples.groups)}" if examples.groups else "It has none; csv and lfw do"
+        raise ValueError(f"partition by_group: the data set has no groups {column!r}. {known}")
+    groups = [rng.permutation(members) for members in _members(examples.groups[column])]
+    if clients > len(groups):
+        raise ValueError(f"clients.count is {clients}, and column {column!r} has only {len(groups)} groups to deal")
+    held = [(0, tie, client) for client, tie in enumerate(rng.permutation(clients).tolist())]
+    heapq.heapify(held)
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for number in sorted(rng.permutation(len(groups)).tolist(), key=lambda i: -len(groups[i])):
+        size, tie, client = heapq.heappop(held)
+        parts[client].extend(groups[number].tolist())
+        heapq.heappush(held, (size + len(groups[number]), tie, client))
+    return _sorted(parts)
+
+
+def _members(values: NDArray[Any]) -> list[Indices]:
+    """Indices of the examples of each value, in the order of the values."""
+    _, numbers = np.unique(values, return_inverse=True)
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def _sorted(parts: list[list[int]]) -> list[Indices]:
+    return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
+
+
+def _dealt(sizes: list[int], clients: int) -> list[int]:
+    """How many clients each class has when it is dealt to them in turn, and no more often than its size."""
+    holders = [0] * len(sizes)
+    while clients:
+        for label in (i for i, size in enumerate(sizes) if holders[i] < size):
+            if clients:
+                holders[label] += 1
+                clients -= 1
+    return holders
+
+
+def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
+    """How many of the slots each class has: one each, the largest first, then in proportion to size (D'Hondt), within limits."""
+    holders = [0] * len(sizes)
+    waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
+    heapq.heapify(waiting)
+    for _ in range(slots):
+        _, size, label = heapq.heappop(waiting)
+        holders[label] += 1
+        if holders[label] < limits[label]:
+            heapq.heappush(waiting, (size / (holders[label] + 1), size, label))
+    return holders
+
+
+def _mixed(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
+    """The clients of each class, drawn at random so that all clients have equally many classes, and none a class twice.
+
+    The slots are dealt in turn, which gives every client its number of different classes; then clients exchange.
+    """
+    slots = np.repeat(np.arange(len(holders)), holders)
+    owned = [set(slots[client::clients].tolist()) for client in range(clients)]
+    for a, b in rng.integers(clients, size=(8 * len(slots), 2)).tolist():
+        given, taken = sorted(owned[a] - owned[b]), sorted(owned[b] - owned[a])
+        if given and taken:
+            x, y = given[rng.integers(len(given))], taken[rng.integers(len(taken))]
+            owned[a] ^= {x, y}
+            owned[b] ^= {x, y}
+    return [[client for client in range(clients) if label in owned[client]] for label in range(len(holders))]
+
+
+PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
+    "fedsim.partitions",
+    {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "by_label": by_label,
+        "k_classes": k_classes,
+        "by_group": by_group,
+    },
+)
+
+
+def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments: Any) -> list[Indices]:
+    """Indices into `examples` of each client: disjoint, none empty; all of them together, where the partition can."""
+    if clients > len(examples):
+        raise ValueError(f"clients.count is {clients}, and there are only {len(examples)} training examples")
+    factory = PARTITIONS[name]
+    rng = np.random.default_rng([seed, 0x5917])
+    bound = bind(f"partition {name}", factory, examples, clients, rng, given=arguments, hidden=3)
+    return factory(**bound)

@@ -1,0 +1,35 @@
+"""Public images that clients mix into their own."""
+
+from torch import Tensor
+
+from defenses.inputs import InputsSpec, Pool
+from fedsim import data as datasets
+
+
+class _Images:
+    """The images of `examples`, without their labels."""
+
+    def __init__(self, examples: datasets.Examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        return self.examples[indices.numpy()][0]
+
+
+def public_images(inputs: InputsSpec, data: datasets.Dataset) -> Pool | None:
+    """The public images that `inputs` mixes in; None where it asks for none.
+
+    Raises ValueError where they are of another shape than those of `data`, or the clients' own.
+    """
+    mixing = inputs.build()
+    if mixing is None or not mixing.public:
+        return None
+    public = datasets.named(mixing.public)
+    if public.spec.shape != data.spec.shape:
+        raise ValueError(f"public data {mixing.public!r} have the shape {public.spec.shape}, and the clients' {data.spec.shape}")
+    if public.content_hash() == data.content_hash():
+        raise ValueError(f"public data {mixing.public!r} are the clients' own; name another data set")
+    return _Images(public.train)

@@ -1,0 +1,120 @@
+"""Data sets that come with scikit-image and scikit-learn: nothing is downloaded."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples, every_fifth_held_out
+from fedsim.data.encoding import scaled
+from fedsim.recording.observation import Column, DataSpec
+
+PHOTOGRAPHS = {
+    "astronaut": ("skimage.data", "astronaut.png"),
+    "cat": ("skimage.data", "chelsea.png"),
+    "coffee": ("skimage.data", "coffee.png"),
+    "motorcycle": ("skimage.data", "motorcycle_left.png"),
+    "rocket": ("skimage.data", "rocket.jpg"),
+    "tissue": ("skimage.data", "ihc.png"),
+    "palace": ("sklearn.datasets.images", "china.jpg"),
+    "flower": ("sklearn.datasets.images", "flower.jpg"),
+}
+MIN_CONTRAST = 0.04
+"""Smallest standard deviation of a crop that is used: of plain sky any guess is right, which would flatter an attack."""
+
+
+def photos(size: int = 32, scale: int | None = None) -> Dataset:
+    """Crops of colour photographs; the label is the photograph.
+
+    size:  height and width of an example: 32, 64 or 128 pixels.
+    scale: the window in the photograph is `scale` times as large and averaged down; 2 for 32 pixels, else 1.
+
+    Windows do not overlap. Those in the left three quarters of a photograph are for training, the others held out.
+    """
+    if size not in (32, 64, 128):
+        raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
+    scale = (2 if size == 32 else 1) if scale is None else scale
+    if not 0 < size * scale <= 128:
+        raise ValueError(f"photos: a window is size x scale pixels wide, from 1 to 128, got {size} x {scale}")
+    train: list[tuple[Array, int]] = []
+    test: list[tuple[Array, int]] = []
+    for label, photograph in enumerate(PHOTOGRAPHS):
+        windows = _windows(_read_photograph(photograph), size * scale)
+        border = max(column for column, _ in windows) * 3 // 4
+        for column, window in windows:
+            crop = window.reshape(size, scale, size, scale, 3).mean(axis=(1, 3)).round().astype(np.uint8)
+            if crop.std() >= MIN_CONTRAST * 255:
+                (train if column <= border else test).append((crop.transpose(2, 0, 1), label))
+    spec = DataSpec(shape=(3, size, size), num_classes=len(PHOTOGRAPHS))
+    return Dataset(name="photos", spec=spec, class_names=tuple(PHOTOGRAPHS), train=_stack(train), test=_stack(test))
+
+
+def _windows(image: Array, size: int) -> list[tuple[int, Array]]:
+    rows, columns = image.shape[0] // size, image.shape[1] // size
+    return [
+        (column, image[row * size : (row + 1) * size, column * size : (column + 1) * size])
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def _read_photograph(name: str) -> Array:
+    from skimage.io import imread
+
+    image: Array = imread(_shipped("photos", *PHOTOGRAPHS[name]))[..., :3]
+    return image
+
+
+def _shipped(name: str, package: str, file: str) -> Path:
+    path = Path(str(files(package))) / file
+    if not path.exists():
+        raise FileNotFoundError(f"{name}: {path} is missing; reinstall {package.split('.')[0]}, which ships it")
+    return path
+
+
+def _stack(pairs: list[tuple[Array, int]]) -> Examples:
+    return Examples(values=np.stack([crop for crop, _ in pairs]), labels=np.array([label for _, label in pairs]))
+
+
+def lfw_patches() -> Dataset:
+    """Faces and other pieces of photographs, 25x25 grey, 100 of each (from LFW, through scikit-image).
+
+    The label is 1 for a face; every fifth example is held out.
+    """
+    patches = np.load(_shipped("lfw_patches", "skimage.data", "lfw_subset.npy"), allow_pickle=False)
+    values = patches.astype(np.float32)[:, None]
+    labels = (np.arange(len(values)) < 100).astype(np.int64)
+    spec = DataSpec(shape=(1, 25, 25), num_classes=2)
+    return every_fifth_held_out("lfw_patches", spec, ("other", "face"), Examples(values=values, labels=labels))
+
+
+def digits() -> Dataset:
+    """Handwritten digits, 8x8 grey (UCI, through scikit-learn); every fifth example is held out."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    images = (loaded.images / 16).astype(np.float32)[:, None]
+    spec = DataSpec(shape=(1, 8, 8), num_classes=10)
+    return every_fifth_held_out("digits", spec, tuple("0123456789"), Examples(values=images, labels=loaded.target))
+
+
+def breast_cancer(ranges_from: str = "held_out") -> Dataset:
+    """Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
+
+    ranges_from: each column is scaled to [0, 1] by its range, which the specification carries: over the `held_out` rows, every
+    fifth, to which the others are clamped, or over all rows, so that everybody is told the exact extremes of `clients`.
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    loaded = load_breast_cancer()
+    if ranges_from not in ("held_out", "clients"):
+        raise ValueError(f"breast_cancer: ranges_from is held_out or clients, got {ranges_from!r}")
+    shown = loaded.data[4::5] if ranges_from == "held_out" else loaded.data
+    low, high = shown.min(axis=0), shown.max(axis=0)
+    columns = tuple(
+        Column(name=str(name), low=float(a), high=float(b)) for name, a, b in zip(loaded.feature_names, low, high, strict=True)
+    )
+    spec = DataSpec(shape=(30,), num_classes=2, columns=columns, ranges_from="clients" if shown is loaded.data else "held_out")
+    names = tuple(map(str, loaded.target_names))
+    examples = Examples(values=scaled(loaded.data, low, high), labels=loaded.target)
+    return every_fifth_held_out("breast_cancer", spec, names, examples)

@@ -1,0 +1,112 @@
+"""Tables: from columns of text to rows of numbers in [0, 1]."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples
+from fedsim.data.csv_rows import MISSING, Texts, read_columns
+from fedsim.data.encoding import Known, encoded, few, numbers_of
+from fedsim.recording.observation import DataSpec
+
+Table = Mapping[str, Texts]
+
+
+def csv(
+    path: str,
+    label: str | None = None,
+    split: str | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    delimiter: str = ",",
+    max_categories: int = 1000,
+    ranges: Mapping[str, Sequence[float]] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    ranges_from: str = "held_out",
+) -> Dataset:
+    """Your own table: comma-separated values with the columns' names in the first row, also gzipped.
+
+    label:       the column to predict; by default the last.
+    split:       a column of `train` and `test`; by default the one called `split` where it says just that. Without one,
+                 every fifth row is held out.
+    categorical: columns to take as categories although all their values are numbers.
+    drop:        columns that the model does not see. Partitions still can.
+    delimiter:   what stands between values.
+    max_categories: a column with more of them is refused.
+    ranges:      of columns of numbers, [low, high] from public knowledge, such as { age = [0, 120] }.
+    categories:  of other columns, their values from public knowledge, in the order of the one-hot columns.
+    ranges_from: where ranges and categories of the other columns come from: `held_out`, the rows that no client holds, or
+                 `clients`, the rows of all clients, whose exact extremes and rare values everybody is then told.
+
+    A column of numbers is scaled to [0, 1] by its range, and values outside are clamped to it; where a number is missing (empty,
+    ?, NA or nan) stands the median of the rows that ranges come from, or the middle of a range that is given. Any other column
+    is one-hot, in sorted order of its categories; a missing value is the category `?`, and a value that is no category is all
+    zeros. Which columns hold numbers, and which classes there are, is taken to be known to all. Columns that say the same twice
+    (education and its number) are all kept unless dropped. For partitions, every column but label and split is a group, by its
+    text in the file.
+
+    Ranges and categories are public: they are in the manifest of a recording, which says where they come from.
+    """
+    file = Path(path)
+    table = read_columns(file, delimiter)
+    ranges, categories = ranges or {}, categories or {}
+    drop, categorical = (([names] if isinstance(names, str) else list(names)) for names in (drop, categorical))
+    for name in (*drop, *categorical, *ranges, *categories, *(given for given in (label, split) if given is not None)):
+        _check_known(file, name, table)
+    held_out, split = _held_out(file, table, split)
+    label = label if label is not None else [name for name in table if name != split and name not in drop][-1]
+    inputs = [name for name in table if name not in (label, split, *drop)]
+    if label in (split, *drop) or not inputs:
+        raise ValueError(f"{path}: with label {label!r} and without {split!r} and {list(drop)}, no column is left to learn from")
+    labels, classes = _labels(file, label, table[label], held_out)
+    known = Known(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
+    features = [encoded(known, name, table[name], name in categorical, max_categories) for name in inputs]
+    examples = Examples(
+        values=np.concatenate([feature.values for feature in features], axis=1),
+        labels=labels,
+        groups={name: column for name, column in table.items() if name not in (label, split)},
+    )
+    columns = tuple(column for feature in features for column in feature.columns)
+    source = known.source(inputs)
+    spec = DataSpec(shape=(len(columns),), num_classes=len(classes), columns=columns, ranges_from=source)
+    train, test = examples.subset(~held_out), examples.subset(held_out)
+    return Dataset(name=f"csv:{path}", spec=spec, class_names=classes, train=train, test=test)
+
+
+def _check_known(file: Path, name: str, table: Table) -> None:
+    if name not in table:
+        close = get_close_matches(name, table, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{file}: there is no column {name!r}.{hint} It has: {', '.join(table)}")
+
+
+def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str | None]:
+    """(mask of the rows held out, the column that says so)."""
+    if split is None and "split" in table and set(table["split"]) == {"train", "test"}:
+        split = "split"
+    if split is None:
+        rows = len(next(iter(table.values())))
+        if rows < 5:
+            raise ValueError(f"{file}: every fifth row is held out, and there are only {rows}; name a split column")
+        return np.arange(rows) % 5 == 4, None
+    if (values := set(table[split])) != {"train", "test"}:
+        raise ValueError(f"{file}: split column {split!r} must say train or test in each row, both somewhere, got {few(values)}")
+    return np.asarray(table[split] == "test", dtype=bool), split
+
+
+def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
+    """(class of each row, names of the classes in order)."""
+    if MISSING in texts:
+        row = 1 + texts.tolist().index(MISSING)
+        raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")
+    found = set(texts[~held_out])
+    numbers = numbers_of(np.array(list(found), dtype=object))
+    classes = sorted(found) if numbers is None else sorted(found, key=float)
+    if len(classes) < 2:
+        raise ValueError(f"{file}: label {name!r} must take two values at least in the training rows, got {few(found)}")
+    if unknown := set(texts[held_out]) - found:
+        raise ValueError(f"{file}: label {name!r} is {few(unknown)} in held-out rows, and never in training rows")
+    number = {text: i for i, text in enumerate(classes)}
+    return np.array([number[text] for text in texts], dtype=np.int64), tuple(classes)

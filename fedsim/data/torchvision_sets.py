@@ -1,0 +1,87 @@
+"""The usual benchmarks, downloaded once through torchvision."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.data.base import Array, Dataset, Examples
+from fedsim.data.cache import fetched
+from fedsim.recording.observation import DataSpec
+
+PUBLISHED = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.49147, 0.48226, 0.44677), (0.24703, 0.24349, 0.26159)),
+    "cifar100": ((0.50716, 0.48669, 0.44120), (0.26733, 0.25644, 0.27615)),
+}
+"""Mean and standard deviation of each channel of the training images, as papers give them."""
+
+Values = Sequence[float]
+ZERO, ONE = (0.0,), (1.0,)
+
+
+def mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+    """Handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
+
+    root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
+    normalise: let the model's input go through the published mean and standard deviation.
+    mean, std: a normalisation of one's own, one value for all channels or one for each.
+    """
+    return _loaded("mnist", "MNIST", "MNIST", root, normalise, mean, std)
+
+
+def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+    """Clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
+
+    Arguments as of `mnist`.
+    """
+    return _loaded("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
+
+
+def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+    """Animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+
+    Arguments as of `mnist`.
+    """
+    return _loaded("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
+
+
+def cifar100(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
+    """A hundred kinds of things, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+
+    Arguments as of `mnist`.
+    """
+    return _loaded("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
+
+
+def _loaded(name: str, kind: str, part: str, root: str | None, normalise: bool, mean: Values, std: Values) -> Dataset:
+    if normalise and (tuple(mean), tuple(std)) != (ZERO, ONE):
+        raise ValueError(f"{name}: give either normalise or mean and std, got both ({mean}, {std})")
+    if normalise:
+        mean, std = PUBLISHED[name]
+    from torchvision import datasets as published
+
+    source: Callable[..., Any] = getattr(published, kind)
+    folder = fetched(name, root, part, lambda own: _download(source, own))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CIFAR's files name types as numpy did in 2009
+            sides = [source(str(folder), train=train, download=False) for train in (True, False)]
+        train, test = (Examples(values=_channels_first(side.data), labels=np.asarray(side.targets)) for side in sides)
+    except (OSError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name}: {folder / part} is damaged ({reason}); delete it, and it is downloaded again") from None
+    spec = DataSpec(shape=train.values.shape[1:], num_classes=len(sides[0].classes), mean=tuple(mean), std=tuple(std))
+    return Dataset(name=name, spec=spec, class_names=tuple(sides[0].classes), train=train, test=test)
+
+
+def _download(source: Callable[..., Any], folder: str) -> None:
+    source(folder, train=True, download=True)
+
+
+def _channels_first(images: Any) -> Array:
+    """(N, H, W[, C]) as (N, C, H, W), in one piece."""
+    pixels = np.asarray(images)
+    return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

@@ -1,0 +1,25 @@
+"""Registers public keys at a SuperLink, all in one process: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
+
+Flower's command takes one key a call, and loading it takes seconds.
+"""
+
+import sys
+
+import click
+from flwr.cli.app import app
+
+KNOWN = "already in use"
+
+
+def main(superlink: str, *keys: str) -> None:
+    """Register the keys that are not known yet. Exits with status 1 where the SuperLink refuses one."""
+    for key in keys:
+        try:
+            app(["supernode", "register", key, superlink], standalone_mode=False)
+        except click.ClickException as error:
+            if KNOWN not in error.message:
+                sys.exit(f"{key}: {error.message}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""One party of a deployment, on the machine that is its own."""
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from fedsim.data.export import read_split
+from fedsim.deployment import commands
+from fedsim.deployment.folders import Layout
+from fedsim.deployment.processes import Processes, free_port, is_free
+from fedsim.recording.files import make_private
+
+PARTIES = "superlink, server, or client-0, client-1, ..."
+
+
+def command_of(party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True) -> list[str]:
+    """What `party` runs, with its part of the folder here. superlink: its address, HOST:PORT; bind: where the SuperLink listens.
+
+    Raises ValueError for an unknown party, where something that it needs was not carried here, and where the port is taken.
+    """
+    link, made = layout.link(superlink, secure=secure), layout.certificates
+    port = int(superlink.rpartition(":")[2])
+    if party == "superlink":
+        _need(made.certificate, made.key, made.secret, secure=secure)
+        if not is_free(bind, port):
+            raise ValueError(f"something listens on {bind}:{port} already; choose another port with --superlink HOST:PORT")
+        make_private(layout.database.parent)
+        identity = layout.identity() if secure else None
+        return commands.superlink(host=bind, port=port, database=str(layout.database), identity=identity)
+    if party == "server":
+        _need(made.authority, made.secret, secure=secure)
+        return commands.server(link, secret=str(made.secret) if secure else None)
+    number = party.removeprefix("client-")
+    if party == number or not number.isdecimal():
+        raise ValueError(f"unknown party {party!r}. Known: {PARTIES}")
+    count, home = read_split(layout.root).clients.count, layout.client(int(number))
+    if int(number) >= count:
+        raise ValueError(f"{party}: there are {count} clients, from client-0 to client-{count - 1}")
+    _need(made.authority, layout.key(int(number)), secure=secure)
+    _need(home / "data")
+    for name in ("private", "truth"):
+        make_private(home / name)
+    key = str(layout.key(int(number))) if secure else None
+    return commands.client(link, key=key, port=free_port(), config=layout.config(int(number), count))
+
+
+def become(command: list[str], layout: Layout, party: str) -> NoReturn:
+    """Run `command` in this process's place. Raises FileNotFoundError where there is no such program."""
+    home = make_private(layout.root / "flower" / party)
+    environment = {**Processes(home).environment, "FLWR_HOME": str(home)}
+    os.chdir(home)
+    os.execvpe(command[0], command, environment)
+
+
+def _need(*paths: Path, secure: bool = True) -> None:
+    for path in paths if secure else ():
+        if not path.exists():
+            raise ValueError(f"{path} is not here: make it with fedsim prepare, or carry it to this machine")

@@ -1,0 +1,199 @@
+"""Runs both Flower apps of an experiment: on Ray, in this process, or on a deployment."""
+
+import copy
+import logging
+import os
+import random
+import uuid
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run as FlowerRun
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsim.deployment import runner as running
+from fedsim.deployment.commands import Link
+from fedsim.deployment.flower_commands import OnWords
+from fedsim.engine.apps import OnRound, client_app, server_app
+from fedsim.engine.run import Run
+
+Engine = Literal["ray", "local", "deployment"]
+ENGINES: tuple[str, ...] = get_args(Engine)
+
+
+class EngineError(RuntimeError):
+    """The federation could not be run; the message says why."""
+
+
+def run(
+    experiment: Run,
+    *,
+    engine: Engine = "ray",
+    client_cpus: float = 1,
+    client_gpus: float | None = None,
+    superlink: Link | None = None,
+    on_round: OnRound | None = None,
+    on_words: OnWords | None = None,
+    verbose: bool = False,
+) -> None:
+    """Run a federation to its end.
+
+    superlink: of a deployment that is there; without one, the engine "deployment" starts its own processes on this machine.
+    on_words: is told what a deployment's server says of clients and replies that are missing, when it says so.
+    client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
+    Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
+    """
+    set_verbosity(verbose)
+    experiment.check()
+    if engine == "deployment":
+        run_deployment(experiment, superlink, on_round, on_words)
+        return
+    if engine == "ray":
+        resources = _resources(client_cpus, client_gpus)
+    experiment = experiment.settled()
+    server, clients = server_app(lambda _: experiment, on_round), client_app(lambda _: experiment)
+    count = experiment.experiment.clients.count
+    if engine == "local":
+        run_local(server, clients, count)
+    else:
+        run_ray(server, clients, count, resources, verbose=verbose)
+
+
+def set_verbosity(verbose: bool) -> None:
+    """Let Flower speak, or keep it quiet: what it says of failures is recorded anyway."""
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
+
+
+def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
+    """What one client occupies. Raises EngineError where no actor could ever have it: Flower would wait for an hour."""
+    have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    if cpus <= 0 or cpus > have_cpus:
+        raise EngineError(f"one client is to occupy {cpus:g} CPUs, and this machine has {have_cpus}; change --client-cpus")
+    if gpus is None:
+        gpus = have_gpus / max(1, int(have_cpus // cpus)) if have_gpus else 0.0
+    if gpus < 0 or gpus > have_gpus:
+        raise EngineError(f"one client is to occupy {gpus:g} GPUs, and this machine has {have_gpus}; change --client-gpus")
+    return {"num_cpus": cpus, "num_gpus": gpus}
+
+
+def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
+    """Run the apps on Flower's Ray simulation. Raises EngineError where the server fails."""
+    from flwr.simulation import run_simulation
+
+    initialise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
+    try:
+        run_simulation(
+            server_app=server,
+            client_app=clients,
+            num_supernodes=count,
+            backend_config={"init_args": initialise, "client_resources": resources},  # type: ignore[dict-item]
+        )
+    except RuntimeError as error:
+        raise EngineError(str(error.__cause__ or error)) from error
+
+
+def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
+    """Run the apps in this process, one client after the other."""
+    grid = LocalGrid(clients, count)
+    context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})
+    try:
+        server(grid, context)
+    except Exception as error:
+        raise EngineError(str(error)) from error
+
+
+def run_deployment(
+    experiment: Run, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
+) -> None:
+    """Run an experiment on the SuperLink, where the clients and the server's folder are, or on processes of this machine.
+
+    Raises EngineError where it fails.
+    """
+    public, resume = experiment.places.public, superlink is None or experiment.resume
+    if superlink is None:
+        experiment = experiment.settled()
+        experiment.prepare()
+    settings = experiment.experiment.to_toml()
+    config = running.run_config(
+        settings, experiment.out, device=experiment.device, threads=experiment.threads, public=public, resume=resume
+    )
+    try:
+        if superlink is not None:
+            running.run_on(superlink, config, on_round=on_round, on_words=on_words)
+        else:
+            count, seed = experiment.experiment.clients.count, experiment.client_seed
+            running.run_natively(config, experiment.out, count, seed=seed, on_round=on_round, on_words=on_words)
+    except running.DeploymentFailed as error:
+        raise EngineError(str(error)) from error
+
+
+class LocalGrid(Grid):
+    """Hands messages to the clients within this process, copied as a wire would. Node ids are the same in every run."""
+
+    def __init__(self, clients: ClientApp, count: int) -> None:
+        ids = random.Random(0)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = ids.getrandbits(62), 1, 1
+        self._run = FlowerRun.create_empty(run_id=TaskIdentity.run_id)
+        self._clients = clients
+        self._contexts = {
+            (node := ids.getrandbits(62)): Context(
+                run_id=self._run.run_id,
+                node_id=node,
+                node_config={"partition-id": partition, "num-partitions": count},
+                state=RecordDict(),
+                run_config={},
+            )
+            for partition in range(count)
+        }
+        self._answers: dict[str, Message] = {}
+
+    def set_run(self, run: FlowerRun) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> FlowerRun:
+        return self._run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError("create messages with flwr.app.Message")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = []
+        for message in messages:
+            identity = _identify(message)
+            received = Message(copy.deepcopy(message.content), metadata=message.metadata)  # type: ignore[call-overload]
+            self._answers[identity] = self._answer(received)
+            pushed.append(identity)
+        return pushed
+
+    def _answer(self, message: Message) -> Message:
+        """As on Ray, a client that fails answers with an error, and its state stays as it was."""
+        node = message.metadata.dst_node_id
+        context = copy.deepcopy(self._contexts[node])
+        try:
+            answer = self._clients(message, context)
+        except Exception as error:  # whatever a client raises, the server sees an error reply
+            answer = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+        else:
+            self._contexts[node] = context
+        _identify(answer)
+        return answer
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._answers.pop(identity) for identity in message_ids if identity in self._answers]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def _identify(message: Message) -> str:
+    identity = str(uuid.uuid4())
+    message.metadata.__dict__["_message_id"] = identity
+    return identity

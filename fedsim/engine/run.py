@@ -1,0 +1,251 @@
+"""An experiment, where it runs and where its parties keep what is theirs."""
+
+import json
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from time import gmtime, strftime
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
+from fedsim import data as datasets
+from fedsim import models
+from fedsim.config.experiment import Experiment, read, validate
+from fedsim.data import client_parts as parts
+from fedsim.data import partition
+from fedsim.data.public_pool import public_images
+from fedsim.engine.locations import EVERYWHERE, Places
+from fedsim.recording.files import make_private, read_json_lines, write_bytes, write_json
+from fedsim.recording.manifest import Manifest
+from fedsim.recording.masked_vectors import MASKED
+from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.selection import Wanted
+from fedsim.server.checkpoint import rounds_done
+from fedsim.strategies import names as strategies
+from fedsim.training.local import train
+
+KEEPING = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
+"""Strategies that keep up to three tensors for each of the model's."""
+
+
+class Unfinished(ValueError):
+    """A run that was stopped before its last round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """An experiment and where it runs.
+
+    out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA where there is one.
+    client_seed: draws the clients' secrets; None draws them from the system. Never part of an experiment.
+    threads:     intra-op threads of one client; None leaves them as they are.
+    resume:      go on with an unfinished run.
+    places:      where this party keeps what is its own; by default everybody has the data, and all is in `out`.
+    """
+
+    experiment: Experiment
+    out: Path
+    device: str = "auto"
+    client_seed: int | None = None
+    threads: int | None = 1
+    resume: bool = False
+    places: Places = EVERYWHERE
+
+    def model(self) -> ModelSpec:
+        named = self.experiment.model
+        if ":" in named.name:  # the experimenter's own file names it: that is asking for it
+            models.admit(named.name)
+        network = str(NetworkSpec.parse(self.experiment.network))
+        return ModelSpec(name=named.name, arguments=named.arguments, network=network)
+
+    def data(self) -> datasets.Dataset:
+        return self.places.dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+
+    def split(self) -> list[NDArray[np.int64]]:
+        """Which examples are each client's, where one party has all data."""
+        return _split(self.experiment.to_toml())
+
+    def sizes(self) -> list[int]:
+        """How many examples each client holds, in no order that says whose they are where the server has no data."""
+        if self.places.public is None:
+            return [len(part) for part in self.split()]
+        found = parts.sizes(self.places.public)
+        if len(found) != self.experiment.clients.count:
+            raise ValueError(
+                f"{self.places.public} tells of {len(found)} clients, and clients.count = {self.experiment.clients.count}"
+            )
+        return found
+
+    def resolved_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def strategy(self) -> Strategy:
+        named, clients = self.experiment.strategy, self.experiment.clients
+        return strategies.build(named.name, clients=clients.count, fraction=clients.fraction, **named.arguments)
+
+    def check(self) -> None:
+        """Raises ValueError or FileNotFoundError before any work for what would fail during the run."""
+        try:
+            self._try_out()
+        except TypeError as error:  # what the named things make of arguments that are lists, texts, ...
+            raise ValueError(f"an argument of data, model, partition or strategy has the wrong type: {error}") from error
+
+    def _try_out(self) -> None:
+        data = self.data()
+        model = models.build(self.model(), data.spec)
+        x, y = _sample(data, 1)
+        with torch.no_grad():
+            models.loss_of(self.experiment.training.loss)(model.eval()(data.spec.normalise(x)), y)
+        public_images(InputsSpec.parse(self.experiment.inputs), data)
+        self._try_rule(model, data)
+        self.experiment.update_defense().build().init(dict(model.named_parameters()))
+        self.strategy()
+        sizes = self.sizes()
+        training = self.experiment.training
+        if training.drop_last and min(sizes) < training.batch_size:
+            raise ValueError(
+                f"a client holds {min(sizes)} examples, which do not fill one batch of {training.batch_size}, "
+                "and training.drop_last is set; lower batch_size or use fewer clients"
+            )
+        agreement = self.experiment.agreement()
+        if agreement and training.epochs and max(sizes) > agreement.max_weight:
+            raise ValueError(
+                f"a client holds {max(sizes)} examples, and secure_aggregation.max_weight is {agreement.max_weight}; "
+                f"set it to {max(sizes)} or more"
+            )
+        if self.device not in ("auto", "cpu") and not (self.device.startswith("cuda") and torch.cuda.is_available()):
+            raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
+
+    def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
+        """One local step on two examples, where the gradient is not the plain one: a rule need not fit every network."""
+        spec = GradientSpec.parse(self.experiment.gradient)
+        if spec.step is not None:
+            weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
+            with torch.random.fork_rng(devices=[]):
+                train(model, weights, [_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
+
+    def is_done(self) -> bool:
+        """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
+        if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
+            return False
+        path = self.out / "experiment.toml"
+        if not path.exists() or read(path) != self.experiment:
+            raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
+        done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
+        if done is None and (rows := read_json_lines(self.out / "metrics.jsonl")):  # its checkpoint is gone
+            done = rows[-1]["round"]
+        if done == rounds:
+            return True
+        if self.resume:
+            return False
+        raise Unfinished(
+            f"{self.out} holds an unfinished run, {done or 0} of {rounds} rounds; go on with --resume, or fedsim delete it first"
+        )
+
+    def _model_bytes(self) -> int:
+        model = models.layout(self.model(), self.data().spec)
+        shared = self.experiment.training.buffers == "shared"
+        values: int = sum(t.numel() for t in (*model.parameters(), *(model.buffers() if shared else ())))
+        return 4 * values
+
+    def _checkpoint_bytes(self) -> int:
+        strategy = self.experiment.strategy
+        kept = 3 * (strategy.name in KEEPING) + ("central" in strategy.arguments)
+        return self._model_bytes() * (1 + kept)
+
+    def _recorded_bytes(self, number: int) -> int:
+        clients, wanted = self.experiment.clients, self.wanted()
+        if wanted.rounds is not None and number not in wanted.rounds:
+            return 0
+        limits = [clients.drawn]
+        limits += [] if wanted.clients is None else [len(wanted.clients)]
+        limits += [] if wanted.at_most is None else [wanted.at_most]
+        more = 1 if self.experiment.secure_aggregation else 0  # the sum
+        return (self._model_bytes() + 2000) * (1 + min(limits) + more)
+
+    def needs(self, number: int) -> int:
+        """About how many bytes round `number` writes: what is recorded of it, and a checkpoint beside the one before."""
+        return self._checkpoint_bytes() + self._recorded_bytes(number)
+
+    def megabytes(self) -> float:
+        """About what the rounds that are still to run write, checkpoints included."""
+        done = rounds_done(self.out / "state") or 0
+        recorded = sum(self._recorded_bytes(number) for number in range(done + 1, self.experiment.rounds + 1))
+        return (recorded + 2 * self._checkpoint_bytes()) / 1e6
+
+    def wanted(self) -> Wanted:
+        """What the server writes down."""
+        return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
+
+    def prepare(self) -> None:
+        """Make the run's folder, with the resolved experiment. Raises ValueError where something is there already."""
+        if self.is_done():
+            raise ValueError(f"{self.out} holds a finished run already; choose another folder")
+        make_private(self.out)
+        write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
+        if self.places.public is None and not self._simulation.exists():  # else the clients are elsewhere
+            make_private(self._simulation.parent)
+            write_json(self._simulation, {"client_seed": self.client_seed})
+
+    def settled(self) -> "Run":
+        """This run with the clients' seed that it began with, so that whoever resumes it need not repeat that.
+
+        Raises ValueError where another one is given now.
+        """
+        if not self._simulation.exists():
+            return self
+        began: int | None = json.loads(self._simulation.read_text())["client_seed"]
+        if self.client_seed not in (None, began):
+            raise ValueError(f"--client-seed {self.client_seed}: {self.out} began with {began}; leave it out to resume")
+        return replace(self, client_seed=began)
+
+    @property
+    def _simulation(self) -> Path:
+        return self.out / "clients" / "simulation.json"
+
+    def manifest(self, spec: DataSpec) -> Manifest:
+        e, agreement = self.experiment, self.experiment.agreement()
+        return Manifest(
+            name=self.out.name,
+            model=self.model(),
+            data=spec,
+            training=e.training,
+            defense=e.update_defense(),
+            gradient=str(GradientSpec.parse(e.gradient)),
+            inputs=str(InputsSpec.parse(e.inputs)),
+            secure_aggregation=agreement.as_public() if agreement else False,
+            codec=MASKED if agreement else e.update_defense().codec(),
+            created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
+            software={package: version(package) for package in ("flwr", "torch", "numpy")},
+        )
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file means that a run was begun: not what a crash left, nor the empty folder where a recording is mounted."""
+    return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
+
+
+def _sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
+    """Examples to try things out on: the first ones, or black ones where the data are elsewhere."""
+    if len(data.train):
+        return data.train[:count]
+    return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)
+
+
+@lru_cache(maxsize=4)
+def _split(experiment: str) -> list[NDArray[np.int64]]:
+    """Each client's examples; the experiment as TOML, so that it can be remembered."""
+    e = validate(tomllib.loads(experiment), source="experiment")
+    examples = datasets.load(e.data.name, **e.data.arguments).train
+    return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

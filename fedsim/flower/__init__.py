@@ -1,0 +1,1 @@
+"""Adapters to Flower: records and grids."""

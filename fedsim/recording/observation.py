@@ -1,0 +1,238 @@
+"""What an honest-but-curious server knows: the contract between the federation and the attacker.
+
+Plain data, closed on purpose: no field could hold what a client trained on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from defenses.networks import NetworkSpec
+from defenses.spec import DefenseSpec
+from fedsim.recording import codec
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table as a model sees it.
+
+    continuous:  scaled to [0, 1] by `low` and `high`, in the column's own unit.
+    categorical: one of several neighbours of the same `name`, one-hot: 1 where the value is `category`.
+    """
+
+    name: str
+    kind: Literal["continuous", "categorical"] = "continuous"
+    low: float = 0.0
+    high: float = 1.0
+    category: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """The public shape of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
+
+    mean, std: the normalisation that the model's input goes through, one value a channel (images) or one for all (rows).
+    columns:   for tables, one entry a feature.
+    ranges_from: where ranges and categories of `columns` come from: public knowledge, held-out rows that no client holds, or the
+               rows of all clients, whose extremes and rare values are then told to everybody; "" where that is not known.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    columns: tuple[Column, ...] = ()
+    ranges_from: Literal["", "public", "held_out", "clients"] = ""
+
+    def __post_init__(self) -> None:
+        _check(len(self.shape) in (1, 3), f"data shape must be (C, H, W) or (F,), got {self.shape}")
+        _check(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
+        _check(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
+        widths = (1, self.shape[0]) if self.is_image else (1,)
+        _check(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
+        _check(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
+        _check(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
+        known = ("", "public", "held_out", "clients")
+        _check(self.ranges_from in known, f"unknown data.ranges_from {self.ranges_from!r}. Known: {', '.join(known[1:])}")
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @property
+    def size(self) -> int:
+        """Number of values of one example."""
+        return prod(self.shape)
+
+    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        tensor = torch.tensor(values, dtype=like.dtype, device=like.device)
+        return tensor[:, None, None] if self.is_image else tensor
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """From values in [0, 1], shape (..., *shape), to what the model is fed."""
+        return (x - self._per_channel(self.mean, x)) / self._per_channel(self.std, x)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """The inverse of `normalise`."""
+        return x * self._per_channel(self.std, x) + self._per_channel(self.mean, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The local training that the server prescribes: plain SGD, either `steps` a round or `epochs` a round.
+
+    steps:     optimiser steps a round; they continue through the client's epoch from round to round.
+    epochs:    whole passes over the client's data a round (FedAvg).
+    shuffle:   a fresh order for every epoch, drawn by the client.
+    drop_last: leave out an epoch's last batch where it is not full.
+    loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
+    mode:      whether the model is in training or evaluation mode while the client trains.
+    buffers:   what becomes of batch-norm statistics. none: they stay as the model starts with them. shared: the server sends
+               them with the weights, clients send theirs back, and the server averages them. local: each client keeps its own.
+    """
+
+    learning_rate: float
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    shuffle: bool = True
+    drop_last: bool = False
+    loss: Literal["cross_entropy", "logistic"] = "cross_entropy"
+    mode: Literal["train", "eval"] = "eval"
+    buffers: Literal["none", "shared", "local"] = "none"
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
+        _check(self.batch_size > 0, f"training.batch_size must be positive, got {self.batch_size}")
+        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
+        for key, value in (("steps", self.steps), ("epochs", self.epochs)):
+            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
+        _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
+        _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
+        losses = ("cross_entropy", "logistic")
+        _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
+        _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
+        _check(
+            self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
+        )
+
+    def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
+        """The batch sizes of one round of a client that reports `num_examples`; None where the server cannot tell.
+
+        It cannot where a client's steps ran over the end of its epoch: the short batch may be any of them.
+        """
+        full, rest = divmod(num_examples, self.batch_size)
+        if self.epochs is not None:
+            sizes = (self.batch_size,) * full + ((rest,) if rest and not self.drop_last else ())
+            return sizes * self.epochs
+        assert self.steps is not None
+        if num_examples == self.steps * self.batch_size:
+            return (self.batch_size,) * self.steps
+        return (num_examples,) if self.steps == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself.
+
+    network: a change to it that is a defense, such as "precode(bottleneck=256)"; "" for none.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    network: str = ""
+
+    def __post_init__(self) -> None:
+        NetworkSpec.parse(self.network)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.arguments.items())})" if self.arguments else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that an honest-but-curious server knows of one client in one round.
+
+    round:        1-based communication round.
+    client:       the pseudonym that the client sent, or Flower's node id where it sent none.
+    cohort:       the clients of that round, this one among them.
+    num_examples: as the client reports it: the examples behind the update, each counted once an epoch.
+    weights:      what the server sent to the client, by name.
+    payload:      what came back.
+    gradient, inputs: how clients compute a gradient, and what they do to their examples before, beside `defenses`.
+    buffers:      what the server sent beside the weights; empty where the model has none, or they are not shared.
+    buffers_after: what the client sent back of them after its training.
+    metrics:      what the client reported in clear.
+    update:       local minus global weights, by name, decoded from the payload.
+    sent:         which coordinates were sent, by name, where the codec tells.
+    rounding:     what rounding may have taken from `update`, by name, where clients send whole weights; else empty.
+    """
+
+    round: int
+    client: str
+    cohort: tuple[str, ...]
+    num_examples: int | None
+    model: ModelSpec
+    data: DataSpec
+    training: Training
+    defenses: DefenseSpec
+    gradient: GradientSpec = field(default_factory=GradientSpec)
+    inputs: InputsSpec = field(default_factory=InputsSpec)
+    weights: Mapping[str, Tensor]
+    payload: codec.Payload
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers_after: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Names this observation within its recording."""
+        return f"{self.round:05d}-{self.client}"
+
+    @cached_property
+    def update(self) -> Mapping[str, Tensor]:
+        return codec.decode(self.payload, self.weights)
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        return codec.sent(self.payload, self.weights)
+
+    @cached_property
+    def rounding(self) -> Mapping[str, Tensor]:
+        """What rounding may have taken from each coordinate of `update`: a client that keeps whole weights rounds at every step.
+
+        One rounding is half the gap between neighbouring numbers at the larger of the weights sent and sent back. What the
+        client then computes from rounded weights is its own training, and no error.
+        """
+        if self.payload.codec != "weights":
+            return {}
+        an_epoch = max(1, -(-(self.num_examples or 1) // self.training.batch_size))
+        steps = self.training.steps or an_epoch * (self.training.epochs or 1)
+        return {
+            name: steps * _half_gap(torch.maximum(w.abs(), self.weights[name].to(w.dtype).abs()))
+            for name, w in self.payload.tensors.items()
+            if w.is_floating_point()
+        }
+
+
+def _half_gap(magnitude: Tensor) -> Tensor:
+    return (torch.nextafter(magnitude, torch.full_like(magnitude, float("inf"))) - magnitude) / 2

@@ -1,0 +1,66 @@
+"""Values of which few differ: a table of them, and for each entry its place in the table."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.recording.packing.bits import Bits, width_of
+
+SAMPLE = 8192
+REPEATED = 0.95
+"""Where more than this share of a sample differs, the table would be too long to pay off: with 2**16 values 0.94 do."""
+FEW = 1024
+"""Where fewer differ in a sample, it most likely holds nearly all that differ."""
+MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+
+
+class Palette(NamedTuple):
+    """values: all that occur, each once, ascending as bit patterns. codes: (N,) the place of each entry's value among them."""
+
+    values: Bits
+    codes: NDArray[Any]
+
+
+def find(bits: Bits, most: int | None = None) -> Palette | None:
+    """The palette of `bits` (N,); None where it has more than `most` values, or so many that it would not pay off.
+
+    A sample tells which values to expect, and every entry is compared with the one that it is taken for: that is faster than
+    to sort all of them.
+    """
+    most = len(bits) if most is None else most
+    sample = bits[:: max(1, len(bits) // SAMPLE)]
+    values = _distinct(sample)
+    if len(sample) < len(bits) and len(values) > FEW:
+        if most <= FEW or len(values) > REPEATED * len(sample):
+            return None
+        values = _distinct(bits)
+    while 0 < len(values) <= most:
+        codes = _by_hash(bits, values)
+        wrong = np.flatnonzero(values[codes] != bits)
+        rest = bits[wrong]
+        codes[wrong] = np.minimum(np.searchsorted(values, rest), len(values) - 1)
+        unknown = rest[values[codes[wrong]] != rest]
+        if not len(unknown):
+            return Palette(values, codes)
+        values = _distinct(np.concatenate([values, unknown]))
+    return None
+
+
+def _distinct(bits: Bits) -> Bits:
+    """As `np.unique`, which takes ten times as long where much differs."""
+    ordered = np.sort(bits)
+    found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
+    return found
+
+
+def _by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
+    """The place of nearly every entry among `values`, by multiplicative hashing (Knuth, vol. 3, 6.4); of the others any place."""
+    kind, width = bits.dtype.type, 8 * bits.itemsize
+    places = np.zeros(1 << min(width, width_of(len(values)) + 6), np.min_scalar_type(len(values) - 1))
+    shift = kind(width - width_of(len(places)))
+    factors = [kind(multiplier % (1 << width)) for multiplier in MULTIPLIERS]
+    factor = max(factors, key=lambda factor: len(np.unique((values * factor) >> shift)))
+    places[(values * factor) >> shift] = np.arange(len(values), dtype=places.dtype)
+    found: NDArray[Any] = places[(bits * factor) >> shift]
+    return found

@@ -1,0 +1,100 @@
+"""Some of the positions 0 to N - 1 in as few bytes as they need.
+
+index: each as a whole number of 8, 16, 32 or 64 bits, whatever N takes.
+mask:  one bit for each of the N.
+gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"): the upper bits of ascending positions as gaps in
+       unary, `high`, the lower ones as they are, `low`. It takes about 2 + log2(N / K) bits for each of K positions, less
+       than one above the entropy of random ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.recording.packing.bits import pack as pack_bits
+from fedsim.recording.packing.bits import packed_bytes
+from fedsim.recording.packing.bits import unpack as unpack_bits
+from fedsim.recording.packing.parts import EACH, Described, check_vector
+
+Positions = NDArray[np.int64]
+
+WAYS = ({"index"}, {"mask"}, {"high", "low"})
+
+
+def pack(positions: Positions, size: int) -> dict[str, Tensor]:
+    """Ascending positions below `size`, at least one of them, in the smallest of the three ways."""
+    count = len(positions)
+    lower = _lower(size, count)
+    lengths = {"index": count * _kind(size).itemsize, "mask": packed_bytes(1, size)}
+    if lower:
+        lengths["gaps"] = EACH + -(-_unary(size, count, lower) // 8) + packed_bytes(lower, count)
+    match min(lengths, key=lambda way: lengths[way]):
+        case "index":
+            return {"index": torch.from_numpy(positions.astype(_kind(size)))}
+        case "mask":
+            return {"mask": _bitmap(positions, size)}
+        case _:
+            high = _bitmap((positions >> lower) + np.arange(count), _unary(size, count, lower))
+            return {"high": high, "low": pack_bits(positions & ((1 << lower) - 1), lower)}
+
+
+def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
+    """The inverse of `pack`. Raises ValueError for what are no ascending positions below `size`."""
+    if "index" in parts:
+        found = parts["index"].numpy()
+        if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
+            raise ValueError(f"has position {found.max()} among {size} values")
+        positions = found.astype(np.int64)
+    elif "mask" in parts:
+        positions = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
+    else:
+        positions = _gaps(parts["high"], parts["low"], size)
+    if not len(positions) or positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
+        raise ValueError(f"has {len(positions)} positions that do not ascend among {size} values")
+    return positions
+
+
+def check(parts: Mapping[str, Described], size: int) -> None:
+    """Raises ValueError where `parts` could not be positions below `size`."""
+    if "index" in parts:
+        check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _kind(size))).dtype, most=size)
+    elif "mask" in parts:
+        check_vector("mask", parts["mask"], torch.uint8, most=packed_bytes(1, size))
+    else:
+        check_vector("high", parts["high"], torch.uint8, most=packed_bytes(1, size))
+        check_vector("low", parts["low"], torch.uint8, most=8 * size)
+
+
+def _gaps(high: Tensor, low: Tensor, size: int) -> Positions:
+    steps = np.flatnonzero(np.unpackbits(high.numpy()))
+    count = len(steps)
+    lower = _lower(size, count)
+    if len(high) != -(-_unary(size, count, lower) // 8):
+        raise ValueError(f"has {len(high)} bytes of gaps for {count} positions among {size} values")
+    upper: Positions = (steps - np.arange(count)) << lower
+    return upper | unpack_bits(low, lower, count).astype(np.int64)
+
+
+def _lower(size: int, count: int) -> int:
+    """How many bits of a position are not coded in unary; none where too many positions are given for that to pay off."""
+    return max(0, (size // count).bit_length() - 1) if count else 0
+
+
+def _unary(size: int, count: int, lower: int) -> int:
+    """Bits that `count` upper parts of positions below `size` take in unary."""
+    return count + ((size - 1) >> lower)
+
+
+def _bitmap(positions: Positions, size: int) -> Tensor:
+    truth = np.zeros(size, bool)
+    truth[positions] = True
+    return torch.from_numpy(np.packbits(truth))
+
+
+def _kind(size: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds every position below `size`."""
+    return np.min_scalar_type(max(0, size - 1))

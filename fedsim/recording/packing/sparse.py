@@ -1,0 +1,96 @@
+"""Only the entries of a tensor that are not zero: where they are, and what they are.
+
+An entry is left out where all its bits are zero; -0.0 is sent like any other value.
+"""
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.recording.packing import positions, values
+from fedsim.recording.packing.bits import bits_of, tensor_of
+from fedsim.recording.packing.parts import EACH, Described, about, apart, check_names, check_shape, check_vector, joined
+from fedsim.recording.safe_files import shorten
+
+Tensors = Mapping[str, Tensor]
+
+WAYS = tuple(what | where for what in ({"values"}, *values.WAYS) for where in positions.WAYS)
+
+
+def encode(update: Tensors) -> dict[str, Tensor]:
+    """`NAME/values`, or `NAME/palette` and `NAME/codes` where few of them differ; and `NAME/index`, `NAME/mask` or `NAME/high`
+    and `NAME/low` for where they are. `NAME/dense` where that is smaller; no values at all where all are zero.
+    """
+    packed: dict[str, Tensor] = {}
+    for name, tensor in update.items():
+        packed |= joined(name, _parts(tensor))
+    return packed
+
+
+def _parts(tensor: Tensor) -> dict[str, Tensor]:
+    bits = bits_of(tensor)
+    at = np.flatnonzero(bits != 0)
+    chosen = bits[at]
+    parts = values.tabled(chosen, tensor.dtype) or {"values": tensor_of(chosen, tensor.dtype, (-1,))}
+    if len(at):
+        parts |= positions.pack(at, len(bits))
+    return parts if len(bits) and values.cost(parts) < tensor.nbytes + EACH else {"dense": tensor}
+
+
+def decode(packed: Tensors, start: Mapping[str, Described]) -> dict[str, Tensor]:
+    """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
+    fits(packed, start)
+    update = {}
+    for name, parts in apart(packed).items():
+        with about(name):
+            update[name] = _tensor(parts, tuple(start[name].shape))
+    return update
+
+
+def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
+    if "dense" in parts:
+        return parts["dense"]
+    some = parts.get("values", parts.get("palette"))
+    assert some is not None
+    bits = np.zeros(prod(shape), f"u{some.element_size()}")
+    if len(parts) > 1:
+        at = positions.unpack(parts, len(bits))
+        found = bits_of(parts["values"]) if "values" in parts else values.looked_up(parts, len(at))
+        if len(found) != len(at):
+            raise ValueError(f"has {len(found)} values for {len(at)} positions")
+        bits[at] = found
+    return tensor_of(bits, some.dtype, shape)
+
+
+def sent(packed: Tensors, start: Mapping[str, Described]) -> dict[str, Tensor]:
+    """The mask of the entries that are not zero, by name; it does not depend on how they were packed."""
+    masks = {name: (bits_of(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
+    return {name: tensor_of(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
+
+
+def fits(described: Mapping[str, Described], weights: Mapping[str, Described]) -> None:
+    """Raises ValueError where types and shapes alone tell that this is no update of such weights."""
+    found = apart(described)
+    check_names(found, weights)
+    for name, parts in found.items():
+        size = prod(weights[name].shape)
+        with about(name):
+            if parts.keys() == {"dense"}:
+                check_shape(parts["dense"], weights[name])
+            elif parts.keys() == {"values"}:
+                check_vector("values", parts["values"], None, most=0)
+            elif parts.keys() in WAYS:
+                _check(parts, size)
+            else:
+                raise ValueError(f"is sent as {shorten(sorted(parts))}")
+
+
+def _check(parts: Mapping[str, Described], size: int) -> None:
+    positions.check(parts, size)
+    if "values" in parts:
+        check_vector("values", parts["values"], None, most=size)
+    else:
+        values.check(parts, most=size, least_count=0, most_count=size)

@@ -1,0 +1,52 @@
+"""The entries of a tensor, as they are or by a table of the few that differ."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedsim.recording.packing import palette
+from fedsim.recording.packing.bits import Bits, bits_of, pack, packed_bytes, tensor_of, unpack, width_of
+from fedsim.recording.packing.parts import EACH, Described, check_vector
+
+WAYS = ({"palette"}, {"palette", "codes"})
+
+
+def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
+    """`bits` (N,) of entries of type `dtype` by a table; None where it would have more than `most` values, or save nothing."""
+    found = palette.find(bits, most)
+    if found is None:
+        return None
+    width = width_of(len(found.values))
+    parts = {"palette": tensor_of(found.values, dtype, (-1,))}
+    if width:
+        parts["codes"] = pack(found.codes, width)
+    return parts if cost(parts) < bits.nbytes + EACH else None
+
+
+def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
+    """The inverse of `tabled`, for `count` entries. Raises ValueError for a code of which the table has no value."""
+    table = bits_of(parts["palette"])
+    if "codes" not in parts:
+        return table.repeat(count)
+    codes = unpack(parts["codes"], width_of(len(table)), count)
+    if count and codes.max() >= len(table):
+        raise ValueError(f"has code {codes.max()} in a palette of {len(table)} values")
+    found: Bits = table[codes]
+    return found
+
+
+def check(parts: Mapping[str, Described], *, most: int, least_count: int, most_count: int) -> None:
+    """Raises ValueError where `parts` could not be a table of at most `most` values, and codes of so many entries."""
+    length = check_vector("palette", parts["palette"], None, least=1, most=most)
+    width = width_of(length)
+    if bool(width) != ("codes" in parts):
+        raise ValueError(f"has a palette of {length} values {'without' if width else 'with'} codes")
+    if width:
+        least, most = packed_bytes(width, least_count), packed_bytes(width, most_count)
+        check_vector("codes", parts["codes"], torch.uint8, least=least, most=most)
+
+
+def cost(parts: Mapping[str, Tensor]) -> int:
+    """About how many bytes `parts` take in a message."""
+    return sum(EACH + tensor.nbytes for tensor in parts.values())

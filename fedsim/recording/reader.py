@@ -1,0 +1,238 @@
+"""Reads a recording, lazily, and never executes anything from it; nothing that it claims is believed before it is checked."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from defenses.gradients import GradientSpec
+from defenses.inputs import InputsSpec
+from fedsim.recording import index
+from fedsim.recording.codec import Codec, Payload, codec_of
+from fedsim.recording.index import Row, SentRow
+from fedsim.recording.manifest import MAX_BYTES, Manifest
+from fedsim.recording.masked_vectors import MASKED, SUM, Masked, fits
+from fedsim.recording.observation import Observation
+from fedsim.recording.packing.parts import about, check_kind, check_shape
+from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
+from fedsim.recording.tensor_files import Layout, read_tensors
+from fedsim.recording.writer import BUFFER
+
+__all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
+
+OnDamage = Callable[[DamagedFile], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """One round in numbers of replies, and their bytes on the wire."""
+
+    round: int
+    complete: int
+    failed: int
+    late: int
+    bytes: int
+    masked: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server sent in one round, and to whom."""
+
+    weights: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    cohort: tuple[str, ...]
+
+
+class Recording:
+    """A recording on disk: its manifest, its index, and one `Observation` at a time.
+
+    It may come from anywhere: what is not as a recorder writes it is refused with DamagedFile, which names the file.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.read(self.folder / "manifest.json")
+        self._sent = lru_cache(maxsize=2)(self._try_sent)
+
+    def fingerprint(self) -> str:
+        """Tells this recording from others: a digest of its manifest and of the first weights that were sent."""
+        first = "".join(row.sha256 for row in self._sent_rows("ORDER BY round LIMIT 1"))
+        content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
+        return hashlib.sha256(content + first.encode()).hexdigest()
+
+    def rows(
+        self,
+        *,
+        rounds: Iterable[int] | None = None,
+        clients: Iterable[str] | None = None,
+        on_damage: OnDamage | None = None,
+    ) -> list[Row]:
+        """The index in order of round and client, of `rounds` and `clients` only where given.
+
+        on_damage: is told of each row that makes no sense, which is then left out; without it the first one raises DamagedFile.
+        """
+        chosen, values = [], []
+        for column, wanted in (("round", rounds), ("client", clients)):
+            if wanted:
+                chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
+                values.append(json.dumps(sorted(wanted)))
+        where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
+        columns = ", ".join(index.COLUMNS)
+        found = index.ask(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
+        rows: list[Row] = []
+        for row in _going_on(found, lambda line: index.row_of(self.folder, line), on_damage):
+            if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
+                raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r}: is out of order")
+            rows.append(row)
+        return rows
+
+    def counts(self) -> list[Counts]:
+        """Each round in numbers."""
+        statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
+        found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
+        index.check_counts(self.folder, found)
+        return [
+            Counts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size) for round, c, m, f, late, size in found
+        ]
+
+    def clients(self) -> list[str]:
+        """All clients, in order; a sum is none."""
+        found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
+        found = [client for client in found if client != SUM]
+        index.check_clients(self.folder, found)
+        return found
+
+    def summed(self, round: int) -> tuple[str, ...]:
+        """The clients whose updates are in the sum of a round, in order; none where there is no secure aggregation."""
+        query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
+        found = [client for (client,) in index.ask(self.folder, query, round, MASKED)]
+        index.check_clients(self.folder, found)
+        return tuple(found)
+
+    def masked(self, row: Row) -> Masked:
+        """What the server saw of one client under secure aggregation. Raises DamagedFile, naming the file, as `observation` does,
+        and ValueError where that was nothing that is written down."""
+        if row.file is None or row.sha256 is None or row.codec != MASKED:
+            raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
+        weights = self.sent(row.round).weights
+        tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: fits(found, weights))
+        try:
+            return Masked.from_tensors(tensors)
+        except ValueError as error:
+            raise DamagedFile(self.folder / row.file, str(error)) from None
+
+    def rounds(self) -> list[int]:
+        """All rounds of which there are global weights, in order."""
+        return [row.round for row in self._sent_rows("ORDER BY round")]
+
+    def observation(self, row: Row) -> Observation:
+        """Read one observation. Raises DamagedFile, naming the file, where it is not what the index says, or does not fit."""
+        if row.file is None or row.sha256 is None or row.codec is None:
+            words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
+            raise DamagedFile(self.folder / index.INDEX, words) if row.status == "complete" else ValueError(words)
+        if row.codec == MASKED:
+            raise ValueError(f"round {row.round}, client {row.client}: is masked; the update of its cohort is that of {SUM!r}")
+        m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
+        tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec)))
+        weights = sent.weights
+        if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
+            # some strategies send float64; a client starts from what its own types hold of it
+            weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
+        observation = Observation(
+            round=row.round,
+            client=row.client,
+            cohort=self.summed(row.round) if row.client == SUM else sent.cohort,
+            num_examples=row.num_examples,
+            model=m.model,
+            data=m.data,
+            training=m.training,
+            defenses=m.defense,
+            gradient=GradientSpec.parse(m.gradient),
+            inputs=InputsSpec.parse(m.inputs),
+            weights=weights,
+            payload=Payload(tensors=tensors, codec=row.codec),
+            buffers=sent.buffers,
+            buffers_after=buffers,
+            metrics=row.metrics,
+        )
+        if codec.packs:
+            try:
+                _ = observation.update
+            except ValueError as error:
+                raise DamagedFile(self.folder / row.file, str(error)) from None
+        return observation
+
+    def observations(
+        self,
+        *,
+        rounds: Iterable[int] | None = None,
+        clients: Iterable[str] | None = None,
+        on_damage: OnDamage | None = None,
+    ) -> Iterator[Observation]:
+        """All complete observations, lazily.
+
+        on_damage: is told of each observation that cannot be read, its error naming the file; the others follow. Without it
+                   the first one raises DamagedFile.
+        """
+        rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
+        return _going_on((row for row in rows if row.status == "complete"), self.observation, on_damage)
+
+    def sent(self, round: int) -> Sent:
+        """What the server sent in a round. Raises DamagedFile where that is missing or damaged."""
+        sent = self._sent(round)
+        if isinstance(sent, DamagedFile):
+            raise sent.with_traceback(None)
+        return sent
+
+    def _sent_rows(self, which: str, *values: int) -> list[SentRow]:
+        found = index.ask(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
+        return [index.sent_of(self.folder, line) for line in found]
+
+    def _try_sent(self, round: int) -> Sent | DamagedFile:
+        """Failures are kept too: all clients of a round with damaged weights must not have them read again."""
+        try:
+            found = self._sent_rows("WHERE round = ?", round)
+            if not found:
+                raise DamagedFile(self.folder / index.INDEX, f"has no global weights of round {round}")
+            weights, buffers = _apart(read_tensors(self.folder, found[0].file, found[0].sha256))
+            return Sent(weights, buffers, found[0].cohort)
+        except DamagedFile as error:
+            return error
+
+
+def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | None) -> Iterator[R]:
+    for item in items:
+        try:
+            read_item = read(item)
+        except DamagedFile as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+        else:
+            yield read_item
+
+
+def _check_fit(layout: Layout, sent: Sent, codec: Codec) -> None:
+    """Raises ValueError where a reply could not be what a client made of what it was sent."""
+    payload, buffers = _apart(layout)
+    codec.fits(payload, sent.weights)
+    if names := sorted(buffers.keys() - sent.buffers.keys()):
+        raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
+    for name, entry in buffers.items():
+        with about(name):
+            check_shape(entry, sent.buffers[name])
+            check_kind(entry, sent.buffers[name])
+
+
+def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+    """Weights, or a payload, and the buffers that lie in the same file."""
+    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
+    return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}

@@ -1,0 +1,133 @@
+"""Reads tensors from a safetensors file that may come from anywhere: all that it claims is checked before it is believed."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsim.recording.files import DTYPES
+from fedsim.recording.safe_files import UNPRINTABLE, opened, parse_json, read_exactly, shorten
+
+MAX_BYTES = 16 * 2**30
+"""Size of the largest file that is read: weights of four billion parameters."""
+MAX_HEADER = 4 * 2**20
+"""Bytes of the longest header: some forty thousand tensors."""
+MAX_DIMENSIONS = 16
+CHUNK = 1 << 20
+"""Bytes that are read and hashed at a time: they are still in the cache for the second."""
+
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """One tensor as a header describes it; `start` and `end` are bytes, counted from the end of the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+Layout = Mapping[str, Entry]
+
+
+def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[Layout], None] | None = None) -> dict[str, Tensor]:
+    """The tensors in the file `name` below `folder`, by name, in the order of its header.
+
+    fits: raises ValueError where the header describes other tensors than are expected. It is asked before more than the
+          header is read, so that no memory is taken for what a file only claims.
+
+    The bytes are read once, into memory that all tensors share, and hashed on the way.
+    Raises DamagedFile for anything but a whole safetensors file with that SHA-256.
+    """
+    with opened(folder, name, limit=MAX_BYTES) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        header = _header(file.read(8), size)
+        read_exactly(file, memoryview(header)[8:])
+        layout = _layout(bytes(header[8:]), size - len(header))
+        if fits is not None:
+            fits(layout)
+        digest = hashlib.sha256(header)
+        data = _room(size - len(header))
+        content = data.numpy().data
+        for start in range(0, len(content), CHUNK):
+            part = content[start : start + CHUNK]
+            read_exactly(file, part)
+            digest.update(part)
+        if digest.hexdigest() != sha256:
+            raise ValueError("its checksum differs from the index")
+        return {tensor_name: _tensor(tensor_name, entry, data) for tensor_name, entry in layout.items()}
+
+
+def _room(size: int) -> Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8)
+    except RuntimeError:
+        raise ValueError(f"takes {size} bytes of memory, which cannot be had here") from None
+
+
+def _header(length: bytes, size: int) -> bytearray:
+    claimed = int.from_bytes(length, "little")
+    if len(length) < 8 or claimed > min(MAX_HEADER, size - 8):
+        raise ValueError(f"is no tensor file: it has {size} bytes, and a header of {claimed} was announced")
+    return bytearray(length) + bytearray(claimed)
+
+
+def _layout(header: bytes, size: int) -> dict[str, Entry]:
+    """What a header says. Raises ValueError where the tensors do not fill the `size` bytes after it one by one."""
+    try:
+        described = parse_json(header)
+    except ValueError as error:
+        raise ValueError(f"its header cannot be read: {error}") from None
+    if not isinstance(described, dict):
+        raise ValueError("its header is no JSON object")
+    if not isinstance(described.pop("__metadata__", {}), dict):
+        raise ValueError("the metadata in its header are no JSON object")
+    layout = {name: _entry(name, entry) for name, entry in described.items()}
+    at = 0
+    for name, entry in sorted(layout.items(), key=lambda item: item[1][2:]):
+        if entry.start != at:
+            raise ValueError(f"tensor {name!r} begins at byte {entry.start}, and the one before it ends at {at}")
+        at = entry.end
+    if at != size:
+        raise ValueError(f"its tensors end at byte {at}, and there are {size} bytes of them")
+    return layout
+
+
+def _entry(name: str, described: Any) -> Entry:
+    words = f"tensor {shorten(name)}"
+    if not name or len(name) > 512 or UNPRINTABLE.search(name):
+        raise ValueError(f"{words}: that is no name")
+    if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{words} is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in TYPES:
+        raise ValueError(f"{words} has an unknown type {shorten(dtype)}")
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or prod(max(1, length) for length in shape) > MAX_BYTES:
+        raise ValueError(f"{words} has an impossible shape {shorten(shape)}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{words} has impossible offsets {shorten(offsets)}")
+    needed, (start, end) = prod(shape) * TYPES[dtype].itemsize, offsets
+    if end - start != needed:
+        raise ValueError(f"{words} of shape {tuple(shape)} and type {dtype} takes {needed} bytes, not {end - start}")
+    return Entry(TYPES[dtype], tuple(shape), start, end)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
+
+
+def _tensor(name: str, entry: Entry, data: Tensor) -> Tensor:
+    if entry.start == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    part = data[entry.start : entry.end]
+    if entry.dtype is torch.bool and int(part.max()) > 1:
+        raise ValueError(f"tensor {name!r} holds other truth values than 0 and 1")
+    if entry.start % entry.dtype.itemsize:
+        part = part.clone()
+    return part.view(entry.dtype).reshape(entry.shape)

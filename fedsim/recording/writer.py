@@ -1,0 +1,185 @@
+"""Writes a recording: append-only, every file whole or absent, the index rows last."""
+
+import json
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedsim.recording.codec import Payload
+from fedsim.recording.files import flush, make_private, write_tensors
+from fedsim.recording.manifest import Manifest
+from fedsim.recording.masked_vectors import SUM
+
+SCHEMA = """
+BEGIN;
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL,
+    cohort TEXT NOT NULL, sent_at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS observations (
+    round INTEGER NOT NULL, client TEXT NOT NULL, node TEXT NOT NULL, attempt INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('complete', 'masked', 'failed', 'late')), reason TEXT NOT NULL,
+    num_examples INTEGER, file TEXT, sha256 TEXT, codec TEXT, bytes INTEGER NOT NULL,
+    metrics TEXT NOT NULL, received_at REAL NOT NULL,
+    PRIMARY KEY (round, client)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS observations_by_client ON observations (client, round);
+COMMIT;
+"""
+BUFFER = "buffer:"
+"""Sets the names of buffers apart from those of weights in a file that holds both."""
+LONGEST = 2000
+"""Characters of a reason that are kept: a client sends it, and it may be anything."""
+MOST_METRICS = 100
+MOST_EXAMPLES = 2**53
+"""What a number of examples stays below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came back from one client in one round, or that nothing did.
+
+    client:  its pseudonym, or its node id where it sent none; SUM for the sum over all that are masked.
+    node:    Flower's node id, as text: it exceeds what JSON numbers hold.
+    status:  masked: the client's update is in the sum of its round, and nowhere else.
+    reason:  why there is no payload, where there is none.
+    buffers: what the client sent beside the update.
+    bytes:   size of the reply on the wire.
+    """
+
+    client: str
+    node: str
+    status: Literal["complete", "masked", "failed", "late"] = "complete"
+    reason: str = ""
+    payload: Payload | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    num_examples: int | None = None
+    bytes: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_plain(client: str) -> bool:
+    """Whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
+
+
+class Recorder:
+    """An append-only recording in `folder`, round by round: `sent`, `received` for each reply, then `commit`.
+
+    A round that was not committed is no part of the recording.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = make_private(folder)
+        if not (folder / "manifest.json").exists():
+            manifest.write(folder / "manifest.json")
+        _make_index(folder / "index.sqlite")
+        self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
+
+    def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
+        """Write down what a round starts from."""
+        self._pending = {"rounds": [], "observations": []}
+        path = self._round_folder(round) / "global.safetensors"
+        sha256 = write_tensors(path, _together(weights, buffers or {}), settle=False)
+        self._pending["rounds"].append((self._relative(path), sha256, time.time()))
+
+    def received(self, round: int, reply: Reply) -> None:
+        """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
+        if not is_plain(reply.client) and reply.client != SUM:
+            raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global' or 'sum'")
+        if reply.num_examples is not None and not 0 <= reply.num_examples < MOST_EXAMPLES:
+            raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
+        file = sha256 = codec = None
+        if reply.payload is not None:
+            path = self._round_folder(round) / f"{reply.client}.safetensors"
+            sha256 = write_tensors(path, _together(reply.payload.tensors, reply.buffers), settle=False)
+            file, codec = self._relative(path), reply.payload.codec
+        self._pending["observations"].append(
+            (
+                *(reply.client, reply.node, reply.status, _printable(reply.reason), reply.num_examples),
+                *(file, sha256, codec, reply.bytes, json.dumps(_bounded(reply.metrics)), time.time()),
+            )
+        )
+
+    def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
+        """Make what was sent and received in a round part of the recording, all at once."""
+        rounds, observations = self._pending["rounds"], self._pending["observations"]
+        for folder in (self._round_folder(round), self.folder / "rounds"):
+            flush(folder)
+        with closing(self._connect()) as index, index:
+            index.executemany(
+                "INSERT INTO rounds (round, attempt, cohort, file, sha256, sent_at) VALUES (?, ?, ?, ?, ?, ?)",
+                [(round, attempt, json.dumps(list(cohort)), *row) for row in rounds],
+            )
+            index.executemany(
+                "INSERT INTO observations (round, attempt, client, node, status, reason, num_examples, file, sha256, codec, "
+                f"bytes, metrics, received_at) VALUES ({', '.join('?' * 13)})",
+                [(round, attempt, *row) for row in observations],
+            )
+        self._pending = {"rounds": [], "observations": []}
+
+    def roll_back(self, after: int) -> None:
+        """Forget all rounds after round `after`, and whatever a crash left of them."""
+        with closing(self._connect()) as index, index:
+            for table in ("rounds", "observations"):
+                index.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
+        for path in (self.folder / "rounds").glob("*"):
+            if path.name.isdigit() and int(path.name) > after:
+                shutil.rmtree(path)
+        for path in self.folder.rglob(".*.partial"):
+            path.unlink()
+
+    def rounds(self) -> int:
+        """How many rounds are part of the recording so far."""
+        with closing(self._connect()) as index:
+            (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
+        return int(count)
+
+    def clients(self) -> set[str]:
+        """All clients that are part of the recording so far."""
+        with closing(self._connect()) as index:
+            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.folder / "index.sqlite")
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _round_folder(self, round: int) -> Path:
+        return make_private(make_private(self.folder / "rounds") / f"{round:05d}")
+
+
+def _printable(text: str) -> str:
+    return text[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Not more than anyone reads."""
+    return {_printable(name): value for name, value in sorted(metrics.items())[:MOST_METRICS]}
+
+
+def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, **{BUFFER + name: t for name, t in buffers.items()}}
+
+
+def _make_index(path: Path) -> None:
+    """An empty index, whole or absent: SQLite's own first write is neither."""
+    if path.exists() and path.stat().st_size:
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):  # by one that was killed
+        left.unlink(missing_ok=True)
+    with closing(sqlite3.connect(fresh)) as index:
+        index.executescript(SCHEMA)
+    fresh.chmod(0o600)
+    flush(fresh)
+    fresh.replace(path)

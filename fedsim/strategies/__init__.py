@@ -1,0 +1,1 @@
+"""Flower strategies: recording, averaging, and central differential privacy."""

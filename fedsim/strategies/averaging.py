@@ -1,0 +1,76 @@
+"""What Flower's strategies do not do for a PyTorch model: types that stay, and batch-norm statistics averaged apart."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedsim.flower import records
+from fedsim.strategies.wrapper import Wrapper
+
+
+class Averaging(Wrapper):
+    """Keeps buffers from `inner`, and the types of all tensors as they were sent.
+
+    Buffers are averaged by `num-examples`, integers rounded: a server optimiser such as FedAdam could make a variance negative,
+    and an average of integers is none. Some of Flower's strategies turn float32 into float64.
+
+    buffers: names of what is no weight.
+    """
+
+    def __init__(self, inner: Strategy, buffers: frozenset[str] = frozenset()) -> None:
+        super().__init__(inner)
+        self._buffers = buffers
+        self._types: dict[str, np.dtype] = {}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        self._types = {name: np.dtype(array.dtype) for name, array in arrays.items()}
+        weights, buffers = self._apart(arrays)
+        messages = list(self.inner.configure_train(server_round, weights, config, grid))
+        for message in messages:
+            sent = message.content[records.WEIGHTS]
+            assert isinstance(sent, ArrayRecord)
+            message.content[records.WEIGHTS] = _joined(sent, buffers)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        received, shares = [], []
+        for message in replies:
+            if not message.has_error():
+                arrays, metrics = message.content[records.WEIGHTS], message.content[records.METRICS]
+                assert isinstance(arrays, ArrayRecord)
+                assert isinstance(metrics, MetricRecord)
+                message.content[records.WEIGHTS], buffers = self._apart(arrays)
+                shares.append((float(metrics[records.NUM_EXAMPLES]), records.to_tensors(buffers)))  # type: ignore[arg-type]
+            received.append(message)
+        aggregated, metrics_ = self.inner.aggregate_train(server_round, received)
+        if aggregated is None:
+            return None, metrics_
+        weights = {name: t.to(self._torch_type(name)) for name, t in records.to_tensors(aggregated).items()}
+        averaged = {
+            name: average([(share, own[name]) for share, own in shares], self._torch_type(name)) for name in sorted(self._buffers)
+        }
+        return records.to_arrays({**weights, **averaged}), metrics_
+
+    def _torch_type(self, name: str) -> torch.dtype:
+        return torch.from_numpy(np.empty(0, self._types[name])).dtype
+
+    def _apart(self, arrays: ArrayRecord) -> tuple[ArrayRecord, ArrayRecord]:
+        weights = ArrayRecord({name: array for name, array in arrays.items() if name not in self._buffers})
+        return weights, ArrayRecord({name: array for name, array in arrays.items() if name in self._buffers})
+
+
+def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
+    """The mean of tensors by their shares, in type `kind`; integers are rounded."""
+    pairs = list(shares)
+    total = sum(share for share, _ in pairs)
+    mean = torch.stack([tensor.double() * (share / total) for share, tensor in pairs]).sum(dim=0)
+    return (mean if kind.is_floating_point else mean.round()).to(kind)
+
+
+def _joined(weights: ArrayRecord, buffers: ArrayRecord) -> ArrayRecord:
+    return ArrayRecord({**weights, **buffers}) if buffers else weights

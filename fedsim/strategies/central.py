@@ -1,0 +1,138 @@
+"""Central differential privacy: Flower's own wrappers, which clip each client's update on the server and add noise to their mean.
+
+They protect the global model from whoever sees no more than that. This server itself sees every update as it was sent, and
+records it so: against it, they do nothing.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from defenses.registry import bind
+from fedsim.flower import records
+from fedsim.strategies.wrapper import Wrapper
+
+Flowers = flower.DifferentialPrivacyServerSideFixedClipping | flower.DifferentialPrivacyServerSideAdaptiveClipping
+
+
+def fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
+    """Clip every update to one norm (McMahan et al. 2018).
+
+    noise_multiplier: z; the noise on the mean of m updates has a standard deviation of z * clipping_norm / m. Not negative.
+    clipping_norm:    greatest length of an update, in its own units; positive.
+    """
+    _check(noise_multiplier, clipping_norm)
+    return flower.DifferentialPrivacyServerSideFixedClipping(inner, noise_multiplier, clipping_norm, drawn)
+
+
+def adaptive(
+    inner: Strategy,
+    drawn: int,
+    *,
+    noise_multiplier: float,
+    clipping_norm: float = 0.1,
+    clipped_quantile: float = 0.5,
+    norm_learning_rate: float = 0.2,
+    clipped_count_stddev: float | None = None,
+) -> Flowers:
+    """Clip to a norm that goes with the lengths of the updates (Andrew et al. 2021).
+
+    noise_multiplier: of the mean and of the count together, see `fixed`. clipping_norm: that of the first round.
+    clipped_quantile: share of clients that are to be clipped, in [0, 1]. norm_learning_rate: of the norm's logarithm; positive.
+    clipped_count_stddev: of the noise on how many were clipped; by default a twentieth of those drawn.
+    """
+    _check(noise_multiplier, clipping_norm)
+    if not 0 <= clipped_quantile <= 1:
+        raise ValueError(f"strategy.central.clipped_quantile must be in [0, 1], got {clipped_quantile}")
+    if not 0 < norm_learning_rate < math.inf:
+        raise ValueError(f"strategy.central.norm_learning_rate must be positive and finite, got {norm_learning_rate}")
+    wrapped = flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        inner, noise_multiplier, drawn, clipping_norm, clipped_quantile, norm_learning_rate, clipped_count_stddev
+    )
+    # Flower 1.41 counts those that were clipped, and moves the norm as the paper does for those that were not: away from its aim
+    wrapped.clip_norm_lr = -norm_learning_rate
+    return wrapped
+
+
+KINDS = {"fixed": fixed, "adaptive": adaptive}
+
+
+def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
+    """`inner` with the noise that the table `strategy.central` asks for, over `drawn` clients a round.
+
+    Raises ValueError for unknown keys and for values out of range.
+    """
+    if not isinstance(central, Mapping):
+        raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
+    given = {"kind": "fixed", **central}
+    kind = given.pop("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"strategy.central.kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    bound = bind("strategy.central", KINDS[kind], inner, drawn, given=given, hidden=2)
+    return Central(KINDS[kind](**bound))
+
+
+class Central(Wrapper):
+    """What a guarantee needs beyond Flower's wrapper: equal shares, of exactly those who answered, and noise for the norm in use.
+
+    A share by number of examples would let one client weigh more than the noise is made for, and the noise is for the clients
+    that are in the mean, where some did not answer. Flower would drop the round for one that failed.
+    """
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        answered = [message for message in replies if not message.has_error()]
+        if not answered:
+            return None, None
+        for message in answered:
+            message.content[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: 1})
+        wrapped: Any = self.inner
+        for message in answered:
+            _lengthen(message.content[records.WEIGHTS], wrapped.current_arrays)
+        wrapped.num_sampled_clients = len(answered)
+        norm = wrapped.clipping_norm
+        aggregated, metrics = wrapped.aggregate_train(server_round, answered)
+        return self._complete(aggregated, norm, len(answered)), metrics
+
+    def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
+        """Flower's noise is for the norm of the next round: where that is smaller than `norm`, what is missing is added."""
+        wrapped: Any = self.inner
+        missing = norm**2 - wrapped.clipping_norm**2
+        if aggregated is None or missing <= 0 or not wrapped.noise_multiplier:
+            return aggregated
+        std = wrapped.noise_multiplier * math.sqrt(missing) / answered
+        return ArrayRecord({key: Array(_noisy(array.numpy(), std)) for key, array in aggregated.items()})
+
+
+def _lengthen(arrays: Any, start: ArrayRecord) -> None:
+    """Change an update of length zero by the least that can be seen: Flower divides by the length, which would end the run."""
+    if _length(records.view(array) - records.view(start[key]) for key, array in arrays.items()):
+        return
+    key = next(key for key, array in arrays.items() if records.view(array).size)
+    moved, before = arrays[key].numpy(), records.view(start[key])
+    at = np.unravel_index(np.argmin(np.abs(moved)), moved.shape)
+    step = np.spacing(np.abs(moved[at]))
+    while not _length([moved[at] - before[at]]):
+        moved[at] += step
+        step *= 2
+    arrays[key] = Array(moved)
+
+
+def _length(update: Iterable[Any]) -> float:
+    """As Flower has it, each square in the type of the tensor, where it may come to nothing."""
+    return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
+
+
+def _noisy(values: Any, std: float) -> Any:
+    return np.asarray(values + np.random.normal(0, std, values.shape).astype(values.dtype))
+
+
+def _check(noise_multiplier: float, clipping_norm: float) -> None:
+    if not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"strategy.central.noise_multiplier must be finite and not negative, got {noise_multiplier}")
+    if not 0 < clipping_norm < math.inf:
+        raise ValueError(f"strategy.central.clipping_norm must be positive and finite, got {clipping_norm}")

@@ -1,0 +1,154 @@
+"""Records a federation of somebody else's: one line about its strategy."""
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import gmtime, strftime
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from defenses.spec import DefenseSpec
+from fedsim import models
+from fedsim.recording.manifest import Manifest
+from fedsim.recording.observation import DataSpec, ModelSpec, Training
+from fedsim.recording.selection import Wanted
+from fedsim.recording.writer import Recorder
+from fedsim.strategies.recording_strategy import Recording
+from fedsim.strategies.wrapper import Wrapper
+
+
+def record(
+    strategy: Strategy,
+    out: Path | str,
+    *,
+    model: str | ModelSpec,
+    training: Training,
+    data: DataSpec,
+    defense: str = "",
+    gradient: str = "plain",
+    inputs: str = "",
+    rounds: str = "all",
+    clients: str = "all",
+) -> Strategy:
+    """`strategy` itself, from now on recorded in `out`: it samples, aggregates and evaluates as before.
+
+    model:    a name of this project, or `module:function` of the app; the function takes nothing, or (shape, num_classes).
+              Its state dict must have the names that the server sends; buffers may be missing there.
+    training: what clients are told to do; the attacker goes by it. data: the public shape of their data.
+    defense:  what clients do to their updates, where they use `fedsim.client.update_mod`.
+    gradient, inputs: what clients do while they train, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
+    rounds, clients: what is written down, as in an experiment.
+
+    Around a strategy that clips or adds noise on the server, what clients sent is recorded, before that: give the outermost one.
+    Raises ValueError where `out` holds a recording already, or a name is unknown. The strategy does so before it sends anything,
+    where `model` is not the network that it sends, or it sends each client other weights.
+    """
+    folder = Path(out)
+    _check_new(folder)
+    spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
+    if ":" in spec.name and spec.name not in models.MODELS:
+        models.admit(spec.name)
+    network = models.build(spec, data)
+    weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    wanted = Wanted.parse(rounds, clients)
+    chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)
+    manifest = Manifest(
+        name=folder.name,
+        model=spec,
+        data=data,
+        training=training,
+        defense=chosen,
+        gradient=gradient,
+        inputs=inputs,
+        codec=chosen.codec(),
+        created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
+        software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
+    )
+    own, state = _Own(strategy), network.state_dict()
+
+    def start() -> Recording:
+        _check_new(folder)
+        recorder = Recorder(folder / "recording", manifest)
+        types = {name: tensor.dtype for name, tensor in state.items()}
+        return Recording(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
+
+    watched = _Watched(own, network, str(spec), start)
+    # hooked, not wrapped: a strategy with a `start` of its own calls the hooks on itself, and apps look at its attributes
+    vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
+    return strategy
+
+
+class _Own(Wrapper):
+    """A strategy with its hooks as they were before `record` put others in their place."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        return self._configure(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return self._aggregate(server_round, replies)
+
+
+class _Watched(Wrapper):
+    """Starts the recording once the network is known to be the one that is sent: with another, it could not be attacked."""
+
+    def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], Recording]) -> None:
+        super().__init__(inner)
+        self._shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+        self._optional = frozenset(models.buffer_names(network))
+        self._name, self._start = name, start
+        self._recording: Recording | None = None
+        self._round = 0
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        self._check(arrays)
+        if server_round <= self._round:
+            raise ValueError(f"round {server_round} is recorded already; record() a new strategy in another folder for a new run")
+        if self._recording is None:
+            self._recording = self._start()
+        self._round = server_round
+        messages = list(self._recording.configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            for sent in message.content.array_records.values():
+                if sent is not arrays and dict(sent) != dict(arrays):
+                    raise ValueError(
+                        f"node {message.metadata.dst_node_id} is sent other weights than the global ones; "
+                        "a recording holds one set of weights a round"
+                    )
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return (self._recording or self.inner).aggregate_train(server_round, replies)
+
+    def _check(self, arrays: ArrayRecord) -> None:
+        sent = {key: tuple(array.shape) for key, array in arrays.items()}
+        for key in sorted(sent.keys() | self._shapes.keys()):
+            here, there = self._shapes.get(key), sent.get(key)
+            if here == there or (there is None and key in self._optional):
+                continue
+            raise ValueError(
+                f"the server sends {_shaped(key, there)}, and the model {self._name} has {_shaped(key, here)}; "
+                "give record() the network that is trained"
+            )
+
+
+def _shaped(name: str, shape: tuple[int, ...] | None) -> str:
+    return f"no {name!r}" if shape is None else f"{name!r} of shape {shape}"
+
+
+def _check_new(folder: Path) -> None:
+    if (folder / "recording").exists():
+        raise ValueError(f"{folder} holds a recording already; choose another folder, or fedsim delete it")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

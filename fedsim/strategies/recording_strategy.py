@@ -1,0 +1,148 @@
+"""An honest-but-curious strategy: aggregates exactly as the strategy that it wraps, and writes down what passes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.flower import records
+from fedsim.recording.selection import Wanted
+from fedsim.recording.writer import Recorder, Reply
+from fedsim.strategies.replies import Replies, is_packed, pseudonym_of
+from fedsim.strategies.wrapper import Wrapper, innermost
+
+Traffic = dict[str, int | dict[str, dict[str, int]]]
+"""Of one round: bytes_up and bytes_down over all clients, clients that answered, and those missing; under "bytes" by client what
+each of them sent, `up`, and was sent, `down`. All of it as it is in Flower's messages, packed."""
+
+
+class Recording(Wrapper):
+    """Wraps any Flower strategy.
+
+    inner:    samples clients and aggregates; it sees plain replies, with weights, and never knows that it is watched.
+    recorder: where observations go. wanted: which of them.
+    buffers:  names of what the server sends beside the weights.
+    foreign:  whether clients may send whole weights, as apps do that know nothing of this project. Their replies go to `inner`
+              as they are, good or bad; in a federation of ours, a malformed reply is a failed one.
+    types:    of the tensors in the clients' network, by name, where the server may send others: some of Flower's strategies send
+              float64, of which clients start from what their own types hold. That is what is written down.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        recorder: Recorder,
+        *,
+        wanted: Wanted | None = None,
+        buffers: frozenset[str] = frozenset(),
+        foreign: bool = False,
+        types: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or Wanted(), buffers, foreign
+        self._replies = Replies(
+            start=ArrayRecord(),
+            buffers=buffers,
+            key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS)),
+            examples=str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES)),
+            foreign=foreign,
+            types=types or {},
+        )
+        self._types = types or {}
+        self._attempt = 1
+        self._asked: dict[int, int] = {}  # by node, the bytes that it is sent
+        self._sent: list[Metadata] = []
+        self._kept: set[str] = set(recorder.clients()) if self._wanted.at_most else set()
+        self.pseudonyms: dict[int, str] = {}
+        self.traffic: Traffic = {}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        self._attempt = 1 if self._foreign else int(config.get("attempt", 1))  # type: ignore[arg-type]
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id: records.count_bytes(message.content) for message in messages}
+        self._sent = [message.metadata for message in messages]
+        self._replies = replace(self._replies, start=arrays)
+        self.traffic = {"bytes_down": sum(self._asked.values()), "bytes_up": 0}
+        if self._writes(server_round):
+            tensors = {name: t.to(self._types.get(name, t.dtype)) for name, t in records.to_tensors(arrays).items()}
+            buffers = {name: tensors.pop(name) for name in sorted(self._buffers & tensors.keys())}
+            self._recorder.sent(server_round, tensors, buffers)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        by_node = by_client(replies, self._sent)
+        self.pseudonyms |= {node: name for node, message in by_node.items() if (name := pseudonym_of(message)) is not None}
+        packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
+        named = distinct(sorted((self._name(node), node) for node in {*by_node, *self._asked}))
+        received = {
+            node: self._write(server_round, client, self._read(node, by_node.get(node))) for node, client in named.items()
+        }
+        if self._writes(server_round):
+            self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
+        accepted = [
+            by_node[node]
+            for node, reply in received.items()
+            if node in by_node
+            and (reply.status == "complete" or by_node[node].has_error() or (self._foreign and node not in packed))
+        ]
+        if self._foreign:
+            accepted.sort(key=list(by_node.values()).index)
+        complete = sum(reply.status == "complete" for reply in received.values())
+        self.traffic |= {
+            "bytes_up": sum(reply.bytes for reply in received.values()),
+            "clients": complete,
+            "missing": len(received) - complete,
+            "bytes": {c: {"up": received[node].bytes, "down": self._asked.get(node, 0)} for node, c in named.items()},
+        }
+        return self.inner.aggregate_train(server_round, accepted)
+
+    def _read(self, node: int, message: Message | None) -> Reply:
+        if message is None:
+            return Reply(client=str(node), node=str(node), status="late", reason="no answer in time")
+        return replace(self._replies.read(message), node=str(node))
+
+    def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
+        """Write a reply down, and let go of what is large: one update in memory at a time."""
+        reply = replace(reply, client=client)
+        if self._writes(server_round) and self._keeps(reply):
+            self._recorder.received(server_round, reply)
+        return replace(reply, payload=None, buffers={})
+
+    def _writes(self, server_round: int) -> bool:
+        return self._wanted.rounds is None or server_round in self._wanted.rounds
+
+    def _keeps(self, reply: Reply) -> bool:
+        if self._wanted.clients is not None:
+            return reply.client in self._wanted.clients
+        if self._wanted.at_most is None:
+            return True
+        if reply.status in ("complete", "masked") and len(self._kept) < self._wanted.at_most:
+            self._kept.add(reply.client)
+        return reply.client in self._kept
+
+    def _name(self, node: int) -> str:
+        return self.pseudonyms.get(node, str(node))
+
+
+def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
+    """Replies by the node that was asked. A SuperLink answers for a client that is gone, under a number of its own."""
+    asked = {metadata.dst_node_id for metadata in sent}
+    about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
+    found: dict[int, Message] = {}
+    for message in replies:
+        node = message.metadata.src_node_id
+        found[node if node in asked else about.get(message.metadata.reply_to_message_id, node)] = message
+    return found
+
+
+def distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
+    """Names by node. A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
+    taken: set[str] = set()
+    names: dict[int, str] = {}
+    for client, node in named:
+        names[node] = str(node) if client in taken else client
+        taken.add(names[node])
+    return names

@@ -1,0 +1,181 @@
+"""What the server learns from a reply. A client sends it, so it may hold anything."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedsim.flower import records
+from fedsim.recording.codec import Payload, codec_of
+from fedsim.recording.files import DTYPES
+from fedsim.recording.packing.parts import apart
+from fedsim.recording.writer import MOST_EXAMPLES, Reply, is_plain
+
+NODE_DIGITS = 13
+"""A pseudonym of so many digits and nothing else could be another client's node id."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies:
+    """How the replies of one round are read.
+
+    start:    what the clients were sent. buffers: names of what is no weight in it.
+    key:      of the record of weights in a plain reply. examples: of the metric that counts them.
+    foreign:  whether clients may send whole weights, as apps do that know nothing of this project.
+    types:    of the tensors in the clients' network, by name, where the server may send others.
+    """
+
+    start: ArrayRecord
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+    key: str = records.WEIGHTS
+    examples: str = records.NUM_EXAMPLES
+    foreign: bool = False
+
+    def read(self, message: Message) -> Reply:
+        """What is in `message`, which becomes the plain reply that Flower's strategies expect."""
+        node = str(message.metadata.src_node_id)
+        if message.has_error():
+            return Reply(client=node, node=node, status="failed", reason=message.error.reason or "")
+        size = records.count_bytes(message.content)
+        try:
+            return self._read(message.content, node, size)
+        except Exception as error:  # whatever is wrong with it, one reply must not end the federation
+            reason = f"malformed reply: {error or type(error).__name__}"
+            return Reply(client=node, node=node, status="failed", reason=reason, bytes=size)
+
+    def _read(self, content: RecordDict, node: str, size: int) -> Reply:
+        if self.foreign:
+            metrics = _numbers(_only(content.metric_records, "record of metrics"))
+            examples = _take_count(metrics, self.examples)
+        else:
+            metrics = records.reported(content)
+            examples = whole(metrics.pop(self.examples))
+        if self.foreign and not is_packed(content):  # left as it is
+            payload, buffers = self._weights_of(content)
+        else:
+            payload, buffers = self._update_of(content)
+        if not self.foreign:  # nothing of a client's own choosing reaches the strategy: Flower ends a run over one metric
+            _replace(content, records.METRICS, MetricRecord({self.examples: examples or 0}))
+        return Reply(client=node, node=node, payload=payload, buffers=buffers, num_examples=examples, bytes=size, metrics=metrics)
+
+    def _weights_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
+        tensors = records.to_tensors(_only(content.array_records, "record of weights"))
+        buffers = {name: tensors.pop(name) for name in sorted(self.buffers & tensors.keys())}
+        self._check(tensors, buffers)
+        return Payload(tensors=tensors, codec="weights"), buffers
+
+    def _update_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
+        """What a client sent, packed, and its buffers; in `content` the plain weights take their place."""
+        payload, buffers = records.take_payload(content), records.take_buffers(content)
+        codec = codec_of(payload.codec)
+        self._check_names(apart(payload.tensors) if codec.packs else payload.tensors)
+        update = codec.decode(payload.tensors, self._start() if payload.codec == "weights" else self._shapes())
+        self._check(update, buffers)
+        plain = {  # in the order of what was sent: Flower's own clipping goes by it, not by name
+            name: records.pack(buffers[name].numpy()) if name in buffers else _plus(sent, update[name])
+            for name, sent in self.start.items()
+        }
+        if self.foreign:
+            content[self.key] = ArrayRecord(plain)
+        else:
+            _replace(content, self.key, ArrayRecord(plain))
+        return payload, buffers
+
+    def _start(self) -> dict[str, Tensor]:
+        return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
+
+    def _shapes(self) -> dict[str, Tensor]:
+        """What `_start` has, without its numbers."""
+        shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+    def _check_names(self, update: Iterable[str]) -> None:
+        """Raises ValueError where a buffer is among the names of an update."""
+        if mixed := sorted(self.buffers.intersection(update)):
+            raise ValueError(
+                f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
+            )
+
+    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where names, shapes or kinds of numbers do not fit what was sent."""
+        got = {name: (tuple(t.shape), _kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
+        sent = {
+            name: (tuple(array.shape), _kind(self.types[name]) if name in self.types else _kind_of(array))
+            for name, array in self.start.items()
+        }
+        if got != sent:
+            wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
+            raise ValueError(f"names, shapes or types differ from the weights sent, the first: {wrong[0]}")
+
+
+def is_packed(content: RecordDict) -> bool:
+    """Whether a reply holds an update as this project's clients send it."""
+    return records.PAYLOAD in content and records.CODEC in content
+
+
+def pseudonym_of(message: Message) -> str | None:
+    """The name under which a client wants to be known, if it sent one that can name a file and is no node id."""
+    record = message.content.get(records.CLIENT) if message.has_content() else None
+    name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
+    if not isinstance(name, str) or not is_plain(name) or (name.isdigit() and len(name) >= NODE_DIGITS):
+        return None
+    return name
+
+
+def whole(count: float) -> int:
+    """A number of examples. Raises ValueError for what cannot be one."""
+    if not isfinite(count) or count != int(count) or not 1 <= count < MOST_EXAMPLES:
+        raise ValueError(f"{count} examples")
+    return int(count)
+
+
+def _take_count(metrics: dict[str, float], key: str) -> int | None:
+    """The number of examples, taken out of `metrics`; None where an app reports none, or something that counts nothing."""
+    try:
+        count = whole(metrics[key])
+    except (KeyError, ValueError):
+        return None
+    del metrics[key]
+    return count
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype not in DTYPES:
+        raise ValueError(f"numbers of type {dtype}")
+    return "floating" if dtype.is_floating_point else "truth" if dtype == torch.bool else "whole"
+
+
+def _kind_of(array: Array) -> str:
+    return _kind(torch.from_numpy(np.empty(0, np.dtype(array.dtype))).dtype)
+
+
+def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:
+    """Put `record` in the place of all others of its kind."""
+    for name in [name for name, other in content.items() if isinstance(other, type(record))]:
+        del content[name]
+    content[key] = record
+
+
+def _plus(start: Array, update: Tensor) -> Array:
+    """Weights after an update, in their own type. One tensor at a time: an update is large."""
+    before = records.view(start)
+    return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
+
+
+def _only(found: Mapping[str, T], what: str) -> T:
+    """The one record of its kind, whatever an app calls it, as Flower's own strategies take it."""
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} times a {what} where Flower expects one")
+    return next(iter(found.values()))
+
+
+def _numbers(record: MetricRecord) -> dict[str, float]:
+    return {name: value for name, value in record.items() if not isinstance(value, list)}

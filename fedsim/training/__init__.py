@@ -1,0 +1,1 @@
+"""Local training of a client: steps, batches and privacy accounting."""

@@ -1,0 +1,42 @@
+"""Which examples a client uses in which step: a walk through its epochs that goes on from round to round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.recording.observation import Training
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a client stands: the number of finished epochs, and how many examples of the current one are used."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+def batches(cursor: Cursor, size: int, training: Training, order: Callable[[int], Indices]) -> tuple[list[Indices], Cursor]:
+    """The batches of one round, as positions 0 .. size - 1 among the client's examples, and where the next round starts.
+
+    order: from the number of an epoch, the order of its examples; the client's secret.
+    Raises ValueError where `size` examples do not fill a single batch and short ones are dropped.
+    """
+    if training.drop_last and size < training.batch_size:
+        raise ValueError(f"{size} examples do not fill one batch of {training.batch_size}, and training.drop_last is set")
+    usable = size - size % training.batch_size if training.drop_last else size
+    whole_epochs = training.epochs is not None
+    steps = training.epochs * -(-usable // training.batch_size) if training.epochs is not None else training.steps
+    assert steps is not None
+    epoch, position = cursor.epoch, 0 if whole_epochs else cursor.position
+    chosen = []
+    for _ in range(steps):
+        if position >= usable:
+            epoch, position = epoch + 1, 0
+        stop = min(position + training.batch_size, usable)
+        chosen.append(order(epoch)[position:stop])
+        position = stop
+    return chosen, Cursor(epoch + 1, 0) if whole_epochs else Cursor(epoch, position)

@@ -1,0 +1,150 @@
+"""Local training: what a client computes from the weights that it was sent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from types import MappingProxyType
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from defenses.networks import draw
+from defenses.rules import Problem, Rule, plain
+from fedsim.models import buffer_names, loss_of, predictions
+from fedsim.recording.observation import DataSpec, Training
+
+Weights = Mapping[str, Tensor]
+Batch = tuple[Tensor, Tensor]
+
+NOTHING: Weights = MappingProxyType({})
+PLAIN = plain()
+NO_CHANCE = Generator()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """update: local minus global weights, by name. loss: mean over the examples used, each before its own step.
+
+    buffers: batch-norm statistics after training, by name; empty where the model has none.
+    """
+
+    update: dict[str, Tensor]
+    loss: float
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def train(
+    model: nn.Module,
+    weights: Weights,
+    batches: Sequence[Batch],
+    training: Training,
+    data: DataSpec,
+    *,
+    buffers: Weights = NOTHING,
+    rule: Rule = PLAIN,
+    rng: Generator | None = None,
+) -> Trained:
+    """Take one SGD step on each batch (x, y), starting from `weights`; nothing that is given is changed.
+
+    The update is added up by itself, so that one step gives `-learning_rate * gradient` to the last bit: the difference
+    of two nearby float32 weights would lose most of a small update.
+
+    buffers: where batch-norm statistics start; empty for the model's own. With `training.mode == "train"`, batch norm goes by
+    the statistics of each batch, and moves its running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`.
+    With "eval" it goes by the running ones, which stay. Raises ValueError where one of them is missing.
+    rule: how each gradient is computed; what it draws, it draws from `rng`, which only the plain rule does without. Blocks that
+    are random for privacy draw in both modes, from the global generator.
+    """
+    if rng is None and rule is not PLAIN:
+        raise ValueError("a rule that may draw noise needs a generator: give rng")
+    model.train(training.mode == "train")
+    draw(model)
+    loss_function, optimiser = loss_of(training.loss), _SGD(weights, training)
+    carried = _copied(_starting(model, buffers))
+    losses, examples = 0.0, 0
+    for x, y in batches:
+        current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.weights(), strict=True)}
+        problem = Problem(model, _forward(model, carried, data), loss_function)
+        gradient, loss = rule.gradient(problem, current, x, y, rng or NO_CHANCE)
+        optimiser.step(tuple(gradient.values()))
+        losses, examples = losses + loss.item() * len(y), examples + len(y)
+        if training.buffers == "none":
+            carried = _copied(_starting(model, buffers))
+    return Trained(dict(zip(weights, optimiser.update, strict=True)), losses / examples, carried)
+
+
+def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[Weights, Tensor], Tensor]:
+    return lambda weights, x: functional_call(model, {**buffers, **weights}, (data.normalise(x),))
+
+
+class _SGD:
+    """Plain SGD with momentum and weight decay, as torch.optim.SGD has it, on the update alone."""
+
+    def __init__(self, weights: Weights, training: Training) -> None:
+        self.start, self.training = tuple(w.detach() for w in weights.values()), training
+        self.update: tuple[Tensor, ...] = ()
+        self.velocity: tuple[Tensor, ...] = ()
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """Where the next gradient is to be taken; new tensors."""
+        return torch._foreach_add(self.start, self.update) if self.update else tuple(w.detach() for w in self.start)
+
+    def step(self, gradient: tuple[Tensor, ...]) -> None:
+        rate, momentum, decay = self.training.learning_rate, self.training.momentum, self.training.weight_decay
+        if decay:
+            gradient = torch._foreach_add(gradient, self.weights(), alpha=decay)
+        if momentum and self.velocity:
+            torch._foreach_mul_(self.velocity, momentum)
+            torch._foreach_add_(self.velocity, gradient)
+        elif momentum:
+            self.velocity = tuple(g.clone() for g in gradient)
+        step = self.velocity or gradient
+        if self.update:
+            torch._foreach_add_(self.update, step, alpha=-rate)
+        else:
+            self.update = torch._foreach_mul(step, -rate)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    weights: Weights,
+    x: Tensor,
+    y: Tensor,
+    data: DataSpec,
+    training: Training,
+    *,
+    buffers: Weights = NOTHING,
+    chunk: int = 512,
+) -> dict[str, float]:
+    """Mean loss, as `training` names it, and accuracy on held-out examples, in evaluation mode.
+
+    buffers: the global batch-norm statistics; empty for the model's own. Where clients train in mode "train" and statistics
+    are not shared, there are no global ones: batch norm then goes by those of the held-out examples, in parts of equal size
+    with at most `chunk` each, on which the result then depends.
+    """
+    model.eval()
+    if training.mode == "train" and training.buffers != "shared":
+        for module in model.modules():
+            module.train(isinstance(module, _BatchNorm))
+    state = {**_copied(_starting(model, buffers)), **weights}
+    parts = torch.tensor_split(data.normalise(x), max(1, ceil(len(x) / chunk)))
+    logits = torch.cat([functional_call(model, state, (part,)) for part in parts])
+    model.eval()
+    accuracy = (predictions(logits) == y).float().mean()
+    return {"loss": loss_of(training.loss)(logits, y).item(), "accuracy": accuracy.item()}
+
+
+def _starting(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
+    """The buffers of `model` by name, as given, or its own."""
+    names = buffer_names(model)
+    if missing := [name for name in names if buffers and name not in buffers]:
+        raise ValueError(f"buffers lack {', '.join(missing)}; give all of the model's, or none for its own")
+    own = dict(model.named_buffers())
+    return {name: buffers[name] if buffers else own[name] for name in names}
+
+
+def _copied(tensors: Weights) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors.items()}
