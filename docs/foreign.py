@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from attacker.attacks import AttackSpec
+from attacker.commands.progress_bar import replay_with_progress
 from attacker.reconstruction import Reconstruction
-from attacker.replay.progress_bar import replay_with_progress
 from fedsim.client import update_mod
 from fedsim.engine import engines as engine
 from fedsim.recording import DataSpec, Recording, Training

@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from attacker.attacks import AttackSpec
-from attacker.replay.progress_bar import replay_with_progress
+from attacker.commands.progress_bar import replay_with_progress
 from attacker.report import build
 from attacker.scoring import Scorer, Summary, summarise
 from fedsim.cli import federate

@@ -69,7 +69,7 @@ def replay(
     """
     with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
-        from attacker.replay.progress_bar import replay_with_progress
+        from attacker.commands.progress_bar import replay_with_progress
         from fedsim.recording import Recording
         from fedsim.recording.selection import parse_rounds
 

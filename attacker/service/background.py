@@ -8,10 +8,10 @@ from attacker.service.http.dependencies import Parts
 from attacker.service.index import Arrived
 from attacker.service.jobs.queue import Full
 from attacker.service.jobs.rule_history import Recorded
-from attacker.service.jobs.rules import Rules
+from attacker.service.rules import Rules
 from attacker.service.settings import UNMEASURED
+from attacker.service.supervisor.supervisor import Crew
 from attacker.service.watcher import Watcher
-from attacker.service.workers.supervisor import Crew
 
 log = logging.getLogger("attacker.service")
 

@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from attacker.service.authorisation import HEADERS
 from attacker.service.background import Works
-from attacker.service.http.authorisation import HEADERS
 from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
 from attacker.service.settings import Settings
 

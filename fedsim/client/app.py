@@ -25,7 +25,7 @@ from fedsim.client.sending import put_update
 from fedsim.flower import records
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.secagg.mod import Part, secure
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol.terms import Agreement
 from fedsim.training.batches import Cursor, batches
 from fedsim.training.local import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset

@@ -14,7 +14,7 @@ from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
-from fedsim.secagg.terms import Agreement, Terms
+from fedsim.secagg.protocol.terms import Agreement, Terms
 
 EITHER = ("steps", "epochs", "gradient_squeezing")
 """Keys of which one rules out the others: overriding one takes the others away."""

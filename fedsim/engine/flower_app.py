@@ -6,8 +6,8 @@ public:     on the server, the folder of public facts on data that it does not h
 resume, device, threads: as for `fedsim run`.
 
 What is a client's own is in the configuration of its SuperNode, which no server sets: `data`, `private`, `truth` and `public`
-(`fedsim.engine.locations`), `client-seed` for simulations that are to repeat, and `experiment`: a file that says what this client agreed
-to; it takes no part in anything else.
+(`fedsim.engine.locations`), `client-seed` for simulations that are to repeat, and `experiment`: a file that says what this
+client agreed to; it takes no part in anything else.
 """
 
 import tomllib

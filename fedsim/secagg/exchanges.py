@@ -13,12 +13,12 @@ from flwr.serverapp import Grid
 
 from fedsim.flower import records
 from fedsim.secagg import messages
-from fedsim.secagg.aggregator import Aggregator, Lost
-from fedsim.secagg.masks import Words
 from fedsim.secagg.messages import SECURE
 from fedsim.secagg.outcome import Outcome, Seen
-from fedsim.secagg.participant import Publics, Stage
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol.aggregator import Aggregator, Lost
+from fedsim.secagg.protocol.masks import Words
+from fedsim.secagg.protocol.participant import Publics, Stage
+from fedsim.secagg.protocol.terms import Agreement
 from fedsim.strategies.replies import pseudonym_of, whole
 
 T = TypeVar("T")

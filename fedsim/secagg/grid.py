@@ -12,7 +12,7 @@ from fedsim.flower import records
 from fedsim.flower.grid import Around
 from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import Outcome
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol.terms import Agreement
 
 FAILED = 90
 """Code of the error replies that a strategy gets."""

@@ -8,11 +8,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.flower import records
-from fedsim.secagg.aggregator import Asked, Roster
-from fedsim.secagg.keys import check_public
-from fedsim.secagg.masks import Words
-from fedsim.secagg.participant import STAGES, Opened, Participant, Publics, Shares, Stage
-from fedsim.secagg.shamir import SHARE_BYTES
+from fedsim.secagg.protocol.aggregator import Asked, Roster
+from fedsim.secagg.protocol.keys import check_public
+from fedsim.secagg.protocol.masks import Words
+from fedsim.secagg.protocol.participant import STAGES, Opened, Participant, Publics, Shares, Stage
+from fedsim.secagg.protocol.shamir import SHARE_BYTES
 
 SECURE = "secagg"
 """Of the record with what one exchange says, both ways, and of a client's state."""

@@ -8,11 +8,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.flower import records
 from fedsim.recording.codec import decode
-from fedsim.secagg import messages, participant
-from fedsim.secagg.keys import Draw, seeded, system
+from fedsim.secagg import messages
 from fedsim.secagg.messages import MASKED, SECURE
-from fedsim.secagg.participant import Participant, Stage
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol import participant
+from fedsim.secagg.protocol.keys import Draw, seeded, system
+from fedsim.secagg.protocol.participant import Participant, Stage
+from fedsim.secagg.protocol.terms import Agreement
 
 CallNext = Callable[[Message, Context], Message]
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsim.secagg.masks import Words
-from fedsim.secagg.participant import Publics, Stage
-from fedsim.secagg.quantisation import Revealed
+from fedsim.secagg.protocol.masks import Words
+from fedsim.secagg.protocol.participant import Publics, Stage
+from fedsim.secagg.protocol.quantisation import Revealed
 
 
 @dataclass

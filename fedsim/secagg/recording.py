@@ -10,7 +10,7 @@ from fedsim.recording.codec import Payload, encode
 from fedsim.recording.masked_vectors import MASKED, SUM, Masked
 from fedsim.recording.writer import Reply
 from fedsim.secagg.outcome import Outcome, Seen
-from fedsim.secagg.quantisation import Revealed
+from fedsim.secagg.protocol.quantisation import Revealed
 from fedsim.strategies.recording_strategy import Recording, distinct
 
 

@@ -25,8 +25,8 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
 from fedsim.secagg.grid import SecureGrid
+from fedsim.secagg.protocol.terms import Agreement, check_strategy
 from fedsim.secagg.recording import SecureRecording
-from fedsim.secagg.terms import Agreement, check_strategy
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
 from fedsim.server.checkpoint import Checkpoint

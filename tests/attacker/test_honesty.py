@@ -88,8 +88,8 @@ print("opened", [path for path in opened if Path(path).resolve().is_relative_to(
 print("loaded", *sorted(m for m in sys.modules if m.startswith(("fedsim.", "attacker.")) and sys.modules[m] is not None))
 """
 TRUTHFUL = (
-    "fedsim.truth", "fedsim.data", "fedsim.data.partition", "fedsim.client", "fedsim.server", "fedsim.training.local", "fedsim.secagg",
-    "fedsim.engine.run", "fedsim.engine.engines", "fedsim.config.experiment", "fedsim.deployment", "attacker.scoring", "attacker.commands",
+    "fedsim.truth", "fedsim.data", "fedsim.client", "fedsim.server", "fedsim.strategies", "fedsim.training", "fedsim.secagg",
+    "fedsim.engine", "fedsim.config", "fedsim.deployment", "attacker.scoring", "attacker.commands",
 )  # fmt: skip
 """All that could hold what a client trained on."""
 

@@ -21,9 +21,8 @@ from attacker.attacks.matching.saved_state import within
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merged
 from attacker.attacks.nulls import blinded, linked_by_sizes
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.descent import PLATEAU, Stop
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.papers.matching import PLATEAU
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import Observation
 

@@ -31,6 +31,10 @@ class Stop:
     stuck: float = 1e-3
 
 
+PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
+"""Stops a search of L-BFGS that no longer decreases its loss."""
+
+
 @dataclass(frozen=True)
 class Problems:
     """evaluate: from latents (P, D), `per_problem`, and the share of all steps that is done, gradients (P, D) and losses (P,).

@@ -11,12 +11,9 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal, normal_after_normalisation, start
 from attacker.attacks.matching.objectives import cosine, euclidean
 from attacker.attacks.matching.priors import flat, total_variation
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.descent import PLATEAU, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
-
-PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
-"""Where the papers go on to a fixed number of iterations: ten without a twentieth less loss are the end of a search."""
 
 
 def dlg(

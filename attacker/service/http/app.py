@@ -5,9 +5,9 @@ import sqlite3
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
+from attacker.service.authorisation import Keys, read_token
 from attacker.service.events import Feed
 from attacker.service.http import cases, feeds, general, jobs, previews, recordings, reports
-from attacker.service.http.authorisation import Keys, read_token
 from attacker.service.http.caching import Replies
 from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors

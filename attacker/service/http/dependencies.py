@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from attacker.service.authorisation import Keys
 from attacker.service.events import Feed
-from attacker.service.http.authorisation import Keys
 from attacker.service.http.caching import Replies
 from attacker.service.http.metrics import Metrics
 from attacker.service.index import Catalogue

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
-from attacker.service.http.authorisation import SESSION_SECONDS
+from attacker.service.authorisation import SESSION_SECONDS
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import Wrong
 from attacker.service.http.metrics import CONTENT_TYPE

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attacker.service.http.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own
+from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own
 from attacker.service.settings import Settings
 
 PATIENCE = 30.0

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from attacker.service.http.authorisation import PAGE_POLICY
+from attacker.service.authorisation import PAGE_POLICY
 from attacker.service.http.caching import tagged
 
 KINDS = {

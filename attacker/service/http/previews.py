@@ -15,7 +15,7 @@ from attacker.service.http.middleware import API
 from attacker.service.http.queries import REFUSED, Name, Number, only_known
 from attacker.service.index.images import NoImage
 from attacker.service.schemas import PreviewImage, PreviewTold
-from attacker.service.workers import preview_files as previews
+from attacker.service.worker import preview_files as previews
 
 router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED, dependencies=[Depends(only_known)])
 

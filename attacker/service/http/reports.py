@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from attacker.service.http.authorisation import REPORT_POLICY
+from attacker.service.authorisation import REPORT_POLICY
 from attacker.service.http.caching import tagged
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import Wrong
@@ -16,7 +16,7 @@ from attacker.service.http.queries import REFUSED, Name, only_known
 from attacker.service.index import Run
 from attacker.service.index.run_folders import first_link
 from attacker.service.schemas import Problem
-from attacker.service.workers.report_process import UNWRITTEN
+from attacker.service.worker.report_process import UNWRITTEN
 from fedsim.recording.files import make_private
 
 router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
@@ -50,7 +50,7 @@ async def _make(service: Parts, run: Run, path: Path) -> None:
         raise Wrong(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
         old.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "attacker.service.workers.report_process", str(run.folder), str(path)]
+    command = [sys.executable, "-m", "attacker.service.worker.report_process", str(run.folder), str(path)]
     if not run.told["truth"]:
         command.append("--unscored")
     process = await asyncio.create_subprocess_exec(

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacker.service.http import authorisation as access
-from attacker.service.http.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
+from attacker.service import authorisation as access
+from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
 from attacker.service.http.middleware import OPEN, Guard
 from attacker.service.settings import Settings
 

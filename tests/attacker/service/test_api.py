@@ -24,7 +24,7 @@ from attacker.report.render import render
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.paired import PSNR_OF_8_BITS
 from attacker.service.jobs.job import JobSpec
-from attacker.service.workers import report_process as reporting
+from attacker.service.worker import report_process as reporting
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 

@@ -13,9 +13,9 @@ import pytest
 from attacker.service.jobs.job import ENDED, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import Settings
-from attacker.service.workers import running_job as running
-from attacker.service.workers import worker_process as hands
-from attacker.service.workers.supervisor import Crew
+from attacker.service.supervisor import running_job as running
+from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor.supervisor import Crew
 
 LONG = 90.0
 """Seconds for what takes one on a machine of one's own."""
@@ -360,8 +360,8 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
 ) -> None:
     from sqlite3 import OperationalError
 
-    from attacker.service.workers import idle_workers as roster
-    from attacker.service.workers import supervisor as crew
+    from attacker.service.supervisor import idle_workers as roster
+    from attacker.service.supervisor import supervisor as crew
 
     tries = []
 
@@ -397,7 +397,7 @@ SERVICES = """
 import os, sys, time
 from pathlib import Path
 from attacker.service import hands
-from attacker.service.workers.supervisor import Crew
+from attacker.service.supervisor.supervisor import Crew
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import Settings
 hands.PROGRAM = sys.argv[2]

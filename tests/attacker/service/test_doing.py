@@ -24,12 +24,12 @@ from attacker.scoring import Scorer
 from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import Settings
-from attacker.service.workers import worker_process as hands
-from attacker.service.workers.execution import answered
-from attacker.service.workers.messages import Errand
-from attacker.service.workers.preview_files import Painter, path_of
-from attacker.service.workers.preview_files import read as read_preview
-from attacker.service.workers.supervisor import Crew
+from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor.supervisor import Crew
+from attacker.service.worker.execution import answered
+from attacker.service.worker.messages import Errand
+from attacker.service.worker.preview_files import Painter, path_of
+from attacker.service.worker.preview_files import read as read_preview
 from fedsim.recording import Recording
 from fedsim.recording.files import alone, read_json_lines
 

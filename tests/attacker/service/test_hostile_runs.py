@@ -22,8 +22,8 @@ from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.server import server
 from attacker.service.settings import Settings
-from attacker.service.workers.execution import _Work, answered
-from attacker.service.workers.messages import Errand
+from attacker.service.worker.execution import _Work, answered
+from attacker.service.worker.messages import Errand
 from fedsim.recording import index as wire_index
 
 Ask = Callable[..., Any]

@@ -11,10 +11,10 @@ from queue import SimpleQueue
 import pytest
 
 from attacker.service.settings import Settings
-from attacker.service.workers import idle_workers as roster
-from attacker.service.workers import worker_process as hands
-from attacker.service.workers.idle_workers import Roster
-from attacker.service.workers.worker_process import Hand
+from attacker.service.supervisor import idle_workers as roster
+from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor.idle_workers import Roster
+from attacker.service.supervisor.worker_process import Hand
 
 WAITS = "import sys; sys.stdin.read()"
 DIES = "import sys; sys.exit('no memory')"
@@ -142,7 +142,7 @@ def test_all_of_them_end_with_the_roster(tended: Callable[..., Roster]) -> None:
 def test_a_worker_on_stand_by_has_what_jobs_need_and_nothing_of_truth_where_there_is_none(scores: bool) -> None:
     code = f"""
 import sys
-from attacker.service.workers.execution import warm
+from attacker.service.worker.execution import warm
 warm(scores={scores})
 print(*(name in sys.modules for name in ("torch._dynamo", "scipy.optimize", "attacker.scoring.score", "fedsim.truth")))
 """

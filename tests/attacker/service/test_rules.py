@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from attacker.service import rules as module
 from attacker.service.background import Works
 from attacker.service.http.app import parts_of
-from attacker.service.jobs import rules as module
 from attacker.service.jobs.job import Result
 from attacker.service.jobs.queue import Full, Limits, Queue
 from attacker.service.jobs.rule_history import Recorded
-from attacker.service.jobs.rules import Rules, read
+from attacker.service.rules import Rules, read
 from attacker.service.settings import Settings
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "rules.toml"

@@ -17,7 +17,7 @@ from attacker.service.index import Arrived
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.settings import Settings
-from attacker.service.workers import worker_process as hands
+from attacker.service.supervisor import worker_process as hands
 
 NEVER = 3600.0
 """Seconds until the next look at the folders: only who asks for one gets one."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.secagg.masks import Words
+from fedsim.secagg.protocol.masks import Words
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.secagg import participant
-from fedsim.secagg.aggregator import Aggregator
-from fedsim.secagg.keys import seeded
-from fedsim.secagg.masks import Words
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol import participant
+from fedsim.secagg.protocol.aggregator import Aggregator
+from fedsim.secagg.protocol.keys import seeded
+from fedsim.secagg.protocol.masks import Words
+from fedsim.secagg.protocol.terms import Agreement
 
 CONTEXT = "round 1, attempt 1"
 Fails = Mapping[str, Sequence[int]]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from played import Round, agreed
 from scipy import stats
 
-from fedsim.secagg.masks import CHUNK, Words, add_mask, subtract_mask
+from fedsim.secagg.protocol.masks import CHUNK, Words, add_mask, subtract_mask
 
 SIZE = 200_000
 SANE = 1e-4

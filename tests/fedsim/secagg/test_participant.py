@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsim.secagg import participant
-from fedsim.secagg.keys import agree, public_of, seal, seeded, system, unseal
-from fedsim.secagg.participant import Participant, Publics
+from fedsim.secagg.protocol import participant
+from fedsim.secagg.protocol.keys import agree, public_of, seal, seeded, system, unseal
+from fedsim.secagg.protocol.participant import Participant, Publics
 
 CONTEXT = "round 1, attempt 1"
 Members = dict[int, Participant]

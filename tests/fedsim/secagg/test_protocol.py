@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from played import CONTEXT, Round, agreed
 
-from fedsim.secagg import participant, shamir
-from fedsim.secagg.aggregator import Aggregator, Lost
-from fedsim.secagg.keys import system
-from fedsim.secagg.masks import Words
+from fedsim.secagg.protocol import participant, shamir
+from fedsim.secagg.protocol.aggregator import Aggregator, Lost
+from fedsim.secagg.protocol.keys import system
+from fedsim.secagg.protocol.masks import Words
 
 MakeWords = Callable[[int], dict[int, Words]]
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.recording.masked_vectors import HEADER
-from fedsim.secagg.quantisation import LARGEST, Quantiser
+from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
 
 SHAPES: dict[str, tuple[int, ...]] = {"b": (), "a": (3, 4), "none": (0,)}
 Update = dict[str, NDArray[np.floating]]

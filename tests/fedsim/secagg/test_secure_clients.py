@@ -19,7 +19,7 @@ from fedsim.flower import records
 from fedsim.recording import Recording
 from fedsim.secagg import messages
 from fedsim.secagg.mod import Part
-from fedsim.secagg.participant import setup
+from fedsim.secagg.protocol.participant import setup
 
 Federate = Callable[..., Run]
 

@@ -5,8 +5,8 @@ import secrets
 
 import pytest
 
-from fedsim.secagg.keys import seeded, system
-from fedsim.secagg.shamir import PRIME, SHARE_BYTES, combine, split
+from fedsim.secagg.protocol.keys import seeded, system
+from fedsim.secagg.protocol.shamir import PRIME, SHARE_BYTES, combine, split
 
 
 def number(value: int) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from fedsim.config.experiment import ExperimentError, read
 from fedsim.engine.run import Run
 from fedsim.recording.observation import Training
-from fedsim.secagg.quantisation import LARGEST
-from fedsim.secagg.terms import Agreement, Terms
+from fedsim.secagg.protocol.quantisation import LARGEST
+from fedsim.secagg.protocol.terms import Agreement, Terms
 
 STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
 EPOCHS = Training(learning_rate=0.1, batch_size=8, epochs=3)

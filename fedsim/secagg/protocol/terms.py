@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from fedsim.recording.observation import Training
-from fedsim.secagg.quantisation import LARGEST, Quantiser
+from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
 
 AVERAGES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 """Strategies that go by the weighted mean of the updates alone."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from fedsim.secagg import shamir
-from fedsim.secagg.keys import KEY_BYTES, Draw, agree, public_of, seal, unseal
-from fedsim.secagg.masks import Words, add_mask, subtract_mask
+from fedsim.secagg.protocol import shamir
+from fedsim.secagg.protocol.keys import KEY_BYTES, Draw, agree, public_of, seal, unseal
+from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
 
 Stage = Literal["setup", "share", "collect", "unmask"]
 STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")

@@ -15,8 +15,8 @@ from attacker.replay.executors.worker import Interrupt
 from attacker.replay.replay import Replay, Replayed
 from attacker.replay.tasks import is_done
 from attacker.service.jobs.job import Attacked, JobSpec, Result
-from attacker.service.workers.messages import Answer, Errand
-from attacker.service.workers.preview_files import Painter
+from attacker.service.worker.messages import Answer, Errand
+from attacker.service.worker.preview_files import Painter
 from fedsim import models
 from fedsim.recording import Recording
 from fedsim.recording.files import alone

@@ -212,7 +212,7 @@ def test_a_client_that_reported_no_examples_and_one_that_reported_nothing_are_to
 
 
 def test_what_is_left_out_and_not_shown_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from attacker.replay.progress_bar import replay_with_progress
+    from attacker.commands.progress_bar import replay_with_progress
 
     for round in (2, 3):
         alter(run, round, "global", one_nan)

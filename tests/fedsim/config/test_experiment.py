@@ -14,7 +14,7 @@ from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, ExperimentError, Named, read, validate
 from fedsim.recording.selection import parse_rounds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 COMPLETE = """
 seed = 0

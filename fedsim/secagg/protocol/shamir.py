@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from fedsim.secagg.keys import Draw
+from fedsim.secagg.protocol.keys import Draw
 
 PRIME = 2**521 - 1
 """Of the field. Secrets are far smaller, so shares that do not belong together are found out: what they give is no secret."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.recording.masked_vectors import HEADER
-from fedsim.secagg.masks import Words
+from fedsim.secagg.protocol.masks import Words
 
 LARGEST = 2**31 - 1
 """What the sum of all clients' words stays within, up or down: 32 bits, one of them for the sign."""

@@ -13,10 +13,10 @@ from queue import SimpleQueue
 from pydantic import ValidationError
 
 from attacker.replay.executors.process_pool import environment
-from attacker.service.workers.messages import MAX_LINE, Errand, Said
-from attacker.service.workers.resources import Usage, usage
+from attacker.service.supervisor.resources import Usage, usage
+from attacker.service.worker.messages import MAX_LINE, Errand, Said
 
-PROGRAM = "from attacker.service.workers.worker import main; main()"
+PROGRAM = "from attacker.service.worker.main import main; main()"
 LAST_WORDS = 4000
 """Bytes of what a worker complained about that are kept."""
 

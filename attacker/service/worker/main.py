@@ -11,7 +11,7 @@ from typing import TextIO
 
 from attacker.replay.executors.worker import Interrupt, lines_of, private_stdout, say
 from attacker.service.jobs.job import Progress
-from attacker.service.workers.messages import Errand
+from attacker.service.worker.messages import Errand
 
 EVERY = 0.5
 """Seconds between two words about one errand."""
@@ -24,7 +24,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     answers = private_stdout()
     lines = lines_of(sys.stdin)
-    from attacker.service.workers.execution import Watch, answered, warm  # after stdout is safe from what imports print
+    from attacker.service.worker.execution import Watch, answered, warm  # after stdout is safe from what imports print
 
     def spoken() -> Watch:
         last = 0.0

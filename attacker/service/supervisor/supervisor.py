@@ -14,12 +14,12 @@ from queue import Empty, SimpleQueue
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
 from attacker.service.settings import Settings
-from attacker.service.workers.idle_workers import Roster, shared_gpus
-from attacker.service.workers.messages import Errand, Said
-from attacker.service.workers.preview_files import PARTIAL, path_of
-from attacker.service.workers.resources import measurable
-from attacker.service.workers.running_job import Running
-from attacker.service.workers.worker_process import Hand
+from attacker.service.supervisor.idle_workers import Roster, shared_gpus
+from attacker.service.supervisor.resources import measurable
+from attacker.service.supervisor.running_job import Running
+from attacker.service.supervisor.worker_process import Hand
+from attacker.service.worker.messages import Errand, Said
+from attacker.service.worker.preview_files import PARTIAL, path_of
 from fedsim.recording.files import alone, make_private
 
 log = logging.getLogger(__name__)

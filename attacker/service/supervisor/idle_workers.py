@@ -7,8 +7,8 @@ from collections.abc import Collection
 from queue import SimpleQueue
 
 from attacker.service.settings import Settings
-from attacker.service.workers.messages import Said
-from attacker.service.workers.worker_process import Hand
+from attacker.service.supervisor.worker_process import Hand
+from attacker.service.worker.messages import Said
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from attacker.service.jobs.job import Progress, Result
 from attacker.service.jobs.queue import Claim, Fenced, Queue
-from attacker.service.workers.messages import Answer
-from attacker.service.workers.worker_process import Hand
+from attacker.service.supervisor.worker_process import Hand
+from attacker.service.worker.messages import Answer
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.secagg import graph, shamir
-from fedsim.secagg.keys import public_of
-from fedsim.secagg.masks import Words, add_mask, subtract_mask
-from fedsim.secagg.participant import Opened, Publics, Stage, pairwise_seed
-from fedsim.secagg.terms import Agreement
+from fedsim.secagg.protocol import graph, shamir
+from fedsim.secagg.protocol.keys import public_of
+from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
+from fedsim.secagg.protocol.participant import Opened, Publics, Stage, pairwise_seed
+from fedsim.secagg.protocol.terms import Agreement
 
 
 class Lost(RuntimeError):

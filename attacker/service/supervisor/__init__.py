@@ -1,0 +1,1 @@
+"""Supervisor of the service: starts worker processes, hands them jobs, and restarts what died."""

@@ -1,1 +1,0 @@
-"""Worker processes of the service and their supervisor."""

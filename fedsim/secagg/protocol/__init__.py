@@ -1,0 +1,1 @@
+"""Secure aggregation without a framework: secret sharing, masks, participants and the aggregator."""
