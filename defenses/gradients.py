@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses.choice import Choice
+from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.registry import Registry
 from defenses.rules import Facts, Gradient, LocalStep, Problem, Rule, Weights, plain
 from defenses.soteria import soteria
 

@@ -10,8 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from defenses.choice import Choice
-from defenses.registry import Registry
+from defenses._registry import Choice, Registry
 
 
 class Pool(Protocol):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from defenses.choice import Choice
-from defenses.registry import Registry
+from defenses._registry import Choice, Registry
 
 MAX_BOTTLENECK = 2**16
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from defenses import papers
-from defenses.calls import Step
+from defenses._registry.calls import Step
 from defenses.gradients import GradientSpec
 from defenses.spec import DEFENSES, DefenseSpec
 

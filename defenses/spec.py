@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, NamedTuple
 
-from defenses import calls, channels, papers
+from defenses import channels, papers
+from defenses._registry import Registry, calls
+from defenses._registry.calls import Step
 from defenses.base import Defense, chain
-from defenses.calls import Step
 from defenses.channel import Channel, compose
 from defenses.clipping import clip, clip_each
 from defenses.dgc import dgc
 from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
-from defenses.registry import Registry
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 from defenses.units import in_gradient_units

@@ -13,7 +13,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import Agic, agic
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
-from defenses.registry import Registry, bind
+from defenses._registry import Registry, bind
 
 AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid | Agic)
 

@@ -13,7 +13,7 @@ def list_(as_json: Json = False) -> None:
     import inspect
 
     from attacker.attacks import ATTACKS, presets
-    from defenses.registry import summary
+    from defenses._registry import summary
 
     found: list[dict[str, Any]] = [
         {

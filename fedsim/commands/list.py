@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from defenses.registry import Registry, reference, summary
+from defenses._registry import Registry, reference, summary
 
 KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 

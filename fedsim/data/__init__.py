@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from defenses import calls
-from defenses.registry import Registry, bind
+from defenses._registry import Registry, bind, calls
 from fedsim.data.archives import npz
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.client_parts import part, public

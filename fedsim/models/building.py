@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from defenses._registry import Registry, bind
 from defenses.networks import NetworkSpec, last_linear
-from defenses.registry import Registry, bind
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses.registry import bind
+from defenses._registry import bind
 from fedsim.flower import records
 from fedsim.strategies.wrapper import Wrapper
 

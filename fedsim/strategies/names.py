@@ -5,7 +5,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses.registry import bind
+from defenses._registry import bind
 from fedsim.strategies.central import wrap
 
 NAMES = (

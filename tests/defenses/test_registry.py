@@ -4,8 +4,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from defenses import registry
-from defenses.registry import Registry, bind
+from defenses._registry import Registry, bind, registry
 
 
 @pytest.fixture

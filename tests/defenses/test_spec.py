@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defenses import DEFENSES, DefenseSpec, stateless
-from defenses import registry as registries
+from defenses._registry import registry as registries
 from defenses.channel import transparent
 from defenses.spec import Kind, Step
 

@@ -17,7 +17,7 @@ from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import cookie_name
 from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, only_known
 from attacker.service.schemas import AttackKnown, AttacksKnown, Health
-from defenses.registry import reference, summary
+from defenses._registry import reference, summary
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_known)])
 

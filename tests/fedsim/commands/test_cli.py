@@ -319,7 +319,7 @@ def test_a_broken_package_does_not_hide_what_else_can_be_named(monkeypatch: pyte
     from importlib.metadata import EntryPoint, EntryPoints
 
     points = EntryPoints([EntryPoint(name="fog", value="no_such_package:fog", group="defenses")])
-    monkeypatch.setattr("defenses.registry.entry_points", lambda **wanted: points.select(**wanted))
+    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: points.select(**wanted))
     told = json.loads(fedsim("list", "defenses", "--json").stdout)
     assert "cannot be loaded" in told["fog"]["summary"]
     assert told["clip"]["arguments"] == "max_norm"

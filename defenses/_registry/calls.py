@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from defenses.registry import bind
+from defenses._registry.registry import bind
 
 Factory = Callable[..., Any]
 Value = Any

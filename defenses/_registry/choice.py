@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from defenses import calls
-from defenses.calls import Step
-from defenses.registry import Registry
+from defenses._registry import calls
+from defenses._registry.calls import Step
+from defenses._registry.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,9 @@
+"""Names that users give: registries, specification strings, and code named as `module:function`.
+
+Shared by defenses, models, data sets, partitions, decoders and attacks.
+"""
+
+from defenses._registry.choice import Choice
+from defenses._registry.registry import Registry, bind, reference, summary
+
+__all__ = ["Choice", "Registry", "bind", "reference", "summary"]
