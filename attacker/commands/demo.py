@@ -11,8 +11,8 @@ from attacker.attacks import AttackSpec
 from attacker.commands.progress_bar import replay_with_progress
 from attacker.report import build
 from attacker.scoring import Scorer, Summary, summarise
-from fedsim.cli import federate
 from fedsim.commands.console import err
+from fedsim.commands.run import federate
 from fedsim.config.experiment import read
 from fedsim.recording import Recording
 

@@ -1,1 +1,1 @@
-"""Commands of the `fedsim` command line."""
+"""Commands of the `fedsim` command line; what is slow to import is imported where it is used."""

@@ -11,18 +11,9 @@ from fedsim.commands.console import Json, assignment, errors_told, out, print_js
 if TYPE_CHECKING:
     from fedsim.deployment.commands import Link
 
-PREPARE = "Example:  fedsim prepare deploy/experiments/photos.toml --out federation --host superlink.example.org"
-SPLIT = "Example:  fedsim split deploy/experiments/photos.toml --out federation"
-START = "Example:  fedsim start client-0 federation --superlink superlink.example.org:8000"
-PART = "Example:  fedsim part npz:mine.npz --public public --out client/data"
-KEYS = "Example:  fedsim keys --out federation --clients 3 --host superlink.example.org"
-ENROL = "Example:  fedsim enrol federation/keys --superlink 10.0.0.1:8000 --root-certificates federation/trust/ca.crt"
-
 Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Of the SuperLink, HOST:PORT.")]
 Certificate = Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")]
-
-
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")]
 Hosts = Annotated[
     list[str] | None,

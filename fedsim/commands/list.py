@@ -1,12 +1,37 @@
-"""What an experiment can name, as data for the command line."""
+"""`fedsim list`: what an experiment can name."""
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from defenses._registry import Registry, reference, summary
+import typer
+from rich.markup import escape
+
+from fedsim.commands.console import Json, errors_told, out, print_json
+
+if TYPE_CHECKING:
+    from defenses._registry import Registry
 
 KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
+
+
+def list_(
+    kind: Annotated[
+        str, typer.Argument(help="models, datasets, partitions, strategies, defenses, gradients, networks or inputs.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """List what an experiment can name."""
+    with errors_told():
+        found = listed(kind)
+        if as_json:
+            print_json(found)
+            return
+        for name, told in found.items():
+            out.print(f"[bold]{name:<14}[/] {escape(told['summary'])}")
+            for key in ("arguments", "reference"):
+                if told[key]:
+                    out.print(f"    {key:<10} {escape(told[key])}", style="dim")
 
 
 def listed(kind: str) -> dict[str, dict[str, Any]]:
@@ -21,7 +46,7 @@ def listed(kind: str) -> dict[str, dict[str, Any]]:
     return {name: _told(registry, name, factory_of) for name in registry}
 
 
-def _told(registry: Registry[Any], name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
+def _told(registry: "Registry[Any]", name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
     """What a name stands for, or why it cannot be used: one broken package does not hide the rest."""
     try:
         return _described(factory_of(registry[name]))
@@ -29,7 +54,7 @@ def _told(registry: Registry[Any], name: str, factory_of: Callable[[Any], Callab
         return {"summary": str(error), "arguments": "", "reference": ""}
 
 
-def _registry(kind: str) -> tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]:
+def _registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]":
     from defenses.gradients import GRADIENTS
     from defenses.inputs import INPUTS
     from defenses.networks import NETWORKS
@@ -51,6 +76,8 @@ def _registry(kind: str) -> tuple[Registry[Any], Callable[[Any], Callable[..., A
 
 
 def _described(factory: Callable[..., Any]) -> dict[str, Any]:
+    from defenses._registry import reference, summary
+
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN]
     arguments = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
     return {"summary": summary(factory), "arguments": arguments, "reference": reference(factory)}

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from fedsim.commands.console import Json, errors_told, out, print_json
 
-SHOW = "Example:  fedsim show runs/first"
 EPSILONS = {
     "epsilon_client": "epsilon (client)",
     "epsilon_example": "epsilon (example)",

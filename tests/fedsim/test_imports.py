@@ -27,7 +27,8 @@ def test_defenses_wire_and_models_work_without_flower_or_ray() -> None:
 
 
 def test_the_private_side_computes_without_flower_or_ray() -> None:
-    modules = ", ".join(f"fedsim.{name}" for name in ("truth", "partition", "schedule", "training", "datasets"))
+    names = ("truth", "data", "data.partition", "training.batches", "training.local")
+    modules = ", ".join(f"fedsim.{name}" for name in names)
     done = fresh(f"import sys\nsys.modules['flwr'] = sys.modules['ray'] = None\nimport {modules}")
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,62 @@
+"""`fedsim verify`, `fedsim delete` and `fedsim import`: recordings checked, removed, and made of files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedsim.commands.console import Json, err, errors_told, out, print_json
+
+
+def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
+    """Read every file of a recording and say which are damaged; exit status 1 where any is."""
+    with errors_told():
+        from fedsim.commands import maintenance
+
+        result = maintenance.verify(folder)
+        if as_json:
+            print_json(result.as_json())
+        else:
+            for file, reason in result.damaged:
+                out.print(f"[bold red]damaged[/] {escape(file)}: {escape(reason)}")
+            for file in result.unexpected:
+                out.print(f"[yellow]not part of the recording[/] {escape(file)}")
+            out.print(f"{result.intact} of {result.observations} observations of {result.rounds} rounds are intact")
+        if result.damaged:
+            raise typer.Exit(1)
+
+
+def delete(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
+    with errors_told(kept="deleting it again removes what is left"):
+        from fedsim.commands import maintenance
+
+        kind = maintenance.kind_of(folder)
+        if not yes and not typer.confirm(f"Delete the {kind} {folder} with all that is in it?", err=True):
+            raise typer.Exit(1)
+        maintenance.delete(folder)
+        err.print(f"{escape(str(folder))} is deleted")
+
+
+def import_(
+    before: Annotated[Path, typer.Argument(help="State dict that a client was sent: .safetensors, .npz or .pt.")],
+    after: Annotated[Path, typer.Argument(help="State dict that it sent back.")],
+    settings: Annotated[Path, typer.Option(help="Model, data and training, a TOML file: an example is deploy/import.toml.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run that gets the recording.")],
+    model: Annotated[str | None, typer.Option(help="module:function that makes the network; imports that code.")] = None,
+) -> None:
+    """Make a recording out of two state dicts of any framework."""
+    with errors_told():
+        from fedsim import models
+        from fedsim.commands.import_updates import Settings, import_recording
+
+        given = Settings.read(settings)
+        if model is not None:
+            models.admit(model, name=given.model.name)
+        import_recording(before, after, given, out_folder)
+        attack = f"attacker replay {out_folder} --attack cpl{f' --model {model}' if model else ''}"
+        out.print(f"[bold]{escape(str(out_folder))}[/]  1 observation; attack it with: {escape(attack)}")

@@ -1,0 +1,165 @@
+"""`fedsim run`: a federation, from an experiment to a recording."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedsim.commands.console import Json, assignment, err, errors_told, out, print_json, progress_bar
+from fedsim.commands.deploy import link_of
+from fedsim.commands.show import shown
+
+if TYPE_CHECKING:
+    from fedsim.config.experiment import Experiment
+    from fedsim.deployment.commands import Link
+
+
+def run(
+    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file; examples in deploy/experiments/.")],
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default in runs/.")] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="ray: clients in parallel; local: one after the other in this process; deployment: each party a process."
+        ),
+    ] = "ray",
+    superlink: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a deployment that is there; its server has --out and --public.")
+    ] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")] = False,
+    public: Annotated[
+        Path | None, typer.Option(help="What the server knows of data that only clients have, from fedsim split.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run from its last whole round.")] = False,
+    record_rounds: Annotated[str | None, typer.Option(metavar="R", help="Record only these rounds: 1-20 or 1-3,7.")] = None,
+    record_clients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="Record only the first so many clients that answer, or those named (see fedsim show): 5 or 3f2a,77b0.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
+    client_cpus: Annotated[float, typer.Option(help="CPUs that one client occupies on Ray.")] = 1,
+    client_gpus: Annotated[
+        float | None, typer.Option(help="GPUs that one client occupies; by default all clients share.")
+    ] = None,
+    client_seed: Annotated[
+        int | None, typer.Option(help="Draw the clients' secrets from this number, so that the run repeats exactly.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of one client.")] = 1,
+    print_config: Annotated[bool, typer.Option(help="Print the resolved experiment and stop.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Show Flower's and Ray's own messages, and where errors come from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a federation to its end and record it."""
+    with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
+        if engine not in ("ray", "local", "deployment"):
+            raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local, deployment")
+        if engine != "deployment" and (superlink or root_certificates or insecure or public):
+            raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
+        link = link_of(superlink, root_certificates, insecure=insecure)
+        from fedsim.config.experiment import read
+
+        recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
+        chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
+        resolved = read(experiment, chosen)
+        if print_config:
+            print(resolved.to_toml(), end="")
+            return
+        folder = out_folder or Path("runs") / experiment.stem
+        if resume and not folder.exists():
+            err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
+        federate(
+            resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
+            client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose, superlink=link, public=public,
+        )  # fmt: skip
+        if not (folder / "recording").exists():
+            err.print(f"done; {escape(str(folder))} is on the server")
+            return
+        result = shown(folder)
+        if as_json:
+            print_json(result)
+        else:
+            out.print(
+                f"[bold]{escape(str(folder))}[/]  {result['complete']} observations of {len(result['clients'])} clients "
+                f"in {result['rounds']} rounds, {result['megabytes']:.1f} MB"
+            )
+
+
+def federate(
+    experiment: "Experiment",
+    folder: Path,
+    *,
+    engine: str,
+    device: str = "auto",
+    client_seed: int | None = None,
+    threads: int = 1,
+    client_cpus: float = 1,
+    client_gpus: float | None = None,
+    resume: bool = False,
+    verbose: bool = False,
+    superlink: "Link | None" = None,
+    public: Path | None = None,
+) -> None:
+    """Run a federation under a progress bar, unless it has run in `folder` already.
+
+    Raises DiskFull where it cannot fit, EngineError where it fails, and EmptyRunError where nobody answered when it had run.
+    """
+    from fedsim.engine import engines
+    from fedsim.engine.locations import Places
+    from fedsim.engine.run import Run
+    from fedsim.recording.disk_space import check_room
+    from fedsim.server import outcome as ending
+
+    federation = Run(
+        experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
+        places=Places(public=public.absolute() if public else None),
+    )  # fmt: skip
+    said: list[str] = []
+
+    def on_words(words: str) -> None:
+        said.append(words)
+        err.print(f"[yellow]{escape(words)}[/]")
+
+    def check_end() -> None:
+        if (folder / "recording").exists():
+            ending.check_end(folder, lambda words: None if words in said else on_words(words))
+
+    if federation.is_done():
+        check_end()
+        err.print(f"{escape(str(folder))} is done already")
+        return
+    engines.set_verbosity(verbose)
+    federation.check()
+    size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
+    megabytes = federation.megabytes()
+    err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
+    check_room(
+        folder,
+        int(1e6 * megabytes),
+        "what is left of the run writes" if resume else "the run writes",
+        "go on later" if resume else "record less with --record-rounds, --record-clients",
+    )
+    with progress_bar() as bar:
+        task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")
+
+        def on_round(row: dict[str, Any]) -> None:
+            bar.update(task, completed=row["round"], words=f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}")
+
+        engines.run(
+            federation,
+            engine=engine,  # type: ignore[arg-type]
+            client_cpus=client_cpus,
+            client_gpus=client_gpus,
+            superlink=superlink,
+            on_round=on_round,
+            on_words=on_words,
+            verbose=verbose,
+        )
+    check_end()
