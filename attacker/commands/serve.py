@@ -44,11 +44,18 @@ def serve(
     state: Annotated[Path | None, typer.Option(help="The service's own folder; by default .attacker below the root.")] = None,
     max_queued: Annotated[int, typer.Option(min=1, help="Jobs that may wait.")] = 1000,
     job_seconds: Annotated[
-        float | None, typer.Option(help="A job that takes longer is stopped; the best so far is kept.")
+        float | None, typer.Option(help="A job that takes longer is stopped, and its best so far kept; by default after a day.")
     ] = None,
     job_megabytes: Annotated[
-        int | None, typer.Option(help="A job that takes more memory is stopped; its worker alone takes 800.")
+        int | None,
+        typer.Option(
+            help="A job that takes more memory is stopped; by default more than an equal share of 80 % of the machine's. "
+            "Its worker alone takes 800."
+        ),
     ] = None,
+    job_limits: Annotated[
+        bool, typer.Option("--job-limits/--no-job-limits", help="Whether jobs have the limits above where none is given.")
+    ] = True,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="The network of somebody else's federation; imports that code."),
@@ -80,6 +87,7 @@ def serve(
             max_queued=max_queued,
             job_seconds=job_seconds,
             job_megabytes=job_megabytes,
+            job_limits=job_limits,
         )
         listener = listening(settings)
         app = create_app(settings)

@@ -231,7 +231,7 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """An attack by name. source: the paper. arguments: by name, with their defaults."""
+    """An attack by name. source: the paper. arguments: those that a job may set, with their defaults."""
 
     name: str
     summary: str

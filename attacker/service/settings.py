@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 OWN: Literal["own"] = "own"
+JOB_SECONDS = 24 * 3600.0
+"""What a job may take where nothing else is said: a search that takes longer is better run by `attacker replay`."""
+JOB_MEMORY_SHARE = 0.8
+"""Of the machine's memory, for all jobs that run at once together, where nothing else is said."""
+LEAST_JOB_MEGABYTES = 2000
+"""Of that share, for one job: a worker that has loaded PyTorch alone takes 800."""
 UNMEASURED = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
 
 
@@ -27,7 +33,9 @@ class Settings:
     stand_by:    whether one more worker is kept that has no job, so that the next one need not wait for its start.
     device, ray, model: as `attacker replay` has them.
     state:       folder of the service's own files, readable by its owner only; by default `.attacker` below the root.
-    max_queued:  jobs that wait at most. job_seconds, job_megabytes: what one job may take; None: no limit.
+    max_queued:  jobs that wait at most.
+    job_seconds, job_megabytes: what one job may take. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the
+                 machine's memory where it can be measured. job_limits: False for no limits but those given.
     max_body:    bytes of the largest request.
     every:       seconds between two looks at the folders.
     """
@@ -51,6 +59,7 @@ class Settings:
     max_queued: int = 1000
     job_seconds: float | None = None
     job_megabytes: int | None = None
+    job_limits: bool = True
     max_body: int = 64 * 1024
     every: float = 0.25
 
@@ -103,6 +112,20 @@ class Settings:
             return ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+    @property
+    def longest_job(self) -> float | None:
+        """Seconds that a job may take; None for any number."""
+        return self.job_seconds if self.job_seconds is not None or not self.job_limits else JOB_SECONDS
+
+    def largest_job(self, memory: float | None, workers: int) -> float | None:
+        """Megabytes that each of `workers` jobs may take at once; None for any number. memory: the machine's; None: unknown."""
+        if self.job_megabytes is not None:
+            return self.job_megabytes
+        if not self.job_limits or not self.measures or memory is None:
+            return None
+        together = JOB_MEMORY_SHARE * memory
+        return min(together, max(together / max(1, workers), LEAST_JOB_MEGABYTES))
 
     @property
     def measures(self) -> bool:

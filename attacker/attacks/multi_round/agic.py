@@ -3,19 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Generator
 
+from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.linking import Links, link, unlinked
 from attacker.attacks.matching import names as named
-from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.gradient_matching import GradientMatching, LocalSteps
 from attacker.attacks.matching.initialisation import normal_after_normalisation, start
-from attacker.attacks.matching.layer_weights import by_depth
+from attacker.attacks.matching.layer_weights import SHAPES, by_depth
 from attacker.attacks.matching.priors import flat, total_variation
 from attacker.attacks.matching.saved_state import within
 from attacker.attacks.multi_round.descriptions import Describer
@@ -116,18 +117,18 @@ def agic(
     *,
     steps: int = 2000,
     beta: float = 50.0,
-    shape: str = "linear",
+    shape: Annotated[str, OneOf(tuple(SHAPES))] = "linear",
     relu_modifier: bool = True,
     tv: float = 1e-4,
-    distance: str = "cosine",
-    optimiser: str = "adam",
+    distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "cosine",
+    optimiser: Annotated[str, OneOf(tuple(named.OPTIMISERS))] = "adam",
     learning_rate: float = 0.0,
     signed: bool = True,
-    label_rule: str = "inferred",
-    local_steps: str = "one_batch",
+    label_rule: Annotated[str, OneOf(tuple(labels.LABEL_RULES))] = "inferred",
+    local_steps: LocalSteps = "one_batch",
     surrogate: bool = False,
     order_invariant: float = 0.0,
-    compare: str = "features",
+    compare: Annotated[str, OneOf(COMPARISONS)] = "features",
     pre_steps: int = 200,
     later: float = 0.1,
     robust: float = 0.0,

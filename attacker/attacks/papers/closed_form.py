@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated
 
+from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.closed_form.hybrid import Hybrid, judge
+from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.rgap.walk import OURS, PAPER
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.closed_form.routes import ROUTES
@@ -26,7 +29,12 @@ SMOOTH = 3e-5
 
 
 def exact(
-    *, route: str = "auto", fallback: str = "cpl", steps: int = 300, restarts: int = 1, knows_defense: bool = True
+    *,
+    route: Annotated[str, OneOf(("auto", *ROUTES, "optimisation"))] = "auto",
+    fallback: Annotated[str, OneOf((*FALLBACKS, "none"))] = "cpl",
+    steps: int = 300,
+    restarts: int = 1,
+    knows_defense: bool = True,
 ) -> ClosedForm:
     """Closed forms before optimisation: linear, layers, peeled, features, then a search from the best; each answer is checked.
 
@@ -66,7 +74,12 @@ def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
 
 
 def hgap(
-    *, criterion: str = "roughness", paper_mode: bool = False, steps: int = 300, restarts: int = 1, knows_defense: bool = True
+    *,
+    criterion: Annotated[str, OneOf((*CRITERIA, "gradient"))] = "roughness",
+    paper_mode: bool = False,
+    steps: int = 300,
+    restarts: int = 1,
+    knows_defense: bool = True,
 ) -> Hybrid:
     """H-GAP: R-GAP and DLG, and of both the answer nearer to its own 3x3 mean filter (Zhu & Blaschko 2021, section 5).
 

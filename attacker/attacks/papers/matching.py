@@ -1,14 +1,16 @@
 """Published attacks: each an alias that puts parts together and cites its source."""
 
 from dataclasses import replace
+from typing import Annotated
 
+from attacker.attacks.arguments import FilePath, OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import from_closed_form, from_features
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import from_rows, inferred
 from attacker.attacks.matching import names as named
-from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.initialisation import normal, normal_after_normalisation, start
+from attacker.attacks.matching.gradient_matching import GradientMatching, LocalSteps
+from attacker.attacks.matching.initialisation import STARTS, normal, normal_after_normalisation, start
 from attacker.attacks.matching.objectives import cosine, euclidean
 from attacker.attacks.matching.priors import flat, total_variation
 from attacker.attacks.optimisers.descent import PLATEAU, Stop
@@ -53,18 +55,18 @@ def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> 
 
 def cpl(
     *,
-    init: str = "patterned",
-    auxiliary: str = "",
-    optimiser: str = "lbfgs",
+    init: Annotated[str, OneOf((*STARTS, "insider"))] = "patterned",
+    auxiliary: FilePath = "",
+    optimiser: Annotated[str, OneOf(tuple(named.OPTIMISERS))] = "lbfgs",
     learning_rate: float = 0.0,
-    distance: str = "euclidean",
-    label_rule: str = "inferred",
+    distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "euclidean",
+    label_rule: Annotated[str, OneOf((*labels.LABEL_RULES, "joint"))] = "inferred",
     steps: int = 300,
     patience: int = 10,
     tolerance: float = 0.0,
     restarts: int = 1,
     tv: float = 0.0,
-    local_steps: str = "one_batch",
+    local_steps: LocalSteps = "one_batch",
     agreement: float = 0.0,
     boxed: bool = False,
     closed_form_start: bool = False,

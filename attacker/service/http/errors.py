@@ -3,7 +3,6 @@
 import re
 import sqlite3
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from attacker.attacks import ATTACKS
+from attacker.attacks.arguments import settable
 from attacker.service.events import TooMany
 from attacker.service.http.middleware import problem
 from attacker.service.index import Unknown as UnknownRecording
@@ -93,7 +93,7 @@ def _known(field: str | None, error: Any, spec: Any) -> list[str] | None:
     if field == "spec.attack":
         return list(ATTACKS)
     if field is not None and field.startswith("spec.arguments") and spec.get("attack") in list(ATTACKS):
-        return list(signature(ATTACKS[spec["attack"]]).parameters)
+        return list(settable(ATTACKS[spec["attack"]]))
     if error["type"] == "extra_forbidden" and field is not None and field.startswith("spec"):
         return list(JobSpec.model_fields)
     if error["type"] == "literal_error":

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
+from attacker.attacks.arguments import settable
 from attacker.service.authorisation import SESSION_SECONDS
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import Wrong
@@ -58,7 +59,7 @@ def _attacks() -> list[AttackKnown]:
             summary=summary(ATTACKS[name]),
             needs=sorted(need.name.lower() for need in ATTACKS[name]().needs),
             source=reference(ATTACKS[name]),
-            arguments={parameter.name: parameter.default for parameter in signature(ATTACKS[name]).parameters.values()},
+            arguments={argument: signature(ATTACKS[name]).parameters[argument].default for argument in settable(ATTACKS[name])},
         )
         for name in ATTACKS
     ]

@@ -19,7 +19,8 @@ ROUNDS = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
 class JobSpec(BaseModel):
     """An attack on a recording, as it is asked for.
 
-    recording: its id below the root. attack, arguments: see `AttackSpec`; only attacks that have a name.
+    recording: its id below the root. attack, arguments: see `AttackSpec`; only attacks that have a name, and only arguments that
+               cannot name a file, a module or an address (`attacker.attacks.arguments`).
     rounds:    as `attacker replay --rounds`. clients: only these; empty for all. null: whether the null runs beside it.
     priority:  of several that wait, the one with the highest goes first; of equal ones, the oldest.
     """
@@ -51,13 +52,16 @@ class JobSpec(BaseModel):
     @field_validator("arguments")
     @classmethod
     def _fit(cls, arguments: dict[str, Value], info: ValidationInfo) -> dict[str, Value]:
-        from attacker.attacks import AttackSpec
+        from attacker.attacks import ATTACKS, AttackSpec
+        from attacker.attacks.arguments import check_settable
 
         if "attack" in info.data:
+            name = info.data["attack"]
+            check_settable(name, ATTACKS[name], arguments)
             try:
-                AttackSpec(name=info.data["attack"], arguments=arguments)
+                AttackSpec(name=name, arguments=arguments)
             except (TypeError, ArithmeticError) as error:
-                raise ValueError(f"{info.data['attack']}: {error}") from None
+                raise ValueError(f"{name}: {error}") from None
         return arguments
 
     @field_validator("rounds")

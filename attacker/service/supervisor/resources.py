@@ -1,10 +1,12 @@
 """What a process and all that it started take, by the kernel's own count."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,18 @@ class Usage:
 def measurable() -> bool:
     """Whether this system tells."""
     return (PROC / "self" / "stat").exists()
+
+
+def memory() -> float | None:
+    """Megabytes that this process and all that it starts may take: the machine's, or the limit of its control group."""
+    found = []
+    with suppress(OSError, StopIteration, ValueError):
+        lines = (PROC / "meminfo").read_text().splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")))
+    for path in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" is no number
+            found.append(int(path.read_text()))
+    return min(found) / 1e6 if found else None
 
 
 def usage(process: int) -> Usage:

@@ -15,7 +15,7 @@ from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
 from attacker.service.settings import Settings
 from attacker.service.supervisor.idle_workers import Roster, shared_gpus
-from attacker.service.supervisor.resources import measurable
+from attacker.service.supervisor.resources import measurable, memory
 from attacker.service.supervisor.running_job import Running
 from attacker.service.supervisor.worker_process import Hand
 from attacker.service.worker.messages import Errand, Said
@@ -57,6 +57,11 @@ class Crew:
             return max(1, len(shared_gpus(self.settings)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, cores // self.settings.threads)
+
+    @cached_property
+    def _megabytes(self) -> float | None:
+        """What one job may take."""
+        return self.settings.largest_job(memory() if measurable() else None, self.size)
 
     @cached_property
     def _roster(self) -> Roster:
@@ -197,8 +202,8 @@ class Crew:
             self.queue.failed(claim, str(error))
             return
         hand = self._roster.take(claim.spec.recording, self._running)
-        limits = {"seconds": self.settings.job_seconds, "megabytes": self.settings.job_megabytes}
-        self._running[hand] = Running(self.queue, claim, hand, **limits)
+        seconds, megabytes = self.settings.longest_job, self._megabytes
+        self._running[hand] = Running(self.queue, claim, hand, seconds=seconds, megabytes=megabytes)
         hand.give(errand)
 
     def _errand(self, claim: Claim) -> Errand:

@@ -1,0 +1,107 @@
+"""What a job may not be told: files, modules and addresses of the service's machine, by the types of an attack's arguments."""
+
+import os
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import ValidationError
+
+from attacker.attacks import ATTACKS
+from attacker.attacks.arguments import FilePath, OneOf, check_settable, settable
+from attacker.service.jobs.job import JobSpec
+from attacker.service.settings import JOB_SECONDS, Settings
+from attacker.service.supervisor.resources import memory
+
+HOSTILE = ("/etc/passwd", "../own.npz", "os:system", "http://127.0.0.1:1/x", "file:///etc/passwd", "", "\0")
+Ask = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_every_argument_of_every_attack_takes_a_number_a_boolean_or_a_declared_word(name: str) -> None:
+    allowed = settable(ATTACKS[name])
+    for key in signature(ATTACKS[name]).parameters:
+        for value in HOSTILE:
+            with pytest.raises(ValidationError):
+                JobSpec(recording="r", attack=name, arguments={key: value})
+        for word in allowed[key].words if key in allowed else ():
+            check_settable(name, ATTACKS[name], {key: word})
+
+
+def test_a_file_that_exists_and_one_that_does_not_are_refused_alike(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    os.mkfifo(tmp_path / "fifo")
+    asked, answers = ask(), []
+    for name in ("there", "not there", "fifo"):
+        arguments = {"init": "insider", "auxiliary": str(tmp_path / name)}
+        answers.append(asked("/api/v1/jobs", "POST", json={"recording": "digits", "attack": "cpl", "arguments": arguments}))
+    assert {answer.status_code for answer in answers} == {422}
+    assert len({answer.text for answer in answers}) == 1
+    assert answers[0].json()["error"]["field"] == "spec.arguments.auxiliary"
+    assert asked.json("jobs")["items"] == []
+
+
+def test_the_form_offers_no_argument_that_a_job_may_not_set(ask: Ask) -> None:
+    items = ask().json("attacks")["items"]
+    assert {one["name"]: "auxiliary" in one["arguments"] for one in items}["cpl"] is False
+    for one in items:
+        assert set(one["arguments"]) == set(settable(ATTACKS[one["name"]]))
+
+
+def undeclared(*, steps: int = 1, init: str = "patterned", decoder: str | None = None, free=1, words="a", **more: Any) -> None:
+    """As an installed package may add."""
+
+
+def declared(
+    *,
+    steps: int | None = 1,
+    share: float | Literal["all"] = 0.5,
+    init: Annotated[str, OneOf(("a", "b"))] = "a",
+    mode: Literal["x", "y"] = "x",
+    images: FilePath = "",
+    many: tuple[str, ...] = (),
+    at: Path | None = None,
+) -> None:
+    """As one should."""
+
+
+def test_a_text_argument_of_an_attack_of_others_is_refused_unless_its_words_are_declared() -> None:
+    assert set(settable(undeclared)) == {"steps", "free"}
+    for key in ("init", "decoder", "words", "anything"):
+        with pytest.raises(ValueError, match=f"theirs: {key} cannot be set by a job"):
+            check_settable("theirs", undeclared, {key: "a"})
+    assert set(settable(declared)) == {"steps", "share", "init", "mode"}
+    check_settable("ours", declared, {"steps": None, "share": "all", "init": "b", "mode": "y"})
+    with pytest.raises(ValueError, match="unknown init '/etc/passwd'"):
+        check_settable("ours", declared, {"init": "/etc/passwd"})
+    with pytest.raises(ValueError, match="steps must be a number"):
+        check_settable("ours", declared, {"steps": "/etc/passwd"})
+
+
+def test_an_annotation_that_does_not_resolve_declares_nothing() -> None:
+    def theirs(*, path: str = "", steps: int = 1) -> None: ...
+
+    theirs.__annotations__ = {"path": "NoSuchName", "steps": "int"}
+    assert set(settable(theirs)) == {"steps"}
+
+
+def test_jobs_have_limits_where_none_are_given(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    assert settings.longest_job == JOB_SECONDS
+    assert settings.largest_job(64_000.0, 4) == pytest.approx(0.8 * 64_000 / 4)
+    assert settings.largest_job(64_000.0, 64) == 2000
+    assert settings.largest_job(1_000.0, 4) == pytest.approx(800)
+    assert settings.largest_job(None, 4) is None
+    unlimited = Settings(root=tmp_path, job_limits=False)
+    assert (unlimited.longest_job, unlimited.largest_job(64_000.0, 4)) == (None, None)
+    given = Settings(root=tmp_path, job_limits=False, job_seconds=5.0, job_megabytes=900)
+    assert (given.longest_job, given.largest_job(64_000.0, 4)) == (5.0, 900)
+    assert Settings(root=tmp_path, ray="auto").largest_job(64_000.0, 4) is None, "nobody measures what a cluster takes"
+
+
+def test_the_memory_of_this_machine_is_known_here() -> None:
+    megabytes = memory()
+    assert megabytes is not None
+    assert 100 < megabytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e6 + 1
