@@ -32,7 +32,10 @@ def replay(
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
     client: Annotated[
         list[str] | None,
-        typer.Option(help="Only this client; may be given more than once. Of attacks such as agic, all its rounds together."),
+        typer.Option(
+            help="Only this client, by its name or a unique beginning of it (see fedsim show); may be given more than once. "
+            "Of attacks such as agic, all its rounds together."
+        ),
     ] = None,
     route: Annotated[
         str | None,

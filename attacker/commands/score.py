@@ -41,6 +41,7 @@ def score(
         scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
         rows = _scores(scorer, sources)
         summaries = summarise(rows)
+        _tell_failed(rows)
         if as_json:
             print_json([{**one.as_json(), **_left_out(scorer, one.source)} for one in summaries])
         else:
@@ -49,6 +50,20 @@ def score(
                 err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
         if _tell_unfinished(rows):
             raise typer.Exit(IN_PART)
+
+
+def _tell_failed(rows: list[dict[str, Any]]) -> None:
+    """Say on stderr, before any share, that every case of every attack failed, and the reason that most give."""
+    from collections import Counter
+
+    from attacker.scoring.states import count_cases
+
+    attacked = [row for row in rows if not row["null"]]
+    if set(count_cases(attacked)) != {"failed"}:
+        return
+    reason, _ = Counter(str(row["failure"]) for row in attacked).most_common(1)[0]
+    cases = len({(row["source"], row["case"]) for row in attacked})
+    err.print(f"[bold red]every attack failed[/]: none of {cases} cases has a reconstruction; most often: {escape(reason)}")
 
 
 def _tell_unfinished(rows: list[dict[str, Any]]) -> bool:

@@ -6,14 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attacker.attacks import AttackSpec
 from attacker.replay.cases import Plan, entry, row_entry
+from attacker.replay.identity import Identity
 from fedsim.recording import Manifest, Recording
 from fedsim.recording.files import alone, write_bytes
 
 
-def write_facts(path: Path, recording: Recording, spec: AttackSpec, plan: Plan, *, oracles: Sequence[str], seed: int) -> None:
+def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
     """What scoring and report need to know of a replay; cases of earlier calls stay. Rows that hold no update are listed, too."""
+    spec = identity.spec
     told = [row_entry(recording, row) for row in plan.idle]
     told += [entry(recording, case, whole=plan.whole) for case in plan.cases]
     about = {
@@ -22,7 +23,11 @@ def write_facts(path: Path, recording: Recording, spec: AttackSpec, plan: Plan, 
         "null": spec.null,
         "knows_defense": spec.knows_defense,
         "oracles": list(oracles),
-        "seed": seed,
+        "seed": identity.seed,
+        "identity": identity.digest,
+        "arguments": identity.arguments,
+        "network_code": identity.network,
+        "attack_code": identity.attack_code,
         "run": facts(recording.manifest),
     }
     with alone(path.with_name(".lock"), wait=True):  # another replay may be at other rounds

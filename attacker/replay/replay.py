@@ -1,7 +1,5 @@
 """Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,12 +16,14 @@ from attacker.replay.checkpoints import tidy, unfinished
 from attacker.replay.executors import process_pool as workers
 from attacker.replay.executors import ray_cluster as cluster
 from attacker.replay.executors.process_pool import worth
+from attacker.replay.identity import Identity
 from attacker.replay.metadata import listed, spans, write_facts
 from attacker.replay.progress import Meter, Watch
 from attacker.replay.tasks import Job, Member, Outcome, Task, here, is_done, path_of, write_failure
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.selection import complete_names
 
 Oracle = Callable[[Row], Tensor]
 """From a row, what no server knows of its examples."""
@@ -59,8 +59,9 @@ class Replayed:
 class Replay:
     """An attack on a recording.
 
-    out:     folder of all reconstructions; this replay's own is named after the attack and a hash of all that defines it.
-    rounds, clients: only these, where given. chunk: cases attacked at once; None chooses by the model and the machine.
+    out:     folder of all reconstructions; this replay's own is named after the attack and a digest, see `Identity`.
+    rounds, clients: only these, where given; a unique beginning of a client's name is enough.
+    chunk:   cases attacked at once; None chooses by the model and the machine.
     oracle_labels, oracle_logits: the true labels of a row, and what its model made of the true examples, where the user asked for
              that oracle.
     threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
@@ -89,10 +90,13 @@ class Replay:
     look: Look | None = None
 
     @cached_property
+    def identity(self) -> Identity:
+        """Everything that defines the results. Raises ValueError where the network is code that was not imported."""
+        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles)
+
+    @cached_property
     def folder(self) -> Path:
-        identity = [str(self.spec), self.seed, self._oracles, self.recording.fingerprint()]
-        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
-        return self.out / f"{self.spec.name}{'-null' if self.spec.null else ''}-{digest}"
+        return self.identity.folder(self.out)
 
     @property
     def _oracles(self) -> tuple[str, ...]:
@@ -104,7 +108,14 @@ class Replay:
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
         """The rows asked for, and what is wrong with those of them that cannot be read."""
         damage: list[DamagedFile] = []
-        return self.recording.rows(rounds=self.rounds, clients=self.clients, on_damage=damage.append), damage
+        return self.recording.rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
+
+    @cached_property
+    def _clients(self) -> frozenset[str]:
+        """The clients asked for, by their whole names. Raises ValueError where a beginning is that of several."""
+        if not self.clients:
+            return frozenset()
+        return complete_names(self.clients, {row.client for row in self.recording.rows(on_damage=lambda error: None)})
 
     @cached_property
     def _attack(self) -> Attack:
@@ -124,7 +135,7 @@ class Replay:
 
     def _check_asked(self, found: Sequence[Row]) -> None:
         """Raises ValueError, with those that there are, where a client, or each round, that was asked for is not there."""
-        clients = set(self.clients or ()) - {row.client for row in found}
+        clients = self._clients - {row.client for row in found}
         rounds = self._absent(found)
         if not clients and rounds != self.rounds:
             return
@@ -166,7 +177,7 @@ class Replay:
         make_private(self.out)
         make_private(self.folder)
         oracles = (*getattr(self._attack, "oracles", ()), *(() if self.spec.null else self._oracles))
-        write_facts(self.folder / "attack.json", self.recording, self.spec, plan, oracles=oracles, seed=self.seed)
+        write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
         replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
             if case.reason:

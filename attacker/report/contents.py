@@ -97,6 +97,11 @@ class AttackOnRun:
         return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
 
     @property
+    def has_failed(self) -> bool:
+        """Whether every case that it came to failed."""
+        return bool(self.states.get("failed")) and not self.states.get("done") and not self.states.get("interrupted")
+
+    @property
     def said(self) -> list[tuple[str, int]]:
         """What the attack says of its answers, and of how many cases; numbers in it are those of the first of them."""
         first: dict[str, str] = {}

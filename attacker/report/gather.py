@@ -168,7 +168,10 @@ def _unscored(
     nulls = [
         reconstructions / name
         for name, other in facts.items()
-        if other["null"] and other["spec"] == f"{told['spec']} without gradient" and other["seed"] == told["seed"]
+        if other["null"]
+        and other["spec"] == f"{told['spec']} without gradient"
+        and other["seed"] == told["seed"]
+        and all(other.get(key, "") == told.get(key, "") for key in ("network_code", "attack_code"))
     ]
     scored = {example.case for example in attack.examples} | set(superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None

@@ -94,6 +94,8 @@ def _is_gone(summary: Summary) -> bool:
 
 def verdict(run: Run) -> str:
     """What the scores of a run come to, in plain words."""
+    if run.attacks and all(attack.has_failed for attack in run.attacks):
+        return _failed(run)
     winner = best(run)
     if winner is None or winner.summary is None:
         return _unscored(run)
@@ -139,6 +141,18 @@ def _unscored(run: Run) -> str:
     if run.attacks:
         return "Attacks were replayed, and nothing is scored yet: what leaks is not known."
     return f"{counted(run.observed('complete'), 'update')} recorded, and none attacked yet: what leaks is not known."
+
+
+def _failed(run: Run) -> str:
+    """That no attack has any answer, and the reason that most of their cases give."""
+    cases = sum(attack.states["failed"] for attack in run.attacks)
+    who = "The attack" if len(run.attacks) == 1 else f"Each of the {len(run.attacks)} attacks"
+    reasons: Counter[str] = Counter()
+    for attack in run.attacks:
+        reasons.update(dict(attack.failures))
+        reasons.update(dict(attack.unscored.failures))
+    why = f" Most often because: {reasons.most_common(1)[0][0].rstrip('.')}." if reasons else ""
+    return f"{who} failed: {counted(cases, 'case')} attacked, and none has a reconstruction.{why} What leaks is not known."
 
 
 def is_finished(run: Run) -> bool:

@@ -305,6 +305,7 @@ def _common(folder: Path, facts: Row) -> Row:
         "run": facts["run"]["name"],
         "source": folder.name,
         **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "oracles", "seed")},
+        **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
         "ranges_from": facts["run"].get("ranges_from", ""),
     }

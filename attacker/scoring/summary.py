@@ -78,12 +78,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     """One summary for each attack, nulls beside the attacks that they belong to."""
     ordered = sorted(rows, key=lambda row: (row["run"], row["source"]))
     groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row["run"], row["source"]))]
-    nulls = {(group[0]["run"], _plain(group[0]), group[0]["seed"]): group for group in groups if group[0]["null"]}
-    return [
-        _beside(group, nulls.get((group[0]["run"], _plain(group[0]), group[0]["seed"]), []))
-        for group in groups
-        if not group[0]["null"]
-    ]
+    nulls = {_pairing(group[0]): group for group in groups if group[0]["null"]}
+    return [_beside(group, nulls.get(_pairing(group[0]), [])) for group in groups if not group[0]["null"]]
 
 
 def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
@@ -95,8 +91,10 @@ def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
     return replace(_summary(rows, done, filled(done, other)), null=beside, verdict=judge(done, other))
 
 
-def _plain(row: Row) -> str:
-    return str(row["spec"]).removesuffix(" without gradient")
+def _pairing(row: Row) -> tuple[Any, ...]:
+    """What an attack and its null have in common."""
+    code = (row.get("network_code", ""), row.get("attack_code", ""))
+    return row["run"], str(row["spec"]).removesuffix(" without gradient"), row["seed"], *code
 
 
 def _summary(rows: Sequence[Row], done: Sequence[Row], complete: Sequence[Row]) -> Summary:

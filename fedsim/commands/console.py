@@ -7,12 +7,13 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 out = Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
@@ -35,10 +36,40 @@ def command_line(words: str) -> typer.Typer:
     )
 
 
-def progress_bar() -> Progress:
-    """A bar on stderr with the time that is left; each task gives `words`. Silent where stderr is no terminal."""
+PROGRESS_SECONDS = 30.0
+"""Seconds between two lines of progress where stderr is no terminal."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show a bar on stderr with the time that is left; each task gives `words`.
+
+    Where stderr is no terminal, print a line for each task that is under way every `PROGRESS_SECONDS` instead.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True, disable=not err.is_terminal)
+    bar = Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True, disable=not err.is_terminal)
+    ended = threading.Event()
+
+    def print_lines() -> None:
+        while not ended.wait(PROGRESS_SECONDS):
+            for task in bar.tasks:
+                if not task.finished:
+                    err.print(describe_progress(task))  # its texts are markup already, as in the bar
+
+    with bar:
+        if not err.is_terminal:
+            threading.Thread(target=print_lines, name="progress", daemon=True).start()
+        try:
+            yield bar
+        finally:
+            ended.set()
+
+
+def describe_progress(task: Task) -> str:
+    """Return one line on a task: how far it is, its last words, and the time it took so far."""
+    done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
+    words = task.fields.get("words", "")
+    return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Models by name, and their losses; public knowledge."""
 
-from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, layout
+from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, identify_network, layout
 from fedsim.models.losses import loss_of, outputs_for, predictions, probabilities
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "buffer_names",
     "build",
     "head",
+    "identify_network",
     "layout",
     "loss_of",
     "outputs_for",

@@ -18,6 +18,7 @@ from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4
 from fedsim.models.rgap import cnn6, cnn6_d, fcn3
 from fedsim.models.rog import lenet_rog, resnet9_rog, resnet18_rog, vgg7
+from fedsim.models.source_code import identify_code
 from fedsim.models.vision import torchvision
 from fedsim.recording.observation import DataSpec, ModelSpec
 
@@ -45,6 +46,8 @@ MAX_PARAMETERS = 2**31
 """A model of more values, parameters and buffers together, is refused."""
 
 _ADMITTED: dict[str, Factory] = {}
+_CODE: dict[str, tuple[Callable[..., Any], str]] = {}
+"""By the name of a model, the function that was imported for it, and what its code was at that time."""
 
 
 def admit(reference: str, name: str | None = None) -> None:
@@ -66,8 +69,22 @@ def admit(reference: str, name: str | None = None) -> None:
         raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ValueError(f"{reference} is no function or class but {type(function).__name__}")
+    known, code = _CODE.get(reference, (None, ""))
+    if known is not function:  # a file that was edited since does not change the code that runs
+        code = identify_code(function)
     for key in {reference, name or reference}:
         _ADMITTED[key] = _fitted(function)
+        _CODE[key] = (function, code)
+
+
+def identify_network(spec: ModelSpec) -> str:
+    """Return `module:name@digest` of the code of a network, and "" for one of this project.
+
+    Raises ValueError where the network is somebody else's and its code was not admitted.
+    """
+    if spec.name in _CODE:
+        return _CODE[spec.name][1]
+    return identify_code(_factory(spec.name))
 
 
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:

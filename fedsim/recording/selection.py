@@ -1,5 +1,6 @@
 """Which rounds and clients are meant: how users write it, and what a recorder does about it."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fedsim.recording.writer import is_plain
@@ -54,3 +55,18 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
     if wrong := sorted(name for name in names if not is_plain(name)):
         raise ValueError(f"{wrong[0]!r} is no client's name: give a number of clients, their names, or 'all'")
     return names
+
+
+def complete_names(given: Iterable[str], known: Collection[str]) -> frozenset[str]:
+    """The clients that names, or the beginnings of names, stand for; one that is the beginning of none is left as it is.
+
+    Raises ValueError where a beginning is that of several clients.
+    """
+    chosen = set()
+    for name in given:
+        found = sorted(other for other in known if other.startswith(name)) if name and name not in known else []
+        if len(found) > 1:
+            shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+            raise ValueError(f"client {name!r} is the beginning of {len(found)} names, give more of it: {shown}")
+        chosen.add(found[0] if found else name)
+    return frozenset(chosen)

@@ -222,6 +222,40 @@ def test_a_failure_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
     assert "CPL recovered 3 of 4" in page.text
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_report_of_attacks_that_all_failed_says_so_first(make_run: Any, report: Any, scored: bool) -> None:
+    run = make_run()
+    for name in ("cpl", "dlg"):
+        run.attack(name)
+    for path in run.path.glob("reconstructions/*/*.safetensors"):
+        path.unlink()
+        path.with_suffix(".failed.json").write_text('{"reason": "RuntimeError: view size"}')
+
+    def failed(row: Row) -> Row:
+        lost = dict.fromkeys(("mse", "psnr", "ssim", "lpips", "label_recovered", "label_recovered_name", "pair"))
+        return {**row, **lost, "state": "failed", "success": False, "label_success": False, "failure": "RuntimeError: view size"}
+
+    if scored:
+        run.rewrite(failed)
+    else:
+        run.forget_truth()
+    first = report(run).text.partition("The federation")[0]
+    assert "Each of the 2 attacks failed: 8 cases attacked, and none has a reconstruction" in first
+    assert "Most often because: RuntimeError: view size." in first
+    assert "recovered" not in first.partition("What leaked")[2].partition("What is missing")[0].lower()
+
+
+def test_a_report_in_which_one_attack_failed_speaks_of_the_others(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("cpl")
+    run.attack("dlg")
+    for path in run.path.glob("reconstructions/dlg-0*/*.safetensors"):
+        path.unlink()
+        path.with_suffix(".failed.json").write_text('{"reason": "out of memory"}')
+    run.rewrite(lambda row: row if row["attack"] == "cpl" else None)
+    assert "CPL recovered 4 of 4" in report(run).text
+
+
 @pytest.mark.parametrize(
     ("removed", "said"),
     [

@@ -134,3 +134,23 @@ def test_the_status_is_the_commands(status: int, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit) as left:
         console.run_to_the_end(lambda: app(args=[]))  # type: ignore[arg-type]
     assert (left.value.code or 0) == status
+
+
+def test_off_a_terminal_progress_is_told_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "PROGRESS_SECONDS", 0.02)
+    with console.progress_bar() as bar:
+        ended = bar.add_task("ended", total=1, words="")
+        bar.update(ended, completed=1)
+        bar.add_task("null", total=None, words="")
+        task = bar.add_task("federation", total=20, words="starting")
+        bar.update(task, completed=3.25, words="loss 0.1")
+        assert bar.tasks[ended].finished
+        time.sleep(0.2)
+    told = capsys.readouterr().err.splitlines()
+    assert "federation: 3.25 of 20, loss 0.1, after 0:00:00" in told
+    assert "null: under way, after 0:00:00" in told
+    assert not any(line.startswith("ended") for line in told)
+    time.sleep(0.1)
+    assert not capsys.readouterr().err  # and nothing once it is over

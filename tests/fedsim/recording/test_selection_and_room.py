@@ -16,7 +16,7 @@ from fedsim.engine.engines import EngineError
 from fedsim.engine.run import Run
 from fedsim.recording import Recording
 from fedsim.recording.disk_space import SPARE, DiskFull, check_room, explain_full_disk
-from fedsim.recording.selection import Wanted, parse_clients
+from fedsim.recording.selection import Wanted, complete_names, parse_clients
 
 Federate = Callable[..., Run]
 
@@ -104,3 +104,13 @@ def test_a_full_disk_is_told_in_our_words_and_nothing_else_is(tmp_path: Path) ->
             raise error
     with pytest.raises(PermissionError), explain_full_disk(tmp_path):
         raise PermissionError(errno.EACCES, "x")
+
+
+def test_the_unique_beginning_of_a_client_s_name_stands_for_it() -> None:
+    known = {"3f2a77", "3f2b00", "77b0", "77"}
+    assert complete_names(["3f2a", "77"], known) == {"3f2a77", "77"}
+    assert complete_names(["nobody"], known) == {"nobody"}
+    with pytest.raises(ValueError, match="'3f2' is the beginning of 2 names, give more of it: 3f2a77, 3f2b00"):
+        complete_names(["3f2"], known)
+    with pytest.raises(ValueError, match=r"the beginning of 20 names.* and 15 more"):
+        complete_names(["a"], {f"a{i:02}" for i in range(20)})

@@ -1,0 +1,154 @@
+"""Results are told apart by everything that defines them, the code of somebody else's network included."""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attacker.attacks import ATTACKS, AttackSpec
+from attacker.replay.replay import Replay
+from attacker.report.gather import gather
+from attacker.scoring import Scorer, summarise
+from fedsim import models
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.models.source_code import identify_code
+from fedsim.recording import Recording
+
+NETWORK = """
+from torch import nn
+from their_layers import activation
+
+def first(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), activation(), nn.Linear(8, num_classes))
+
+def second(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, num_classes))
+"""
+LAYERS = "from torch import nn\n\ndef activation():\n    return nn.Sigmoid()\n"
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of somebody else's code, which can be imported."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "their_network.py").write_text(NETWORK)
+    (folder / "their_layers.py").write_text(LAYERS)
+    monkeypatch.syspath_prepend(str(folder))
+    forget()
+    yield folder
+    forget()
+
+
+def forget() -> None:
+    """Import the app's modules anew, as a later command does."""
+    for name in ("their_network", "their_layers"):
+        sys.modules.pop(name, None)
+
+
+def federate(folder: Path, model: str) -> Path:
+    experiment = {
+        "rounds": 1,
+        "model": model,
+        "data": "digits",
+        "clients": {"count": 1},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+    engine.run(Run(experiment=validate(experiment, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+def replay(run: Path, model: str | None = None, *, null: bool = False, **settings) -> Replay:
+    recording = Recording(run / "recording")
+    if model is not None:
+        models.admit(model, name=recording.manifest.model.name)
+    spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
+    return Replay(recording=recording, spec=spec, out=run / "reconstructions", model=model, **settings)
+
+
+def test_results_of_one_network_are_not_taken_for_those_of_another(app: Path, tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "their_network:first")
+    assert replay(run, "their_network:first").run().done == 1
+    assert replay(run, "their_network:first").run().skipped == 1
+    other = replay(run, "their_network:second").run()
+    assert (other.done, other.skipped) == (1, 0)
+
+
+@pytest.mark.parametrize("file", ["their_network.py", "their_layers.py"])
+def test_results_of_a_network_are_not_taken_for_those_of_its_edited_source(app: Path, tmp_path: Path, file: str) -> None:
+    run = federate(tmp_path / "run", "their_network:first")
+    before = replay(run, "their_network:first").folder
+    source = app / file
+    source.write_text(source.read_text().replace("Sigmoid", "Tanh").replace("nn.Flatten(), ", "nn.Flatten(1), "))
+    assert replay(run, "their_network:first").folder == before  # this process still runs what it imported
+    forget()
+    assert replay(run, "their_network:first").folder != before
+
+
+def test_each_network_has_its_own_null(app: Path, tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "their_network:first")
+    folders = {
+        (name, null): replay(run, f"their_network:{name}", null=null).run().folder
+        for name in ("first", "second")
+        for null in (False, True)
+    }
+    scorer = Scorer(run, [run / "truth"])
+    rows = [row for folder in folders.values() for row in scorer.score(folder)]
+    pairs = {(summary.source, summary.null.source) for summary in summarise(rows)}
+    assert pairs == {(folders[name, False].name, folders[name, True].name) for name in ("first", "second")}
+    shown = {(attack.source, attack.null.source) for attack in gather(run).attacks}
+    assert shown == pairs
+
+
+def test_an_answer_under_other_defaults_is_another_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = federate(tmp_path / "run", "mlp")
+    before = replay(run).folder
+    from attacker.attacks.papers import matching
+
+    changed = dict(zip(matching.cpl.__code__.co_varnames, matching.cpl.__defaults__ or (), strict=False))
+    key = next(key for key, value in (matching.cpl.__kwdefaults__ or changed).items() if isinstance(value, float))
+    if matching.cpl.__kwdefaults__:
+        monkeypatch.setitem(matching.cpl.__kwdefaults__, key, 0.123)
+    else:
+        values = tuple(0.123 if name == key else value for name, value in changed.items())
+        monkeypatch.setattr(matching.cpl, "__defaults__", values)
+    assert replay(run).folder != before
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with_where_it_says_enough(app: Path, tmp_path: Path) -> None:
+    """Before, its name was a digest of specification, seed, oracles and recording alone, and attack.json had no identity."""
+    for name, kept in (("mlp", True), ("their_network:first", False)):
+        run = federate(tmp_path / name.partition(":")[0], name)
+        new = replay(run, name if ":" in name else None).run().folder
+        identity = replay(run).identity
+        before = json.dumps([str(identity.spec), 0, [], identity.recording])
+        old = new.with_name(f"cpl-{hashlib.sha256(before.encode()).hexdigest()[:8]}")
+        shutil.move(new, old)
+        told = json.loads((old / "attack.json").read_text())
+        for key in ("identity", "arguments", "network_code", "attack_code"):
+            del told[key]
+        (old / "attack.json").write_text(json.dumps(told))
+        assert len(Scorer(run, [run / "truth"]).score(old)) == 1
+        again = replay(run).run()
+        assert (again.skipped, again.folder == old) == ((1, True) if kept else (0, False))
+
+
+def test_what_is_this_project_s_own_has_no_digest_and_other_code_has() -> None:
+    assert identify_code(ATTACKS["cpl"]) == ""
+    assert identify_code(federate).startswith(f"{__name__}:federate@")
+    assert identify_code(federate) != identify_code(replay)
+    assert identify_code(len).startswith("builtins:len@")
+
+
+def test_a_client_is_named_by_the_beginning_of_its_name(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "mlp")
+    (name,) = Recording(run / "recording").clients()
+    assert replay(run, clients=frozenset({name[:4]})).run().done == 1
+    with pytest.raises(ValueError, match="holds no client 'nobody'"):
+        replay(run, clients=frozenset({"nobody"})).run()
