@@ -36,7 +36,7 @@ from fedsim.data.partition import split
 from fedsim.engine import engines as engine
 from fedsim.engine.run import Run
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
-from fedsim.strategies import record
+from fedsim.server import record
 
 CLIENTS, STEPS, BATCH = 10, 2, 16
 

@@ -23,7 +23,7 @@ from attacker.reconstruction import Reconstruction
 from fedsim.client import update_mod
 from fedsim.engine import engines as engine
 from fedsim.recording import DataSpec, Recording, Training
-from fedsim.strategies import record
+from fedsim.server import record
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, SHOWN, RATE = 16, 8, 0.05

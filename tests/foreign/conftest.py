@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.engine import engines as engine
 from fedsim.recording import DataSpec, Observation, Recording, Training
-from fedsim.strategies import record
+from fedsim.server import record
 
 DATA = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 RATE = 0.05

@@ -206,7 +206,7 @@ def test_only_the_rounds_and_clients_that_are_wanted_are_written(app: Any) -> No
     ],
 )
 def test_another_network_is_refused_before_anything_is_sent_or_written(app: Any, given: Any, words: str) -> None:
-    from fedsim.strategies import record
+    from fedsim.server import record
 
     trained: list[int] = []
 
@@ -272,7 +272,7 @@ def test_a_second_recording_in_one_folder_is_refused(app: Any) -> None:
     ],
 )
 def test_a_wrong_word_is_refused_at_once(app: Any, options: Any, words: str) -> None:
-    from fedsim.strategies import record
+    from fedsim.server import record
 
     facts = {"model": "task:Net", "training": TRAINING, "data": DataSpec(shape=(3, 32, 32), num_classes=10), **options}
     with pytest.raises(ValueError, match=words):

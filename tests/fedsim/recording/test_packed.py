@@ -18,7 +18,7 @@ from fedsim.flower import records
 from fedsim.recording import DataSpec, Manifest, Recording, Training
 from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
-from fedsim.strategies import record
+from fedsim.server import record
 
 Federate = Callable[..., Run]
 
