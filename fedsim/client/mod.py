@@ -19,7 +19,7 @@ CallNext = Callable[[Message, Context], Message]
 def update_mod(
     defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS
 ) -> Callable[[Message, Context, CallNext], Message]:
-    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.strategies.record`.
+    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
 
     defense: what the update goes through, for example "clip(1) | gaussian(0.1)"; the app itself stays as it is.
     buffers: last parts of the names that are sent as they are: no update, and no defense acts upon them.

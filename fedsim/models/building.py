@@ -213,6 +213,11 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
         return dict(model.named_parameters())[head(model)[0]].shape[0]
+    if len(needed := _inputs(model)) > 1:
+        raise ValueError(
+            f"model {_short(spec)} takes {len(needed)} inputs ({', '.join(needed)}), and attacks search for one tensor; "
+            "give a module whose forward takes one tensor and makes the inputs of it"
+        )
     training = model.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         logits = model.eval()(torch.zeros(2, *data.shape, device=device))
@@ -220,6 +225,12 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
     if not isinstance(logits, Tensor):
         return type(logits).__name__
     return logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else f"{tuple(logits.shape)} for 2 examples"
+
+
+def _inputs(model: nn.Module) -> list[str]:
+    """Names of what the network's `forward` cannot do without."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
+from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
 from fedsim.recording.observation import DataSpec
 
@@ -44,7 +44,7 @@ def head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tup
     layer = model.get_submodule(models.head(model)[0].rpartition(".")[0])
     handle = layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
-        logits: Tensor = functional_call(model, dict(state), (x,))
+        logits = forward_pass(model, state, x)
     finally:
         handle.remove()
     return seen[-1], logits

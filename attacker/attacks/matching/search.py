@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from attacker.attacks.base import Case, Look, Memory, Progress, Sight, generator_for
 from attacker.attacks.gradients.precision import fast
@@ -21,6 +21,7 @@ from attacker.attacks.matching.warm_starts import Given, placed
 from attacker.attacks.optimisers.descent import Problems, best_of, descend
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.gradients import predict
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 
@@ -240,7 +241,7 @@ class Search:
         """How far what the model makes of the guess is from its labels, or from what an oracle tells of the true examples."""
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
-        logits: Tensor = functional_call(self.model, {**buffers, **weights}, (self.data.normalise(x),))
+        logits = predict(self.model, self.data, self.loss, weights, x, buffers)
         made, aim = models.probabilities(logits), _one_hot(y, self.data.num_classes)
         if "logits" in problem:
             made, aim = logits, problem["logits"]

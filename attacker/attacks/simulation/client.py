@@ -1,31 +1,23 @@
 """What a client would have computed from a guess."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, replace_all_batch_norm_modules_
+from torch.func import replace_all_batch_norm_modules_
 
+from attacker.attacks.simulation.gradients import NOTHING, Gradient, Gradients, Weights, gradient_of
 from defenses.channel import Channel, Known, compose, transparent
 from defenses.networks import hidden
-from defenses.rules import Facts, LocalStep, Problem, Rule, plain
+from defenses.rules import Facts, LocalStep
 from fedsim import models
 from fedsim.recording.masked_vectors import SUM
-from fedsim.recording.observation import DataSpec, Observation, Training
+from fedsim.recording.observation import Observation, Training
 
-Weights = Mapping[str, Tensor]
-Gradient = dict[str, Tensor]
-
-NOTHING: Weights = MappingProxyType({})
-PLAIN = plain()
-
-
-class Gradients(Protocol):
-    """From weights, x (N, *shape) in [0, 1], y (N,) or soft (N, K), and buffers where the model has any, to dL/dw by name."""
-
-    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
+__all__ = [
+    "NOTHING", "Gradient", "Gradients", "Weights", "as_gradient", "buffers_of", "channel_of", "facts_of", "gradient_of",
+    "network_of", "omitted_of", "schedule", "shares", "through", "total_step",
+]  # fmt: skip
 
 
 def network_of(observation: Observation) -> nn.Module:
@@ -58,23 +50,6 @@ def _chosen(own: Weights, seen: Weights) -> dict[str, Tensor]:
     if missing := [name for name in own if seen and name not in seen]:
         raise ValueError(f"the observation's buffers lack {', '.join(missing)}")
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
-
-
-def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: Rule | None = None) -> Gradients:
-    """The function from a guess to the gradient of the mean loss that `loss` names.
-
-    rule: by which clients compute it, for an attacker who knows it; what the network itself adds to the loss then counts.
-    """
-    measure, expected = models.loss_of(loss), (rule or PLAIN).expected
-
-    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
-        def forward(weights: Weights, x: Tensor) -> Tensor:
-            logits: Tensor = functional_call(model, {**buffers, **weights}, (data.normalise(x),))
-            return logits
-
-        return expected(Problem(model, forward, measure, penalised=rule is not None), weights, x, y)
-
-    return gradient
 
 
 def facts_of(observation: Observation, model: nn.Module) -> Facts:

@@ -28,7 +28,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = self.pool(F.relu(self.conv1(x)))
         x = self.pool(F.relu(self.conv2(x)))
-        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.relu(self.fc1(x.view(-1, 16 * 5 * 5)))
         return self.fc3(F.relu(self.fc2(x)))
 
 
@@ -43,7 +43,7 @@ class NormedNet(Net):
     def forward(self, x):
         x = self.pool(F.relu(self.bn1(self.conv1(x))))
         x = self.pool(F.relu(self.bn2(self.conv2(x))))
-        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.relu(self.fc1(x.view(-1, 16 * 5 * 5)))
         return self.fc3(F.relu(self.fc2(x)))
 
 

@@ -7,10 +7,10 @@ from math import comb
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 from attacker.attacks.networks.chain import Chain
+from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
 
 Tensors = Mapping[str, Tensor]
@@ -96,7 +96,7 @@ class _Simulation:
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
-            logits = functional_call(self.model, self.weights, (x.reshape(-1, *self.layer.inputs),))
+            logits = forward_pass(self.model, self.weights, x.reshape(-1, *self.layer.inputs))
         finally:
             hook.remove()
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]

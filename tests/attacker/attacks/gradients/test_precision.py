@@ -9,8 +9,7 @@ from attacker.attacks.base import Case
 from attacker.attacks.gradients import precision
 from attacker.attacks.gradients.vectorised import apart, per_problem
 from attacker.attacks.matching import search
-from attacker.attacks.multi_round import agic
-from attacker.attacks.multi_round.agic import agic_of_one_round
+from attacker.attacks.multi_round.agic import agic, agic_of_one_round
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 

@@ -1,0 +1,80 @@
+"""Functions that torch.func does not look into: differentiated by ordinary autograd, and mapped by a loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., tuple[Tensor, ...]]
+"""From tensors to tensors. Its outputs have a graph where one of the inputs requires a gradient."""
+
+
+def opaque(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return `function(*tensors)`, also under `vmap` and `torch.func.grad`, where `function` itself stands neither.
+
+    Differentiable once, by evaluating the function again.
+    """
+    found: tuple[Tensor, ...] = _Call.apply(function, *tensors)
+    return found
+
+
+class _Call(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.detach() for t in function(*(t.detach() for t in tensors)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.function = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        wanted = tuple(ctx.needs_input_grad[1:])
+        found = iter(_Pullback.apply(ctx.function, wanted, *ctx.saved_tensors, *slopes))
+        return None, *(next(found) if asked else None for asked in wanted)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Function, *tensors: Tensor) -> Any:
+        rows = _rows(info.batch_size, in_dims[1:], tensors)
+        return _stacked([_Call.apply(function, *row) for row in rows])
+
+
+class _Pullback(torch.autograd.Function):
+    """From the derivatives by the outputs of a function to those by the inputs that are `wanted`."""
+
+    @staticmethod
+    def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs, slopes = tensors[: len(wanted)], tensors[len(wanted) :]
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, wanted, strict=True)]
+            outputs = function(*leaves)
+            pairs = [(o, s) for o, s in zip(outputs, slopes, strict=True) if o.requires_grad]
+        asked = [leaf for leaf in leaves if leaf.requires_grad]
+        if not pairs:
+            return tuple(torch.zeros_like(leaf) for leaf in asked)
+        return torch.autograd.grad([o for o, _ in pairs], asked, [s for _, s in pairs], materialize_grads=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        raise NotImplementedError("an opaque function is differentiable once")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:
+        rows = _rows(info.batch_size, in_dims[2:], tensors)
+        return _stacked([_Pullback.apply(function, wanted, *row) for row in rows])
+
+
+def _rows(count: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    pairs = list(zip(tensors, dims, strict=True))
+    return [tuple(t if dim is None else t.select(dim, i) for t, dim in pairs) for i in range(count)]
+
+
+def _stacked(rows: Sequence[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+    return columns, (0,) * len(columns)

@@ -1,0 +1,184 @@
+"""Gradients of a network's mean loss: by torch.func where the network stands it, else by plain PyTorch."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from attacker.attacks.networks.forward import forward_pass
+from attacker.attacks.networks.opaque import opaque
+from defenses.rules import Problem, Rule, plain
+from fedsim import models
+from fedsim.models.losses import Loss
+from fedsim.recording.observation import DataSpec
+
+log = logging.getLogger(__name__)
+
+Weights = Mapping[str, Tensor]
+Gradient = dict[str, Tensor]
+
+NOTHING: Weights = MappingProxyType({})
+PLAIN = plain()
+
+
+class Gradients(Protocol):
+    """From weights, x (N, *shape) in [0, 1], y (N,) or soft (N, K), and buffers where the model has any, to dL/dw by name."""
+
+    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
+
+
+def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: Rule | None = None) -> Gradients:
+    """Return the function from a guess to the gradient of the mean loss that `loss` names.
+
+    It may be called under `vmap` and `torch.func.grad`, whatever the network's code does.
+
+    rule: by which clients compute it, for an attacker who knows it; what the network itself adds to the loss then counts.
+    """
+    penalised = rule is not None
+    if (rule or PLAIN).expected is PLAIN.expected and reason_against_vmap(model, data, loss):
+        return _of_plain_pytorch(model, data, models.loss_of(loss), penalised)
+    return _of_torch_func(model, data, models.loss_of(loss), rule or PLAIN, penalised)
+
+
+def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: Rule, penalised: bool) -> Gradients:
+    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+        def forward(weights: Weights, x: Tensor) -> Tensor:
+            return forward_pass(model, {**buffers, **weights}, data.normalise(x))
+
+        return rule.expected(Problem(model, forward, measure, penalised), weights, x, y)
+
+    return gradient
+
+
+def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
+    """Contiguous weights, one problem at a time, and autograd as a client's own training has it."""
+
+    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+        names, kept = tuple(weights), tuple(buffers)
+
+        def found(x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            searched = any(t.requires_grad for t in (x, y, *tensors))
+            own = {name: t.clone() for name, t in zip(kept, tensors[len(names) :], strict=True)}
+            with torch.enable_grad():
+                each = [t.contiguous() for t in tensors[: len(names)]]
+                given = dict(zip(names, (t if t.requires_grad else t.detach().requires_grad_() for t in each), strict=True))
+
+                def forward(weights: Weights, x: Tensor) -> Tensor:
+                    return forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
+
+                value = Problem(model, forward, measure, penalised).loss(given, x, y)
+                return torch.autograd.grad(value, list(given.values()), create_graph=searched, materialize_grads=True)
+
+        return dict(zip(names, opaque(found, x, y, *weights.values(), *buffers.values()), strict=True))
+
+    return gradient
+
+
+def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NOTHING) -> Tensor:
+    """Return the logits (N, K) for x (N, *shape) in [0, 1]; as `gradient_of`, it may be called under torch.func's transforms."""
+    if not reason_against_vmap(model, data, loss):
+        return forward_pass(model, {**buffers, **weights}, data.normalise(x))
+    names = (*buffers, *weights)
+
+    def found(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return (forward_pass(model, dict(zip(names, tensors, strict=True)), data.normalise(x.contiguous())),)
+
+    return opaque(found, x, *buffers.values(), *weights.values())[0]
+
+
+LARGE = 3e7
+"""Values of all weights above which `vmap` is not tried: it takes as long as a loop over problems, and far more memory."""
+
+TOLERANCE = 1e-2
+"""Relative; far above rounding, also of a rectifier that flips, and far below what an error in kind makes."""
+
+
+def reason_against_vmap(model: nn.Module, data: DataSpec, loss: str) -> str:
+    """Return why torch.func does not give the gradients of a network, in words; empty where it does.
+
+    Tried once for each network, on two problems of two examples each.
+    """
+    shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
+    if sum(p.numel() for p in model.parameters()) > LARGE:
+        return f"it has more than {LARGE:.0e} weights"
+    return _reason(_Network(model, (type(model), repr(model), shapes)), data, loss)
+
+
+class _Network:
+    """A network for a cache: equal to another of the same class, layers and shapes."""
+
+    def __init__(self, model: nn.Module, key: tuple[object, ...]) -> None:
+        self.model, self.key = model, key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Network) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=16)
+def _reason(network: _Network, data: DataSpec, loss: str) -> str:
+    model, measure = network.model, models.loss_of(loss)
+    network.model = nn.Identity()  # the cache keeps the key, and no weights
+    try:
+        expected = probed(_of_plain_pytorch(model, data, measure, False), model, data, loop=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
+            found = probed(_of_torch_func(model, data, measure, PLAIN, False), model, data)
+        reason = "" if agree(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
+    except Exception as error:  # the code of others may fail in any way
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if reason:
+        log.warning("%s is attacked by plain PyTorch, one case after the other: %s", type(model).__name__, reason)
+    return reason
+
+
+Probed = tuple[Gradient, Tensor]
+"""The gradients (P, *shape) of some problems by name, and the slope of their squared length by x, (P, N, *shape)."""
+
+
+def probe(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+    """Return weights, none of them zeros, buffers, x (2, 2, *shape) and y (2, 2) to try an implementation of gradients on."""
+    rng = torch.Generator().manual_seed(0)
+    weights = {name: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p) for name, p in model.named_parameters()}
+    saved = models.buffer_names(model)
+    buffers = {name: b for name, b in model.named_buffers() if name in saved}
+    some = next(iter(weights.values()))
+    x = torch.rand(2, 2, *data.shape, generator=rng).to(some)
+    return weights, buffers, x, torch.tensor([[0, 1], [1, 1]], device=some.device)
+
+
+def probed(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool = False) -> Probed:
+    """Return what `gradient` gives on the `probe` of a network, under `vmap` or in a loop."""
+    weights, buffers, x, y = probe(model, data)
+
+    def length(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
+        found = gradient(weights, x, y, buffers)
+        return squared(found), found
+
+    function = grad_and_value(length, has_aux=True)
+    if not loop:
+        slope, (_, found) = vmap(function)(x, y)
+        return found, slope
+    rows = [function(*problem) for problem in zip(x, y, strict=True)]
+    return {name: torch.stack([row[1][1][name] for row in rows]) for name in weights}, torch.stack([row[0] for row in rows])
+
+
+def squared(gradient: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([g.square().sum() for g in gradient.values()]).sum()
+
+
+def agree(found: Probed, expected: Probed) -> bool:
+    """Whether gradients are those expected, each by itself, and slopes, up to `TOLERANCE`."""
+    gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
+    whole = squared(gradients[1]).sqrt()
+    pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
+    off = all(bool((f - e).norm() <= TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
+    return off and bool((slopes[0] - slopes[1]).norm() <= TOLERANCE * 5 * slopes[1].norm())

@@ -1,0 +1,140 @@
+"""Networks of others: gradients and slopes by whichever route an attack takes are those of plain PyTorch."""
+
+import copy
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a script there has the name of a package
+import foreign_networks
+
+from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.vectorised import per_problem
+from attacker.attacks.simulation import gradients
+from attacker.attacks.simulation.gradients import gradient_of, squared
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec
+
+SHAPES = foreign_networks.SHAPES
+PROBLEMS, EXAMPLES = 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def network(name: str) -> tuple[nn.Module, DataSpec]:
+    torch.manual_seed(3)
+    shape, classes = SHAPES[name]
+    return getattr(foreign_networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
+
+
+def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The gradient of a copy of the network, as a client computes it, and the slope of its squared length by x."""
+    model, x = copy.deepcopy(model), x.clone().requires_grad_()
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+        loss = nn.functional.cross_entropy(model(x), y)
+    names = [name for name, _ in model.named_parameters()]
+    found = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()), create_graph=True), strict=True))
+    (slope,) = torch.autograd.grad(squared(found), x)
+    return {name: g.detach() for name, g in found.items()}, slope
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).detach().norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "HardNet"])
+def test_gradients_and_slopes_under_vmap_and_at_once_are_those_of_autograd(name: str) -> None:
+    """Weights lie channels last, as a search has them: `view` in a network must not mind."""
+    model, data = network(name)
+    x = torch.rand(PROBLEMS, EXAMPLES, *data.shape, generator=torch.Generator().manual_seed(1))
+    y = torch.randint(data.num_classes, (PROBLEMS, EXAMPLES), generator=torch.Generator().manual_seed(2))
+    expected = [by_autograd(model, *problem) for problem in zip(x, y, strict=True)]
+    weights = {key: channels_last(p.detach()) for key, p in model.named_parameters()}
+    buffers = {key: b for key, b in model.named_buffers() if key in models.buffer_names(model)}
+    mapped = gradient_of(model, data)
+
+    def length(x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        found = mapped(weights, x, y, buffers)
+        return squared(found), found
+
+    slope, (_, found) = vmap(grad_and_value(length, has_aux=True))(x, y)
+    for p in range(PROBLEMS):
+        assert all(error(found[key][p], g) < 1e-4 for key, g in expected[p][0].items())
+        assert error(slope[p], expected[p][1]) < 1e-3
+    batched = per_problem(model, data, "cross_entropy")
+    for count in (1, PROBLEMS) if batched else ():
+        assert batched is not None
+        free = x[:count].clone().requires_grad_()
+        both = {k: torch.stack(g) if isinstance(g, tuple) else g for k, g in batched(weights, free, y[:count], buffers).items()}
+        (own,) = torch.autograd.grad(squared(both), free)
+        for p in range(count):
+            assert all(error(both[key][p], g) < 1e-4 for key, g in expected[p][0].items())
+            assert error(own[p], expected[p][1]) < 1e-3
+
+
+def test_plain_convolutional_networks_keep_the_fast_route() -> None:
+    model, data = network("QuickstartNet")
+    assert per_problem(model, data, "cross_entropy") is not None
+    assert gradients.reason_against_vmap(model, data, "cross_entropy") == ""
+
+
+def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
+    """PyTorch has no second derivative of its own hard sigmoid, whose sixth is one of float32."""
+    model, data = network("HardNet")
+    model.double()
+    gradient, y = gradient_of(model, data), torch.tensor([1, 4])
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    x = torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: squared(gradient(weights, x, y)), x, fast_mode=True)
+    plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+    assert all(error(g, e) < 1e-7 for g, e in zip(gradient(weights, x, y).values(), plain, strict=True))
+
+
+def test_a_network_that_torch_func_does_not_stand_is_attacked_by_plain_pytorch_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gradients._reason.cache_clear()
+    model, data = network("OwnCodeNet")
+    with caplog.at_level(logging.WARNING, logger=gradients.__name__):
+        reason = gradients.reason_against_vmap(model, data, "cross_entropy")
+        assert "in-place operation" in reason
+        assert gradients.reason_against_vmap(copy.deepcopy(model), data, "cross_entropy") == reason
+    told = [record.message for record in caplog.records]
+    assert told == [f"OwnCodeNet is attacked by plain PyTorch, one case after the other: {reason}"]
+
+
+def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is one of numbers, not only one of errors."""
+    gradients._reason.cache_clear()
+    model, data = network("RowMLP")
+    own = gradients._of_torch_func
+
+    def wrong(*given: object) -> object:
+        right = own(*given)  # type: ignore[arg-type]
+        return lambda *guess: {name: 1.05 * g for name, g in right(*guess).items()}
+
+    monkeypatch.setattr(gradients, "_of_torch_func", wrong)
+    assert "differ from those of plain PyTorch" in gradients.reason_against_vmap(model, data, "cross_entropy")
+    gradients._reason.cache_clear()
+
+
+def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    models.admit("foreign_networks:TwoInputNet")
+    with pytest.raises(ValueError, match=r"takes 2 inputs \(image, row\).*one tensor"):
+        models.layout(ModelSpec(name="foreign_networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
+
+
+def test_nothing_warns_while_routes_are_tried() -> None:
+    gradients._reason.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients.reason_against_vmap(*network("RowLSTM"), "cross_entropy")
