@@ -19,7 +19,7 @@ from splits import Images, Part, images
 from defenses import global_norm
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -48,7 +48,7 @@ class Data:
 class Federation:
     """One that has run. accuracy, epsilon: after its last round. bytes_up: of its first one."""
 
-    run: Run
+    run: FederationRun
     accuracy: float
     epsilon: float | str | None
     bytes_up: int
@@ -114,7 +114,7 @@ def settings(data: Data, *, attacked: int, batch: int = 1, cohort: int | None = 
 
 def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federation:
     """Run a federation in this process."""
-    run = Run(experiment=validate(dict(experiment), source=out.name), out=out, device=device, client_seed=0)
+    run = FederationRun(experiment=validate(dict(experiment), source=out.name), out=out, device=device, client_seed=0)
     engine.run(run, engine="local")
     metrics = read_json_lines(out / "metrics.jsonl")
     last, first = metrics[-1], next(row for row in metrics if "bytes_up" in row)

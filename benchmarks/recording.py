@@ -34,7 +34,7 @@ from fedsim.client.identity import load_or_draw
 from fedsim.config.experiment import Experiment, validate
 from fedsim.data.partition import split
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Recorder, Recording, Reply, Training
 from fedsim.server import record
 
@@ -58,7 +58,7 @@ def experiment(data: str, rounds: int, seed: int) -> Experiment:
 
 def recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
     """Our federation, with all that it writes down."""
-    run = Run(experiment=experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
+    run = FederationRun(experiment=experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
     engine.set_verbosity(False)
     engine.run(run, engine="local", on_round=lambda row: done())
 
@@ -68,7 +68,7 @@ def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]
     e = experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
     parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
-    network = models.build(Run(experiment=e, out=out).model(), loaded.spec, seed=seed)
+    network = models.build(FederationRun(experiment=e, out=out).model(), loaded.spec, seed=seed)
     app, server = ClientApp(), ServerApp()
 
     @app.train()
@@ -186,7 +186,7 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
         print(f"\r{kind}: round {row['round']} of {rounds}", end="", file=sys.stderr)
 
     engine.set_verbosity(False)
-    run = Run(experiment=small(clients, rounds, seed), out=out, device="cpu", client_seed=seed)
+    run = FederationRun(experiment=small(clients, rounds, seed), out=out, device="cpu", client_seed=seed)
     engine.run(run, engine=kind, on_round=on_round)  # type: ignore[arg-type]
     print(file=sys.stderr)
     warm = max(1, min(10, rounds // 4))  # after the first rounds: identities, caches, actors
@@ -269,7 +269,7 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
     found: list[float] = []
     torch.set_num_threads(1)
     engine.set_verbosity(False)
-    run = Run(experiment=e, out=out / "run", device="cpu", client_seed=seed)
+    run = FederationRun(experiment=e, out=out / "run", device="cpu", client_seed=seed)
     engine.run(run, engine="local", on_round=lambda row: found.append(row["accuracy"]))
     return found
 
@@ -283,7 +283,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False)
     loaded = datasets.load(e.data.name)
     count = e.clients.count
     parts = split(loaded.train, count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
-    network = models.build(Run(experiment=e, out=out).model(), loaded.spec, seed=e.seed)
+    network = models.build(FederationRun(experiment=e, out=out).model(), loaded.spec, seed=e.seed)
     app, server, found = ClientApp(), ServerApp(), []
 
     @app.train()

@@ -22,7 +22,7 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 API = "/api/v1"
@@ -64,7 +64,7 @@ PATIENCE = 1800.0
 
 def federate(raw: dict[str, Any], out: Path) -> None:
     engine.set_verbosity(False)
-    engine.run(Run(experiment=validate(raw, source="benchmark"), out=out, client_seed=0), engine="local")
+    engine.run(FederationRun(experiment=validate(raw, source="benchmark"), out=out, client_seed=0), engine="local")
 
 
 def attacked_and_scored(run: Path) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from defenses.base import Update
 
-Known = Mapping[str, Tensor]
+ChannelFacts = Mapping[str, Tensor]
 """What an attacker learns from one received update: a mask, a scale, the width of a cell; flat, by names of the channel's own."""
 
 
-def _nothing(seen: Update) -> Known:
+def _nothing(seen: Update) -> ChannelFacts:
     return {}
 
 
@@ -34,8 +34,8 @@ class Channel(NamedTuple):
     noise:  from the received update, the expected squared length of the noise in it, a 0-d tensor, in the update's units.
     """
 
-    expect: Callable[[Update, Known], Update]
-    learn: Callable[[Update], Known] = _nothing
+    expect: Callable[[Update, ChannelFacts], Update]
+    learn: Callable[[Update], ChannelFacts] = _nothing
     noise: Callable[[Update], Tensor] = silent
 
 
@@ -53,14 +53,14 @@ def compose(*channels: Channel) -> Channel:
     if not channels:
         return transparent
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         for i, channel in enumerate(channels):
             prefix = f"{i}/"
             own = {name.removeprefix(prefix): t for name, t in known.items() if name.startswith(prefix)}
             update = channel.expect(update, own)
         return update
 
-    def learn(seen: Update) -> Known:
+    def learn(seen: Update) -> ChannelFacts:
         return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(seen).items()}
 
     def noise(seen: Update) -> Tensor:

@@ -6,17 +6,17 @@ from typing import ClassVar
 
 from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
-from defenses.rules import Facts, Gradient, LocalStep, Problem, Rule, Weights, plain
+from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights, plain
 from defenses.soteria import soteria
 
 __all__ = [
     "GRADIENTS",
     "Facts",
     "Gradient",
+    "GradientProblem",
+    "GradientRule",
     "GradientSpec",
     "LocalStep",
-    "Problem",
-    "Rule",
     "Weights",
     "dp_sgd",
     "fed_cdp",
@@ -24,7 +24,7 @@ __all__ = [
     "soteria",
 ]
 
-GRADIENTS: Registry[Callable[..., Rule]] = Registry(
+GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
     "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}
 )
 
@@ -33,11 +33,11 @@ GRADIENTS: Registry[Callable[..., Rule]] = Registry(
 class GradientSpec(Choice):
     """A rule for the gradient of one batch, by name."""
 
-    registry: ClassVar[Registry[Callable[..., Rule]]] = GRADIENTS
+    registry: ClassVar[Registry[Callable[..., GradientRule]]] = GRADIENTS
     what: ClassVar[str] = "gradient"
     nothing: ClassVar[str] = "plain"
 
-    def build(self) -> Rule:
+    def build(self) -> GradientRule:
         """The rule itself, for the client, and what an attacker who knows it makes of it."""
-        rule: Rule = self.made()
+        rule: GradientRule = self.made()
         return rule

@@ -13,7 +13,7 @@ from torch.nn import functional
 from defenses._registry import Choice, Registry
 
 
-class Pool(Protocol):
+class PublicPool(Protocol):
     """Public examples, in [0, 1]: by an index tensor (M,), a tensor (M, *shape). A tensor is one."""
 
     def __len__(self) -> int: ...
@@ -30,7 +30,7 @@ class Mixing(NamedTuple):
     public: names the data set that public examples come from; "" for none.
     """
 
-    mix: Callable[[Tensor, Tensor, Generator, Pool | None], tuple[Tensor, Tensor]]
+    mix: Callable[[Tensor, Tensor, Generator, PublicPool | None], tuple[Tensor, Tensor]]
     least: int = 1
     public: str = ""
 
@@ -52,7 +52,7 @@ def mixup(alpha: float = 0.4) -> Mixing:
     if not 0 < alpha < math.inf:
         raise ValueError(f"mixup: alpha must be positive and finite, got {alpha}")
 
-    def mix(x: Tensor, y: Tensor, rng: Generator, pool: Pool | None) -> tuple[Tensor, Tensor]:
+    def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         share = float(_numpy(rng).beta(alpha, alpha))
         partner = torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)
         return share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
@@ -81,7 +81,7 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
         raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k
 
-    def mix(x: Tensor, y: Tensor, rng: Generator, pool: Pool | None) -> tuple[Tensor, Tensor]:
+    def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         if (pool is None) == bool(public):
             raise ValueError(f"instahide: public images are {'missing' if public else 'given, and none are asked for'}")
         shares = _shares(len(x), k, private, _numpy(rng)).to(x)

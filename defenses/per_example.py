@@ -14,13 +14,13 @@ from defenses.base import Update
 from defenses.channel import Channel, silent
 from defenses.clipping import scale_to
 from defenses.noise import normal_like
-from defenses.rules import Facts, Gradient, LocalStep, Problem, Rule, Weights
+from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
 
 PER_EXAMPLE_BYTES = 2**28
 """About how much memory the gradients of single examples may take at once."""
 
 
-def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> Rule:
+def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
     """Clip the gradient of each example, add noise to their sum, divide by the batch.
 
     max_norm: bound C on the Euclidean norm of one example's whole gradient; positive.
@@ -33,7 +33,9 @@ def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> Rule:
     return _per_example(partial(scale_to, max_norm=max_norm), _Fixed(noise * max_norm))
 
 
-def fed_cdp(max_norm: float = 4.0, noise: float | None = None, snr_db: float | None = None, snr_scope: str = "tensor") -> Rule:
+def fed_cdp(
+    max_norm: float = 4.0, noise: float | None = None, snr_db: float | None = None, snr_scope: str = "tensor"
+) -> GradientRule:
     """Clip each tensor of each example's gradient, average, add noise.
 
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
@@ -85,24 +87,24 @@ class _Relative(NamedTuple):
         return silent(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
 
 
-def _per_example(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> Rule:
-    def gradient(problem: Problem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+def _per_example(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) -> GradientRule:
+    def gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
         mean, loss = _clipped_mean(clip, problem, {name: w.detach() for name, w in weights.items()}, x, y)
         stds = noise.stds(mean, len(x))
         drawn = {name: stds[name] * normal_like(mean[name], rng) for name in sorted(mean)}
         return {name: g + drawn[name] for name, g in mean.items()}, loss
 
-    def expected(problem: Problem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
+    def expected(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
         return _clipped_mean(clip, problem, weights, x, y)[0]
 
     def channel(facts: Facts) -> Channel:
         return Channel(lambda update, known: update, noise=lambda seen: noise.power(seen, facts.steps))
 
-    return Rule(gradient, expected, channel, separate=True)
+    return GradientRule(gradient, expected, channel, separate=True)
 
 
 def _clipped_mean(
-    clip: Callable[[Gradient], Update], problem: Problem, weights: Weights, x: Tensor, y: Tensor
+    clip: Callable[[Gradient], Update], problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor
 ) -> tuple[Gradient, Tensor]:
     """The mean over examples of their clipped gradients, by name, and the mean loss."""
     _check_separable(problem.model)

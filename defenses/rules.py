@@ -14,7 +14,7 @@ Weights = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
 
 
-class Problem(NamedTuple):
+class GradientProblem(NamedTuple):
     """What a gradient is taken of.
 
     model:     the network, in the mode that it trains in; its weights are those that `forward` is given.
@@ -65,12 +65,12 @@ def _omits_none(facts: Facts) -> frozenset[str]:
     return frozenset()
 
 
-def _expect_plain(problem: Problem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
+def _expect_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor) -> Gradient:
     gradient: Gradient = grad(problem.loss)(dict(weights), x, y)
     return gradient
 
 
-class Rule(NamedTuple):
+class GradientRule(NamedTuple):
     """How a client computes the gradient of one batch.
 
     gradient: from (problem, weights, x, y, rng), the gradient by name and the mean loss, 0-d. The weights require gradients.
@@ -81,19 +81,19 @@ class Rule(NamedTuple):
     separate: whether it needs the gradient of each example by itself.
     """
 
-    gradient: Callable[[Problem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
-    expected: Callable[[Problem, Weights, Tensor, Tensor], Gradient] = _expect_plain
+    gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
+    expected: Callable[[GradientProblem, Weights, Tensor, Tensor], Gradient] = _expect_plain
     channel: Callable[[Facts], Channel] = _sees_all
     omitted: Callable[[Facts], frozenset[str]] = _omits_none
     separate: bool = False
 
 
-def _plain(problem: Problem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+def _plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
     loss = problem.loss(weights, x, y)
     gradient = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
     return dict(zip(weights, gradient, strict=True)), loss
 
 
-def plain() -> Rule:
+def plain() -> GradientRule:
     """The gradient of the mean loss."""
-    return Rule(_plain)
+    return GradientRule(_plain)

@@ -7,15 +7,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from defenses.base import Update
-from defenses.channel import Channel, Known, transparent
+from defenses.channel import Channel, ChannelFacts, transparent
 from defenses.networks import last_linear
-from defenses.rules import Facts, Gradient, Problem, Rule, Weights
+from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, Weights
 
 ROWS = 64
 """About how many derivatives of one feature of one example are taken at once."""
 
 
-def soteria(prune: float = 0.8, layer: str = "") -> Rule:
+def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
     """Zero those columns of a linear layer's gradient whose lack misleads a reconstruction most.
 
     prune: share of the layer's R input features whose columns are zeroed, those with the smallest `scores`; in [0, 1).
@@ -28,7 +28,7 @@ def soteria(prune: float = 0.8, layer: str = "") -> Rule:
     if not 0 <= prune < 1:
         raise ValueError(f"soteria: prune must be in [0, 1), got {prune}")
 
-    def gradient(problem: Problem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
+    def gradient(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng: Generator) -> tuple[Gradient, Tensor]:
         name = _linear(problem.model, layer)
         x = x.detach().requires_grad_()
         with _inputs_of(problem.model.get_submodule(name)) as entered:
@@ -45,7 +45,7 @@ def soteria(prune: float = 0.8, layer: str = "") -> Rule:
     def omitted(facts: Facts) -> frozenset[str]:
         return frozenset() if facts.exact else frozenset({_weight(_linear(facts.model, layer))})
 
-    return Rule(gradient, channel=channel, omitted=omitted)
+    return GradientRule(gradient, channel=channel, omitted=omitted)
 
 
 def scores(features: Tensor, x: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ def kept(scores: Tensor, prune: float) -> Tensor:
 
 
 def _columns_sent(weight: str) -> Channel:
-    def learn(seen: Update) -> Known:
+    def learn(seen: Update) -> ChannelFacts:
         return {"columns": (seen[weight] != 0).any(dim=0).to(seen[weight].dtype)}
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: u * known["columns"] if name == weight else u for name, u in update.items()}
 
     return Channel(expect, learn)

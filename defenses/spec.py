@@ -18,7 +18,7 @@ from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 from defenses.units import in_gradient_units
 
-Codec = Literal["dense", "sparse", "bits", "levels"]
+CodecName = Literal["dense", "sparse", "bits", "levels"]
 
 MAX_DEPTH = 8
 
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
     defense: Callable[..., Defense]
     channel: Callable[..., Channel]
-    codec: Codec | None = None
+    codec: CodecName | None = None
     example: str = ""
     limit: str | None = None
     random: bool = False
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 def alias(
     written: Callable[..., str],
     *,
-    codec: Codec | None = None,
+    codec: CodecName | None = None,
     example: str = "",
     limit: str | None = None,
     random: bool = False,
@@ -139,7 +139,7 @@ class DefenseSpec:
         """Its public part, for the attacker."""
         return compose(*(DEFENSES[step.name].channel(**_built(step, DefenseSpec.channel)) for step in self.steps))
 
-    def codec(self, before: Codec = "dense") -> Codec:
+    def codec(self, before: CodecName = "dense") -> CodecName:
         """The lossless packing that suits what this chain sends, after one whose packing is `before`."""
         codec = before
         for step in self.steps:
@@ -156,7 +156,7 @@ def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
     return spec
 
 
-def _inner_codec(step: Step, before: Codec) -> Codec:
+def _inner_codec(step: Step, before: CodecName) -> CodecName:
     return next((value.codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
 
 

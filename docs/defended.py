@@ -15,7 +15,7 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 COLUMNS, CELL, GAP, MARGIN = 6, 96, 6, 330
@@ -44,7 +44,9 @@ def main() -> None:
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (defense, attack) in enumerate(LINES):
-            run = Run(experiment=validate({**FEDERATION, **defense}, source="docs"), out=Path(folder) / str(i), client_seed=0)
+            run = FederationRun(
+                experiment=validate({**FEDERATION, **defense}, source="docs"), out=Path(folder) / str(i), client_seed=0
+            )
             engine.run(run, engine="local")
             words = next(iter(defense.values()), "no defense")
             for knows in (False, True) if defense else (True,):
@@ -56,7 +58,7 @@ def main() -> None:
     draw(lines).save(Path(__file__).with_name("defended.png"), optimize=True)
 
 
-def attacked(run: Run, attack: AttackSpec, *, knows: bool) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+def attacked(run: FederationRun, attack: AttackSpec, *, knows: bool) -> tuple[list[np.ndarray], list[np.ndarray], float]:
     """Originals and reconstructions of the first examples, and the mean PSNR of all."""
     spec = AttackSpec(name=attack.name, arguments={**attack.arguments, "knows_defense": knows})
     replayed = Replay(recording=Recording(run.out / "recording"), spec=spec, out=run.out / "reconstructions").run()

@@ -12,7 +12,7 @@ from fedsim.commands.console import err, errors_told, out
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from attacker.service.settings import Settings
+    from attacker.service.settings import ServiceSettings
 
 GOES_ON = "jobs that were under way go on at the next start"
 
@@ -65,9 +65,9 @@ def serve(
     with errors_told(kept=GOES_ON):
         from attacker.service.http.app import create_app
         from attacker.service.server import address_of, listening, serve_until_told
-        from attacker.service.settings import Settings
+        from attacker.service.settings import ServiceSettings
 
-        settings = Settings(
+        settings = ServiceSettings(
             root=root,
             host=host,
             port=port,
@@ -94,7 +94,7 @@ def serve(
         serve_until_told(app, settings, listener, lambda: _tell(app, settings, address_of(listener, settings)))
 
 
-def _tell(app: "FastAPI", settings: "Settings", address: str) -> None:
+def _tell(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
     """Where the service is, what it watches, and who can see that."""
     runs = len(app.state.parts.catalogue.runs())
     out.print(escape(address), soft_wrap=True)

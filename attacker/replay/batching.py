@@ -27,19 +27,19 @@ BATCHED = 1_000_000
 """Parameters above which a batch of cases costs as much as each by itself: what is saved is the overhead of small layers."""
 
 
-def chunked(cases: Sequence[Planned], footprint: "Footprint", chunk: int | None = None) -> list[tuple[Planned, ...]]:
+def chunked(cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None) -> list[tuple[Planned, ...]]:
     """Cases of equal shape, in the order of their sizes; chunk: so many at once, where the user says."""
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
     return [part for _, group in groupby(ordered, key=lambda case: case.sizes) for part in _parts(list(group), footprint, chunk)]
 
 
-def _parts(cases: list[Planned], footprint: "Footprint", chunk: int | None) -> Iterator[tuple[Planned, ...]]:
+def _parts(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[Planned, ...]]:
     size = chunk or footprint.cases_at_once(cases[0].sizes, len(cases))
     return (tuple(cases[i : i + size]) for i in range(0, len(cases), size))
 
 
-class Footprint:
+class CaseFootprint:
     """What one case takes, about, from its model: parameters and activations on the meta device.
 
     remembers: vectors as long as a latent that the attack's optimiser keeps of each case; 0 of an attack without one.

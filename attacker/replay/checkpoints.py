@@ -98,7 +98,7 @@ class FileMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class ReplayCheckpoint:
     """What a file holds: keys of the cases, what wrote it, and what was kept, by key and by name."""
 
     cases: tuple[str, ...]
@@ -106,7 +106,7 @@ class Checkpoint:
     kept: dict[str, dict[str, Tensor]]
 
 
-def _read(path: Path, *, tensors: bool = True) -> Checkpoint | None:
+def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
     """What `FileMemory` wrote; None where it is something else, or gone meanwhile. tensors: whether to read these, too."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -114,7 +114,7 @@ def _read(path: Path, *, tensors: bool = True) -> Checkpoint | None:
             kept: dict[str, dict[str, Tensor]] = {key: {} for key in json.loads(facts["empty"])}
             for i, (key, name) in enumerate(json.loads(facts["names"]) if tensors else ()):
                 kept.setdefault(key, {})[name] = file.get_tensor(str(i))
-            return Checkpoint(cases=tuple(json.loads(facts["cases"])), origin=facts["origin"], kept=kept)
+            return ReplayCheckpoint(cases=tuple(json.loads(facts["cases"])), origin=facts["origin"], kept=kept)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look
-from attacker.replay.batching import Footprint, chunked
+from attacker.replay.batching import CaseFootprint, chunked
 from attacker.replay.cases import Plan, Planned, planned
 from attacker.replay.checkpoints import tidy, unfinished
 from attacker.replay.executors import process_pool as workers
@@ -19,7 +19,7 @@ from attacker.replay.executors.process_pool import worth
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import listed, spans, write_facts
 from attacker.replay.progress import Meter, Watch
-from attacker.replay.tasks import Job, Member, Outcome, Task, here, is_done, path_of, write_failure
+from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome, here, is_done, path_of, write_failure
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM
@@ -46,7 +46,7 @@ class Replayed:
     left_out: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: TaskOutcome) -> None:
         """Count what became of a task."""
         self.done += len(outcome.done)
         self.notes += outcome.notes
@@ -196,8 +196,8 @@ class Replay:
         return path_of(self.folder, key)
 
     @cached_property
-    def _job(self) -> Job:
-        return Job(
+    def _job(self) -> ReplayJob:
+        return ReplayJob(
             recording=str(self.recording.folder.resolve()),
             folder=str(self.folder.resolve()),
             attack=self.spec.name,
@@ -224,8 +224,8 @@ class Replay:
         return [Task(members=members) for members in tasks if members]
 
     @cached_property
-    def _footprint(self) -> Footprint:
-        return Footprint(self.recording.manifest, self.device, remembered(self._attack))
+    def _footprint(self) -> CaseFootprint:
+        return CaseFootprint(self.recording.manifest, self.device, remembered(self._attack))
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
@@ -253,7 +253,7 @@ class Replay:
             rows = tuple((row.round, row.client) for row in case.rows)
             yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
-    def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[Outcome]:
+    def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
         """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
         if not tasks:
             return

@@ -18,12 +18,12 @@ from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.files import flush, write_json
 
-Place = tuple[int, str]
+RoundAndClient = tuple[int, str]
 """Round and client of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ReplayJob:
     """What all tasks of a replay share.
 
     recording, folder: of what is attacked, and of the reconstructions. attack, arguments, null: see `AttackSpec`.
@@ -54,7 +54,7 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Job":
+    def from_json(cls, text: str) -> "ReplayJob":
         return cls(**json.loads(text))
 
 
@@ -63,7 +63,7 @@ class Member:
     """One case of a task: the rows of its observations, in order of rounds. labels, logits: where an oracle tells them."""
 
     key: str
-    rows: tuple[Place, ...]
+    rows: tuple[RoundAndClient, ...]
     labels: tuple[int, ...] | None = None
     logits: tuple[tuple[float, ...], ...] | None = None
 
@@ -98,7 +98,7 @@ class Task:
 
 
 @dataclass
-class Outcome:
+class TaskOutcome:
     """What became of a task.
 
     done: the route of each case that was answered; failed: the reason of each that was not. notes: what else there is to say.
@@ -113,22 +113,22 @@ class Outcome:
 class Bench:
     """Does the tasks of one job, one after the other. look: who watches, see `Memory`."""
 
-    def __init__(self, job: Job, recording: Recording | None = None, look: Look | None = None) -> None:
+    def __init__(self, job: ReplayJob, recording: Recording | None = None, look: Look | None = None) -> None:
         self.job, self.folder, self.look = job, Path(job.folder), look
         self.recording = recording or Recording(job.recording)
         if job.model is not None and recording is None:
             models.admit(job.model, name=self.recording.manifest.model.name)
         self.attack = job.spec.build(device=job.device)
 
-    def run(self, task: Task, progress: Progress | None = None) -> Outcome:
+    def run(self, task: Task, progress: Progress | None = None) -> TaskOutcome:
         """Attack the cases of a task and write what comes out; Ctrl-C leaves the best so far, and says so."""
-        outcome = Outcome()
+        outcome = TaskOutcome()
         with _threads(self.job.threads):
             if cases := self._cases(task, outcome):
                 self._attack(cases, outcome, progress)
         return outcome
 
-    def _cases(self, task: Task, outcome: Outcome) -> list[Case]:
+    def _cases(self, task: Task, outcome: TaskOutcome) -> list[Case]:
         """The cases that can be attacked; the others are written down as failed."""
         observations, problems = self._observations({row for member in task.members for row in member.rows})
         cases = []
@@ -144,13 +144,13 @@ class Bench:
             cases.append(case)
         return cases
 
-    def _observations(self, places: set[Place]) -> tuple[dict[Place, Observation], dict[Place, str]]:
+    def _observations(self, places: set[RoundAndClient]) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
         """Round after round: observations of one round share what was sent. And why some cannot be had."""
         damage: list[DamagedFile] = []
         rows = self.recording.rows(
             rounds={round for round, _ in places}, clients={client for _, client in places}, on_damage=damage.append
         )
-        observations: dict[Place, Observation] = {}
+        observations: dict[RoundAndClient, Observation] = {}
         problems = {place: f"round {place[0]} of {place[1]} is no longer in the recording" for place in places}
         for row in rows:
             place = (row.round, row.client)
@@ -168,7 +168,7 @@ class Bench:
                 observations[place] = observation
         return observations, problems
 
-    def _attack(self, cases: Sequence[Case], outcome: Outcome, progress: Progress | None) -> None:
+    def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
         """Attack cases together; where that fails, by halves: one bad case must not take its neighbours along."""
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
@@ -193,7 +193,7 @@ class Bench:
         if not outcome.interrupted:
             memory.forget()
 
-    def _keep(self, reconstruction: Reconstruction, outcome: Outcome) -> None:
+    def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
         """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
         key = reconstruction.case
         if self._is_done(key):  # before the task was cut off
@@ -210,14 +210,14 @@ class Bench:
     def _is_done(self, key: str) -> bool:
         return is_done(self.folder, key)
 
-    def _fail(self, key: str, reason: str, outcome: Outcome) -> None:
+    def _fail(self, key: str, reason: str, outcome: TaskOutcome) -> None:
         outcome.failed[key] = reason
         write_failure(self.folder, key, reason)
 
 
 def here(
-    job: Job, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
-) -> Iterator[tuple[int, Outcome]]:
+    job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
+) -> Iterator[tuple[int, TaskOutcome]]:
     """Numbers of tasks and what became of each, in this process. progress: from the number of a task, a callback for it."""
     bench = Bench(job, recording, look)
     for number, task in enumerate(tasks):
@@ -245,13 +245,13 @@ def write_failure(folder: Path, key: str, reason: str) -> None:
     write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason})
 
 
-def write_failures(job: Job, task: Task, reason: str) -> Outcome:
+def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:
     """The cases of a task that did not come to its end have failed, save those that were answered before."""
     folder = Path(job.folder)
     failed = {key: reason for key in task.keys if not is_done(folder, key)}
     for key in failed:
         write_failure(folder, key, reason)
-    return Outcome(failed=failed)
+    return TaskOutcome(failed=failed)
 
 
 def _loss(path: Path) -> float:

@@ -124,7 +124,7 @@ class AttackOnRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportedRun:
     """One run. data: the data set's name, where scores tell it. truth: whether the folder has any of its own."""
 
     folder: Path

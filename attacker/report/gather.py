@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
 from attacker.report.commands import replay_command, score_command
-from attacker.report.contents import AttackOnRun, Example, Record, Run
+from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
 from attacker.report.linked import linked
 from attacker.report.pairs import Pair, read_pair
 from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
@@ -26,11 +26,11 @@ from fedsim.recording.files import read_json_lines
 SHOWN = 60
 """Examples of each attack whose pair is shown."""
 
-Place = tuple[str, int, int, int]
+PlaceKey = tuple[str, int, int, int]
 """Case, batch, position and index: the same example in every attack."""
 
 
-def gather(folder: Path, *, scored: bool = True) -> Run:
+def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
     """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, where there is none.
 
     scored: False leaves aside what comes of truth: scores, and originals.
@@ -54,7 +54,7 @@ def gather(folder: Path, *, scored: bool = True) -> Run:
     attacks = _attacks(folder, recording.manifest, facts, states, scores, missing)
     truth = scored and (folder / "truth").is_dir()
     missing += _undone(folder, asked, facts, states, scores, attacks, truth=truth)
-    return Run(
+    return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
         observations=tuple(observations),
@@ -132,7 +132,7 @@ def _attack(
     facts: Record | None,
     states: Mapping[str, State] | None,
     rows: Sequence[Record],
-    pairs: Mapping[tuple[str, Place], Pair],
+    pairs: Mapping[tuple[str, PlaceKey], Pair],
     missing: list[Missing],
 ) -> AttackOnRun:
     told = facts or rows[0]
@@ -184,11 +184,11 @@ def _order(row: Record) -> tuple[Any, ...]:
     return row["rounds"], row["client"], row["batch"], row["position"]
 
 
-def _place(row: Record) -> Place:
+def _place(row: Record) -> PlaceKey:
     return row["case"], row["batch"], row["position"], row["index"]
 
 
-def _example(row: Record, pairs: Mapping[tuple[str, Place], Pair]) -> Example:
+def _example(row: Record, pairs: Mapping[tuple[str, PlaceKey], Pair]) -> Example:
     pair = pairs.get((row["source"], _place(row)), Pair())
     if row["failure"] is not None:
         pair = pairs.get(("", _place(row)), Pair())
@@ -206,9 +206,9 @@ def _example(row: Record, pairs: Mapping[tuple[str, Place], Pair]) -> Example:
     )
 
 
-def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[Record]]) -> dict[tuple[str, Place], Pair]:
+def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[Record]]) -> dict[tuple[str, PlaceKey], Pair]:
     """The pairs to be shown, by source and place; under no source the original alone, for attacks that failed on it."""
-    pairs: dict[tuple[str, Place], Pair] = {}
+    pairs: dict[tuple[str, PlaceKey], Pair] = {}
     for source, some in rows.items():
         for row in some[:SHOWN]:
             if row["pair"] is not None:

@@ -27,7 +27,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One variable of a table row, in its own unit or as a category.
 
     original: None where there is none. right: whether the reconstruction counts as right; None where nobody can tell.
@@ -45,7 +45,7 @@ class Pair:
 
     original: Picture | None = None
     reconstruction: Picture | None = None
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[TableCell, ...] = ()
     problem: str = ""
 
 
@@ -98,7 +98,7 @@ def _row(path: Path, columns: Sequence[Column]) -> Pair:
     return Pair(cells=tuple(_cells(columns, found, original)))
 
 
-def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[Cell]:
+def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[TableCell]:
     """A cell for each continuous column, and one for all columns of a categorical variable."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
@@ -111,21 +111,21 @@ def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence
 Values = NDArray[np.float64]
 
 
-def _continuous(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> Cell:
+def _continuous(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
     low, span = columns[0].low, columns[0].high - columns[0].low
     x = x.clip(0, 1)
     shown = f"{low + x[0] * span:.4g}"
     if truth is None:
-        return Cell(name, shown)
-    return Cell(name, shown, f"{low + truth[0] * span:.4g}", bool(abs(x[0] - truth[0]) <= TABLE_TOLERANCE))
+        return TableCell(name, shown)
+    return TableCell(name, shown, f"{low + truth[0] * span:.4g}", bool(abs(x[0] - truth[0]) <= TABLE_TOLERANCE))
 
 
-def _categorical(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> Cell:
+def _categorical(name: str, columns: Sequence[Column], x: Values, truth: Values | None) -> TableCell:
     largest = [column.category or f"value {i}" for i, column in enumerate(columns) if x[i] == x.max()]
     shown = " or ".join(largest) if len(largest) <= 3 else "undecided"
     if truth is None:
-        return Cell(name, shown)
+        return TableCell(name, shown)
     if truth.max() <= 0:
-        return Cell(name, shown, "one that training never saw")
+        return TableCell(name, shown, "one that training never saw")
     true = columns[int(truth.argmax())].category or f"value {int(truth.argmax())}"
-    return Cell(name, shown, true, largest == [true])
+    return TableCell(name, shown, true, largest == [true])

@@ -10,10 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from attacker.report import figures, words
-from attacker.report.contents import AttackOnRun, Example, Run
+from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.gather import SHOWN, gather, run_folder
 from attacker.report.pairs import Picture
-from attacker.report.unscored import Found
+from attacker.report.unscored import UnscoredExample
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.recording.files import make_private, write_bytes
 
@@ -49,7 +49,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[ReportedRun]) -> str:
     """The page as HTML."""
     template = _environment().get_template("page.html")
     return template.render(
@@ -63,7 +63,7 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def _shown(number: int, run: Run) -> dict[str, Any]:
+def _shown(number: int, run: ReportedRun) -> dict[str, Any]:
     return {
         "id": f"run-{number}",
         "run": run,
@@ -79,20 +79,20 @@ def _shown(number: int, run: Run) -> dict[str, Any]:
     }
 
 
-def _no_lpips(run: Run) -> dict[str, list[str]]:
+def _no_lpips(run: ReportedRun) -> dict[str, list[str]]:
     """Why there is no LPIPS: reasons, each with the attacks it holds for; with none where it holds for all."""
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
-def _strip(run: Run) -> list[Example]:
+def _strip(run: ReportedRun) -> list[Example]:
     """The first examples of the best attack that can be shown: in order, not the prettiest."""
     best = words.best(run)
     return [example for example in best.finished if example.pair.original][:STRIP] if best else []
 
 
-def _unscored_strip(run: Run) -> list[Found]:
+def _unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
     """The first reconstructions of the first attack, where nothing at all is scored."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return [one for one in first if one.shown.reconstruction][:STRIP] if words.best(run) is None else []
@@ -106,7 +106,7 @@ def _loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
     return Chart(title, Markup(svg), f"Loss of {attack.spec} over its iterations, one line a case, and their median")
 
 
-def _utility(number: int, run: Run) -> list[Chart]:
+def _utility(number: int, run: ReportedRun) -> list[Chart]:
     rounds = [int(row["round"]) for row in run.metrics]
     unit, size = ("MB", 1e6) if max((row.get("bytes_up") or 0 for row in run.metrics), default=0) >= 1e5 else ("kB", 1e3)
     quantities = (

@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class UnscoredExample:
     """One reconstructed example, and what stands in the null's answer to the same case at the same place.
 
     rounds:     in which the attack says it was: one, but where it puts several together.
@@ -38,7 +38,7 @@ class Found:
     route: str
     notes: tuple[str, ...]
     shown: Pair
-    null: "Found | None" = None
+    null: "UnscoredExample | None" = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Unscored:
     failures: why cases have no reconstruction, and how many for each reason. problems: files that cannot be shown.
     """
 
-    found: tuple[Found, ...] = ()
+    found: tuple[UnscoredExample, ...] = ()
     total: int = 0
     failures: tuple[tuple[str, int], ...] = ()
     problems: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, nu
 
     folder: of its reconstructions, and null: of its null's, if any. told: its attack.json. scored: keys of cases with rows.
     """
-    found: list[Found] = []
+    found: list[UnscoredExample] = []
     problems: list[str] = []
     failures: Counter[str] = Counter()
     total = 0
@@ -90,7 +90,7 @@ def _failure(path: Path) -> list[str]:
         return []
 
 
-def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, Found]:
+def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
     """The null's answer to a case, by place; nothing where there is none that can be read."""
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None
@@ -106,9 +106,11 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     return answer
 
 
-def _found(answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSpec, null: Found | None = None) -> Found:
+def _found(
+    answer: Reconstruction, case: Mapping[str, Any], i: int, data: DataSpec, null: UnscoredExample | None = None
+) -> UnscoredExample:
     last = answer.loss[-1:]
-    return Found(
+    return UnscoredExample(
         case=str(case["key"]),
         rounds=rounds_of(answer).get(i) or (int(case["round"]),),
         client=str(case["client"]),

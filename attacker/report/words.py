@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacker.report.contents import AttackOnRun, Run
+from attacker.report.contents import AttackOnRun, ReportedRun
 from attacker.scoring import Estimate, Summary
 from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_in_words, unfinished
 
@@ -65,7 +65,7 @@ def amount(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.1f} {unit}"
 
 
-def best(run: Run) -> AttackOnRun | None:
+def best(run: ReportedRun) -> AttackOnRun | None:
     """The scored attack that recovered most, of those within the threat model where there are any.
 
     One that is not distinguishable from its null comes after those that leak, or that have no verdict.
@@ -92,7 +92,7 @@ def _is_gone(summary: Summary) -> bool:
     return summary.verdict is not None and summary.verdict.outcome.startswith("not distinguishable")
 
 
-def verdict(run: Run) -> str:
+def verdict(run: ReportedRun) -> str:
     """What the scores of a run come to, in plain words."""
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _failed(run)
@@ -108,7 +108,7 @@ def verdict(run: Run) -> str:
     return text[0].upper() + text[1:] + "." + _oracle(run, winner.summary)
 
 
-def _verdict_on(summary: Summary, run: Run) -> str:
+def _verdict_on(summary: Summary, run: ReportedRun) -> str:
     """What one attack with finished cases comes to."""
     name, found = _told(summary, run), summary.verdict
     facts = f"recovered {_share(_of(summary.success), run)}{_labels(summary, 'read')}"
@@ -130,7 +130,7 @@ def _labels(summary: Summary, reads: str) -> str:
     return f" and {reads} {recovered(summary.label_success)} labels"
 
 
-def _unscored(run: Run) -> str:
+def _unscored(run: ReportedRun) -> str:
     shown = sum(attack.unscored.total for attack in run.attacks)
     if shown and not run.truth:
         noun = "example was" if shown == 1 else "examples were"
@@ -143,7 +143,7 @@ def _unscored(run: Run) -> str:
     return f"{counted(run.observed('complete'), 'update')} recorded, and none attacked yet: what leaks is not known."
 
 
-def _failed(run: Run) -> str:
+def _failed(run: ReportedRun) -> str:
     """That no attack has any answer, and the reason that most of their cases give."""
     cases = sum(attack.states["failed"] for attack in run.attacks)
     who = "The attack" if len(run.attacks) == 1 else f"Each of the {len(run.attacks)} attacks"
@@ -155,12 +155,12 @@ def _failed(run: Run) -> str:
     return f"{who} failed: {counted(cases, 'case')} attacked, and none has a reconstruction.{why} What leaks is not known."
 
 
-def is_finished(run: Run) -> bool:
+def is_finished(run: ReportedRun) -> bool:
     """Whether any attack came to the end of any case."""
     return any(attack.states.get(state) for attack in run.attacks for state in FINISHED)
 
 
-def not_finished(run: Run) -> str:
+def not_finished(run: ReportedRun) -> str:
     """How many cases the attacks did not come to the end of, in a sentence; "" where that is none."""
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (left := unfinished(states)):
@@ -187,11 +187,11 @@ def after(words: str, start: str) -> str:
     return words.removeprefix(start)
 
 
-def _under(run: Run) -> str:
+def _under(run: ReportedRun) -> str:
     return f"under {run.protection}, " if run.protection else ""
 
 
-def _told(summary: Summary, run: Run) -> str:
+def _told(summary: Summary, run: ReportedRun) -> str:
     """The attack's name, with what it was told beyond the threat model, or did not use."""
     name = attack_name(summary.attack)
     if run.changes and not summary.knows_defense:
@@ -199,7 +199,7 @@ def _told(summary: Summary, run: Run) -> str:
     return f"{name}, told {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name
 
 
-def _share(success: Estimate, run: Run) -> str:
+def _share(success: Estimate, run: ReportedRun) -> str:
     noun = "private images" if run.manifest.data.is_image else "private rows"
     return f"{recovered(success)} {noun} (95{SPACE}%{SPACE}CI{SPACE}{percent_interval(success)})"
 
@@ -210,7 +210,7 @@ def _of(estimate: Estimate | None) -> Estimate:
     return estimate
 
 
-def _oracle(run: Run, top: Summary) -> str:
+def _oracle(run: ReportedRun, top: Summary) -> str:
     """What more an attack got that was told more than a server knows."""
     scored = [a for a in run.attacks if a.oracles and a.summary and a.summary.success]
     told = [a for a in scored if a.summary and _of(a.summary.success).value > _of(top.success).value]
@@ -244,7 +244,7 @@ def _epsilon(told: Mapping[str, Any]) -> str:
     return f"{text}, so that who would guess it {guessed} of the time reconstructs it {found} at most"
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
+def differences(runs: Sequence[ReportedRun]) -> list[str]:
     """In what, beside the defense, the runs differ: then a comparison is not of defenses alone."""
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {

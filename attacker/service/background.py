@@ -10,7 +10,7 @@ from attacker.service.jobs.queue import Full
 from attacker.service.jobs.rule_history import Recorded
 from attacker.service.rules import Rules
 from attacker.service.settings import UNMEASURED
-from attacker.service.supervisor.supervisor import Crew
+from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.watcher import Watcher
 
 log = logging.getLogger("attacker.service")
@@ -31,7 +31,7 @@ class Works:
         self._watcher = Watcher(
             parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
         )
-        self._crew = Crew(settings, parts.queue, before_end=self._watcher.look_at)
+        self._crew = Supervisor(settings, parts.queue, before_end=self._watcher.look_at)
 
     def start(self) -> None:
         """Returns when every run that there is has been looked at. Raises ValueError where another service is at work here."""

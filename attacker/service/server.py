@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from attacker.service.authorisation import HEADERS
 from attacker.service.background import Works
 from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 HEAD_SECONDS = 15.0
 """Until the head of a request is there."""
@@ -77,7 +77,7 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Ends within seconds also when pages listen."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def listening(settings: Settings) -> socket.socket:
+def listening(settings: ServiceSettings) -> socket.socket:
     """A socket on the address of the settings. Raises ValueError, with the mend, where it cannot be had."""
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
@@ -114,7 +114,7 @@ def listening(settings: Settings) -> socket.socket:
     return listener
 
 
-def server(app: FastAPI, settings: Settings) -> Server:
+def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     """Of the application; to be run on a socket of `listening`. Raises ValueError where the files of TLS cannot be used."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
@@ -140,10 +140,10 @@ def server(app: FastAPI, settings: Settings) -> Server:
             f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "
             "give a certificate and its own key, both as PEM"
         ) from None
-    return Server(config, app)
+    return UvicornServer(config, app)
 
 
-def serve_until_told(app: FastAPI, settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Work and answer until a signal says to end. ready: is called when all that there is was looked at.
 
     Raises ValueError where another service is at work in the same folder, or the files of TLS cannot be used.
@@ -169,7 +169,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-def address_of(listener: socket.socket, settings: Settings) -> str:
+def address_of(listener: socket.socket, settings: ServiceSettings) -> str:
     """Where a browser finds it."""
     host, port = listener.getsockname()[:2]
     host = settings.host if settings.host == "localhost" else host

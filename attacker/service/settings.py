@@ -17,7 +17,7 @@ UNMEASURED = "its tasks run in processes of the cluster's own, where nobody meas
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServiceSettings:
     """The service of the recordings below one folder.
 
     root:        folder of runs.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, Known, silent
+from defenses.channel import Channel, ChannelFacts, silent
 from defenses.quantisation import Norm, SignScale, size_of, steps_of
 
 
@@ -18,15 +18,15 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     is not the sign at the true update either.
     """
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: _agreeing(t, known[f"sign/{name}"]) * size(name, t, known) for name, t in update.items()}
 
-    def size(name: str, values: Tensor, known: Known) -> Tensor:
+    def size(name: str, values: Tensor, known: ChannelFacts) -> Tensor:
         if scale == "none":
             return torch.ones_like(_mean(values))
         return known[f"size/{name}"] if error_feedback else _mean(values.abs())
 
-    def learn(seen: Update) -> Known:
+    def learn(seen: Update) -> ChannelFacts:
         signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
         return {**signs, **{f"size/{name}": _mean(t.abs()) for name, t in seen.items()}}
 
@@ -54,10 +54,10 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
     if stochastic:
         return qsgd(levels, norm="linf")
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: _pulled(t, known[f"centre/{name}"], known[f"half/{name}"]) for name, t in update.items()}
 
-    def learn(seen: Update) -> Known:
+    def learn(seen: Update) -> ChannelFacts:
         halves = {f"half/{name}": (size_of(t, "linf") / (2 * levels)).to(t.dtype) for name, t in seen.items()}
         return {**{f"centre/{name}": t for name, t in seen.items()}, **halves}
 
@@ -77,7 +77,7 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
     are taken to be spread evenly between two steps, but for those between zero and the first step, most of which are small.
     """
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         if kappa >= 1:
             return update
         bounds = {name: (kappa * size_of(t, norm)).to(t.dtype) for name, t in update.items()}

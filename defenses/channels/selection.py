@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, Known
+from defenses.channel import Channel, ChannelFacts
 from defenses.selection import check_patterns, chosen
 
 
@@ -14,7 +14,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
     """Nothing of the tensors that are not sent."""
     patterns = check_patterns("withhold", names)
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         withheld = set(chosen("withhold", patterns, update))
         return {name: torch.zeros_like(t) if name in withheld else t for name, t in update.items()}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Update
-from defenses.channel import Channel, Known
+from defenses.channel import Channel, ChannelFacts
 from defenses.clipping import scale_to
 from defenses.dgc import is_dense
 from defenses.scopes import Scope, kth_largest, magnitudes, masks
@@ -25,7 +25,7 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
     """The update where it was sent, times what it was rescaled by."""
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         sent = only(update, known)
         factors = rescaling(update, keep, scope)
         return {name: t * factors[name] for name, t in sent.items()} if rescale else sent
@@ -68,11 +68,11 @@ def dgc(
     def sent(values: Tensor) -> Tensor:
         return values != 0 if warm_up_rounds else _sent(values, kept(keep, values.numel()))
 
-    def learn(seen: Update) -> Known:
+    def learn(seen: Update) -> ChannelFacts:
         dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in seen.items() if is_dense(t, dense_vectors)}
         return {**masks({name: t for name, t in seen.items() if name not in dense}, "tensor", sent), **dense}
 
-    def expect(update: Update, known: Known) -> Update:
+    def expect(update: Update, known: ChannelFacts) -> Update:
         bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
         return only(bounded, known, 1 + momentum if nesterov else 1)
 

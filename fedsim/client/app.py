@@ -16,29 +16,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from defenses.gradients import GradientSpec
-from defenses.inputs import InputsSpec, Pool, soft
+from defenses.inputs import InputsSpec, PublicPool, soft
 from defenses.spec import DefenseSpec
 from fedsim import models
-from fedsim.client.identity import Identity, load_or_draw
+from fedsim.client.identity import ClientIdentity, load_or_draw
 from fedsim.client.memory import remember
 from fedsim.client.sending import put_update
 from fedsim.flower import records
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
-from fedsim.secagg.mod import Part, secure
+from fedsim.secagg.mod import SecureParticipant, secure
 from fedsim.secagg.protocol.terms import Agreement
 from fedsim.training.batches import Cursor, batches
 from fedsim.training.local import Batch, train
 from fedsim.truth import TruthWriter, describe_dataset
 
 
-class Examples(Protocol):
+class IndexedExamples(Protocol):
     """Training examples: (x, y) by index."""
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ClientSettings:
     """All that a client needs beside the messages.
 
     private:   where the client keeps what is its own; truth: where it writes down what it used.
@@ -57,10 +57,10 @@ class Settings:
     private: Path
     truth: Path
     described: Callable[[], dict[str, Any]]
-    holdings: Callable[[int], tuple[Examples, NDArray[np.int64]]]
+    holdings: Callable[[int], tuple[IndexedExamples, NDArray[np.int64]]]
     gradient: GradientSpec = field(default_factory=GradientSpec)
     inputs: InputsSpec = field(default_factory=InputsSpec)
-    public: Callable[[], Pool | None] = lambda: None
+    public: Callable[[], PublicPool | None] = lambda: None
     run: str = ""
     seed: int | None = None
     device: str = "cpu"
@@ -71,19 +71,19 @@ class Settings:
         """The client's own."""
         return self.private / f"partition-{int(context.node_config['partition-id']):05d}"
 
-    def identity(self, context: Context) -> Identity:
+    def identity(self, context: Context) -> ClientIdentity:
         return load_or_draw(self.folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
-    def part(self, context: Context) -> Part | None:
+    def part(self, context: Context) -> SecureParticipant | None:
         """In secure aggregation, if there is any. Keys are the system's, but for those of a simulation that is to repeat."""
         if self.secure is None:
             return None
         identity = self.identity(context)
         secret = None if self.seed is None else f"{identity.secret}/{self.run}"
-        return Part(agreement=self.secure, pseudonym=identity.pseudonym, secret=secret)
+        return SecureParticipant(agreement=self.secure, pseudonym=identity.pseudonym, secret=secret)
 
 
-def make_client_app(settings_of: Callable[[Context], Settings]) -> ClientApp:
+def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:
     """The client's app. `settings_of` may be called for every message: it should remember."""
     masking = secure(lambda context: settings_of(context).part(context))
     app = ClientApp(mods=[masking, remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
@@ -108,7 +108,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(message: Message, context: Context, settings: Settings) -> Message:
+def _train(message: Message, context: Context, settings: ClientSettings) -> Message:
     round, attempt = records.number(message, "server-round"), records.number(message, "attempt")
     identity = settings.identity(context)
     examples, mine = settings.holdings(int(context.node_config["partition-id"]))
@@ -152,7 +152,7 @@ def _train(message: Message, context: Context, settings: Settings) -> Message:
     return Message(content, reply_to=message)
 
 
-def _mixed(chosen: Iterable[Batch], settings: Settings, identity: Identity, round: int) -> Iterable[Batch]:
+def _mixed(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
     """The batches as they are trained on."""
     mixing = settings.inputs.build()
     if mixing is None:
@@ -180,7 +180,7 @@ def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[di
     return weights, records.to_tensors(own) if isinstance(own, ArrayRecord) else buffers
 
 
-def defend(settings_of: Callable[[Context], Settings]) -> Callable[..., Message]:
+def defend(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
     """A mod that turns the update into what leaves the client: defense, codec, pseudonym."""
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:

@@ -15,7 +15,7 @@ from fedsim.recording.files import make_private, write_json
 
 
 @dataclass(frozen=True)
-class Identity:
+class ClientIdentity:
     """pseudonym: sent with every reply. secret: seeds all that is random on the client, in hexadecimal."""
 
     pseudonym: str
@@ -44,17 +44,17 @@ class Identity:
         return np.random.default_rng(words).permutation(size)
 
 
-def draw() -> Identity:
+def draw() -> ClientIdentity:
     """A new identity, from the system's randomness."""
-    return Identity(secrets.token_hex(6), secrets.token_hex(32))
+    return ClientIdentity(secrets.token_hex(6), secrets.token_hex(32))
 
 
-def _seeded(seed: str) -> Identity:
+def _seeded(seed: str) -> ClientIdentity:
     drawn = hashlib.sha256(seed.encode()).hexdigest()
-    return Identity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
+    return ClientIdentity(drawn[:12], hashlib.sha256(f"secret/{drawn}".encode()).hexdigest())
 
 
-def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
+def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIdentity:
     """The identity in the client's private folder, drawn at the first use.
 
     seed: draws it from this number and the partition instead of from the system, so that a simulation repeats exactly.
@@ -63,7 +63,7 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> Identity:
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"
     if path.exists():
-        return Identity(**json.loads(path.read_text()))
+        return ClientIdentity(**json.loads(path.read_text()))
     identity = draw() if seed is None else _seeded(f"client/{seed}/{partition}")
     write_json(path, {"pseudonym": identity.pseudonym, "secret": identity.secret})
     return identity

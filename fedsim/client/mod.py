@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from defenses.spec import DefenseSpec
-from fedsim.client.identity import Identity, draw
+from fedsim.client.identity import ClientIdentity, draw
 from fedsim.client.sending import put_update
 from fedsim.flower import records
 
@@ -69,10 +69,10 @@ def _minus(trained: Tensor, sent: Tensor) -> Tensor:
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
 
-def _next(context: Context) -> tuple[Identity, int]:
+def _next(context: Context) -> tuple[ClientIdentity, int]:
     """Who this client is, and the number of this update, from 1: noise drawn by the server's number could come twice."""
     stored: Mapping[str, object] | None = context.state.config_records.get("identity")
-    drawn = draw() if stored is None else Identity(str(stored["pseudonym"]), str(stored["secret"]))
+    drawn = draw() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))
     number = 1 if stored is None else int(str(stored["updates"])) + 1
     context.state["identity"] = ConfigRecord({"pseudonym": drawn.pseudonym, "secret": drawn.secret, "updates": number})
     return drawn, number

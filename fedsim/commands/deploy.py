@@ -15,7 +15,7 @@ Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Of the SuperLink,
 Certificate = Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")]
-Hosts = Annotated[
+HostNames = Annotated[
     list[str] | None,
     typer.Option("--host", help="Name or address of the SuperLink, beside those of its own machine; repeatable."),
 ]
@@ -26,7 +26,7 @@ def prepare(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment, new.")],
     overrides: Overrides = None,
-    hosts: Hosts = None,
+    hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
     """Make the folder of a deployment: split, keys, and an empty folder for all that is written."""
@@ -74,7 +74,7 @@ def part(
 def keys(
     folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment; what is there is kept.")],
     clients: Annotated[int, typer.Option(min=0, help="Number of clients: 0 makes no keys.")],
-    hosts: Hosts = None,
+    hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
     """Make certificates for TLS, and a key for each client."""

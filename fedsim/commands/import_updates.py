@@ -25,7 +25,7 @@ from fedsim.recording.writer import Recorder, Reply
 CLIENT = "imported"
 
 
-class Settings(BaseModel):
+class ImportSettings(BaseModel):
     """What the server knows beside the two state dicts.
 
     model, training, data, defense, gradient, network, inputs: as in an experiment; the model may be `module:function`.
@@ -59,13 +59,13 @@ class Settings(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _flatten_fits(self) -> "Settings":
+    def _flatten_fits(self) -> "ImportSettings":
         if self.flatten and self.layout != "keras":
             raise ValueError('flatten reorders what Keras flattened; it goes with layout = "keras"')
         return self
 
     @classmethod
-    def read(cls, path: Path) -> "Settings":
+    def read(cls, path: Path) -> "ImportSettings":
         """Raises ExperimentError, naming file and key, for what cannot be read."""
         try:
             return cls.model_validate(tomllib.loads(path.read_text()))
@@ -75,7 +75,7 @@ class Settings(BaseModel):
             raise ExperimentError(f"{path}: not a TOML file: {error}") from None
 
 
-def import_recording(before: Path, after: Path, settings: Settings, out: Path) -> None:
+def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
     """Write `out/recording` with one observation: a client that was sent `before` and sent back `after`.
 
     The files are .safetensors, .npz, or .pt as torch.save wrote a state dict; nothing in them is executed. Weights in the
@@ -148,7 +148,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _fitted(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: Settings, path: Path
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
     """Tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
     renamed = _renamed(tensors, state, settings, path)
@@ -168,7 +168,9 @@ def _fitted(
     return fitted
 
 
-def _renamed(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: Settings, path: Path) -> dict[str, Tensor]:
+def _renamed(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: ImportSettings, path: Path
+) -> dict[str, Tensor]:
     for own, name in settings.names.items():
         if own not in tensors:
             raise ValueError(

@@ -52,9 +52,9 @@ def import_(
     """Make a recording out of two state dicts of any framework."""
     with errors_told():
         from fedsim import models
-        from fedsim.commands.import_updates import Settings, import_recording
+        from fedsim.commands.import_updates import ImportSettings, import_recording
 
-        given = Settings.read(settings)
+        given = ImportSettings.read(settings)
         if model is not None:
             models.admit(model, name=given.model.name)
         import_recording(before, after, given, out_folder)

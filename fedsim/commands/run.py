@@ -113,11 +113,11 @@ def federate(
     """
     from fedsim.engine import engines
     from fedsim.engine.locations import Places
-    from fedsim.engine.run import Run
+    from fedsim.engine.run import FederationRun
     from fedsim.recording.disk_space import check_room
     from fedsim.server import outcome as ending
 
-    federation = Run(
+    federation = FederationRun(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
         places=Places(public=public.absolute() if public else None),
     )  # fmt: skip

@@ -71,7 +71,7 @@ def _check_rounds(value: Any) -> str:
     return text
 
 
-class Record(_Frozen):
+class RecordedParts(_Frozen):
     """What the server writes down: rounds `"all"` or `"1-8"`, and clients `"all"`, the first `"5"` that it meets, or names."""
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
@@ -129,7 +129,7 @@ class Experiment(_Frozen):
     inputs: Annotated[str, AfterValidator(_readable_by(InputsSpec.parse))] = ""
     secure_aggregation: Annotated[Terms | Literal[False], BeforeValidator(_terms)] = False
     privacy: Privacy = Privacy()
-    record: Record = Record()
+    record: RecordedParts = RecordedParts()
     timeout: float = Field(default=3600.0, gt=0)
 
     @model_validator(mode="after")

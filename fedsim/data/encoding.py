@@ -11,12 +11,12 @@ from fedsim.data.base import Array
 from fedsim.data.csv_rows import MISSING, Texts
 from fedsim.recording.observation import Column
 
-Source = Literal["held_out", "clients"]
-SOURCES: tuple[Source, ...] = get_args(Source)
+RangeSource = Literal["held_out", "clients"]
+SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownColumns:
     """What is known of columns before clients train.
 
     ranges, categories: by column, from public knowledge. ranges_from: where those of the others come from, one of `SOURCES`.
@@ -60,7 +60,7 @@ class Feature(NamedTuple):
     columns: tuple[Column, ...]
 
 
-def encoded(known: Known, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
+def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
     """Return a column of numbers scaled to [0, 1], and any other one-hot.
 
     categorical: whether to take numbers as categories. limit: of categories. Raises ValueError, with what mends it, where the

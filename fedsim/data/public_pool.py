@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from defenses.inputs import InputsSpec, Pool
+from defenses.inputs import InputsSpec, PublicPool
 from fedsim import data as datasets
 
 
@@ -19,7 +19,7 @@ class _Images:
         return self.examples[indices.numpy()][0]
 
 
-def public_images(inputs: InputsSpec, data: datasets.Dataset) -> Pool | None:
+def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
     """The public images that `inputs` mixes in; None where it asks for none.
 
     Raises ValueError where they are of another shape than those of `data`, or the clients' own.

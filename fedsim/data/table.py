@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.csv_rows import MISSING, Texts, read_columns
-from fedsim.data.encoding import Known, encoded, few, numbers_of
+from fedsim.data.encoding import KnownColumns, encoded, few, numbers_of
 from fedsim.recording.observation import DataSpec
 
 Table = Mapping[str, Texts]
@@ -61,7 +61,7 @@ def csv(
     if label in (split, *drop) or not inputs:
         raise ValueError(f"{path}: with label {label!r} and without {split!r} and {list(drop)}, no column is left to learn from")
     labels, classes = _labels(file, label, table[label], held_out)
-    known = Known(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
+    known = KnownColumns(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
     features = [encoded(known, name, table[name], name in categorical, max_categories) for name in inputs]
     examples = Examples(
         values=np.concatenate([feature.values for feature in features], axis=1),

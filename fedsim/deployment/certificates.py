@@ -22,7 +22,7 @@ MOST_DAYS = 825
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFiles:
     """The files of the server's side below `root`, each where only those find it who may.
 
     authority:     the certificate that everybody trusts. authority_key: signs; best kept elsewhere afterwards.
@@ -52,7 +52,7 @@ class Server:
         return self.root / "secret" / "superexec"
 
 
-def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Server:
+def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> ServerFiles:
     """Make an authority, a certificate for a SuperLink under the names or addresses `hosts` and `ALWAYS`, and a secret.
 
     What is there already is kept, so more can be made later: delete `server.pem` for other hosts. days: for which it holds.
@@ -60,7 +60,7 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
     """
     if not 0 < days <= MOST_DAYS:
         raise ValueError(f"days must be between 1 and {MOST_DAYS}, got {days}")
-    made = Server(make_private(root))
+    made = ServerFiles(make_private(root))
     for path in (made.authority, made.authority_key, made.certificate, made.secret):
         make_private(path.parent)
     until = datetime.now(UTC) + timedelta(days=days)

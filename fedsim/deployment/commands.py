@@ -13,7 +13,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class TlsIdentity:
     """What a SuperLink shows to prove who it is, and whom it trusts. Paths as the process sees them.
 
     authority: certificate of the authority that signed `certificate`, whose private key is `key`.
@@ -37,7 +37,7 @@ class Link:
         return ["--insecure"] if self.authority is None else ["--root-certificates", self.authority]
 
 
-def superlink(*, host: str, port: int, database: str, identity: Identity | None) -> list[str]:
+def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | None) -> list[str]:
     """The SuperLink: passes messages, keeps runs and nodes in `database`, computes nothing. Without `identity`, no TLS."""
     where = ["flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--database", database]
     if identity is None:

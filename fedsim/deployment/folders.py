@@ -8,7 +8,7 @@ from pathlib import Path
 from fedsim.config.experiment import Experiment
 from fedsim.data import export as splitting
 from fedsim.deployment import certificates
-from fedsim.deployment.commands import Identity, Link, config_of_client
+from fedsim.deployment.commands import Link, TlsIdentity, config_of_client
 from fedsim.recording.files import make_private
 
 RUN = "federation"
@@ -40,8 +40,8 @@ class Layout:
         return self.public / splitting.EXPERIMENT
 
     @property
-    def certificates(self) -> certificates.Server:
-        return certificates.Server(self.root)
+    def certificates(self) -> certificates.ServerFiles:
+        return certificates.ServerFiles(self.root)
 
     @property
     def keys(self) -> Path:
@@ -81,10 +81,10 @@ class Layout:
         """How to reach the SuperLink at `address`."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
 
-    def identity(self) -> Identity:
+    def identity(self) -> TlsIdentity:
         """What the SuperLink shows."""
         m = self.certificates
-        return Identity(authority=str(m.authority), certificate=str(m.certificate), key=str(m.key), secret=str(m.secret))
+        return TlsIdentity(authority=str(m.authority), certificate=str(m.certificate), key=str(m.key), secret=str(m.secret))
 
 
 def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), days: int = 365) -> Layout:

@@ -1,4 +1,4 @@
-"""Composes both Flower apps of a `Run`: the only place that sees client, server and data sets."""
+"""Composes both Flower apps of a `FederationRun`: the only place that sees client, server and data sets."""
 
 from collections.abc import Callable
 from math import nan
@@ -16,7 +16,7 @@ from fedsim import data as datasets
 from fedsim import models
 from fedsim.client import app as client_side
 from fedsim.data.public_pool import public_images
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.server import app as server_side
 from fedsim.training.local import evaluate
 from fedsim.training.privacy import accounts
@@ -24,21 +24,21 @@ from fedsim.training.privacy import accounts
 OnRound = Callable[[dict[str, Any]], None]
 
 
-def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
+def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
     """The clients of an experiment."""
-    known: list[tuple[Run, client_side.Settings]] = []
+    known: list[tuple[FederationRun, client_side.ClientSettings]] = []
 
-    def settings(context: Context) -> client_side.Settings:
+    def settings(context: Context) -> client_side.ClientSettings:
         run = run_of(context)
         if not known or known[0][0] is not run:
             known[:] = [(run, made(run))]
         return known[0][1]
 
-    def made(run: Run) -> client_side.Settings:
+    def made(run: FederationRun) -> client_side.ClientSettings:
         data, places, named = run.data(), run.places, run.experiment.data
         inputs = InputsSpec.parse(run.experiment.inputs)
         own = None if places.data is None else np.arange(len(data.train))
-        return client_side.Settings(
+        return client_side.ClientSettings(
             model=run.model(),
             data=data.spec,
             training=run.experiment.training,
@@ -60,10 +60,10 @@ def client_app(run_of: Callable[[Context], Run]) -> ClientApp:
     return client_side.make_client_app(settings)
 
 
-def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None) -> ServerApp:
+def server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
     """The server of an experiment."""
 
-    def settings(context: Context) -> server_side.Settings:
+    def settings(context: Context) -> server_side.ServerSettings:
         run = run_of(context)
         run.prepare()
         e, data, device = run.experiment, run.data(), run.resolved_device()
@@ -78,7 +78,7 @@ def server_app(run_of: Callable[[Context], Run], on_round: OnRound | None = None
             buffers = {name: moved.pop(name) for name in models.buffer_names(model) if name in moved}
             return evaluate(model, moved, x, y, data.spec, e.training, buffers=buffers)
 
-        return server_side.Settings(
+        return server_side.ServerSettings(
             folder=run.out,
             manifest=run.manifest(data.spec),
             strategy=run.strategy,

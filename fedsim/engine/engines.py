@@ -19,7 +19,7 @@ from fedsim.deployment import runner as running
 from fedsim.deployment.commands import Link
 from fedsim.deployment.flower_commands import OnWords
 from fedsim.engine.apps import OnRound, client_app, server_app
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 
 Engine = Literal["ray", "local", "deployment"]
 ENGINES: tuple[str, ...] = get_args(Engine)
@@ -30,7 +30,7 @@ class EngineError(RuntimeError):
 
 
 def run(
-    experiment: Run,
+    experiment: FederationRun,
     *,
     engine: Engine = "ray",
     client_cpus: float = 1,
@@ -107,7 +107,7 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
 
 
 def run_deployment(
-    experiment: Run, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
+    experiment: FederationRun, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
 ) -> None:
     """Run an experiment on the SuperLink, where the clients and the server's folder are, or on processes of this machine.
 

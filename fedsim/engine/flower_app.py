@@ -20,17 +20,17 @@ from flwr.app import Context
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.engine.apps import client_app, server_app
 from fedsim.engine.locations import Places
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 
 
-def run_of_server(context: Context) -> Run:
+def run_of_server(context: Context) -> FederationRun:
     """The run as the server knows it."""
     config = context.run_config
     public = str(config.get("public", ""))
     return _run(*_told(config), Places(public=Path(public) if public else None), None)
 
 
-def run_of_client(context: Context) -> Run:
+def run_of_client(context: Context) -> FederationRun:
     """The run as this client knows it. Raises ValueError where it is another one than the client agreed to."""
     own = context.node_config
     seed = own.get("client-seed")
@@ -54,8 +54,8 @@ def _told(config: Any) -> tuple[str, str, str, bool, str, int]:
 @lru_cache(maxsize=4)
 def _run(
     experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: Places, seed: int | None
-) -> Run:
-    run = Run(
+) -> FederationRun:
+    run = FederationRun(
         experiment=_experiment(experiment, settings),
         out=Path(out).absolute(),
         resume=resume,

@@ -42,7 +42,7 @@ class Unfinished(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class FederationRun:
     """An experiment and where it runs.
 
     out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA where there is one.
@@ -198,7 +198,7 @@ class Run:
             make_private(self._simulation.parent)
             write_json(self._simulation, {"client_seed": self.client_seed})
 
-    def settled(self) -> "Run":
+    def settled(self) -> "FederationRun":
         """This run with the clients' seed that it began with, so that whoever resumes it need not repeat that.
 
         Raises ValueError where another one is given now.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedsim.recording.packing import sparse, tabled
-from fedsim.recording.packing.parts import Described, about, check_kind, check_names, check_shape
+from fedsim.recording.packing.parts import TensorLike, about, check_kind, check_names, check_shape
 
 Tensors = Mapping[str, Tensor]
 
@@ -35,7 +35,7 @@ class Codec(NamedTuple):
 
     encode: Callable[[Tensors], dict[str, Tensor]]
     decode: Callable[[Tensors, Tensors], dict[str, Tensor]]
-    fits: Callable[[Mapping[str, Described], Mapping[str, Described]], None]
+    fits: Callable[[Mapping[str, TensorLike], Mapping[str, TensorLike]], None]
     sent: Callable[[Tensors, Tensors], dict[str, Tensor]] = lambda tensors, start: {}
     packs: bool = True
 
@@ -48,14 +48,14 @@ def _difference(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
     return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
 
 
-def _same_shapes(got: Mapping[str, Described], weights: Mapping[str, Described]) -> None:
+def _same_shapes(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     check_names(got, weights)
     for name, tensor in got.items():
         with about(name):
             check_shape(tensor, weights[name])
 
 
-def _same_kinds(got: Mapping[str, Described], weights: Mapping[str, Described]) -> None:
+def _same_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     _same_shapes(got, weights)
     for name, tensor in got.items():
         with about(name):

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedsim.recording.packing.parts import Described
+from fedsim.recording.packing.parts import TensorLike
 
 MASKED = "masked"
 """Codec, and status, of a row that is no update of its own: only the sum over its cohort is."""
@@ -69,7 +69,7 @@ class Masked:
         )
 
 
-def fits(got: Mapping[str, Described], weights: Mapping[str, Described]) -> None:
+def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raises ValueError where what a file claims to hold has not the names, types and shapes of a `Masked` of such weights."""
     length = HEADER + sum(prod(weight.shape) for weight in weights.values())
     expected = {

@@ -20,7 +20,7 @@ from fedsim.recording.masked_vectors import MASKED, SUM, Masked, fits
 from fedsim.recording.observation import Observation
 from fedsim.recording.packing.parts import about, check_kind, check_shape
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
-from fedsim.recording.tensor_files import Layout, read_tensors
+from fedsim.recording.tensor_files import TensorEntries, read_tensors
 from fedsim.recording.writer import BUFFER
 
 __all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
@@ -220,7 +220,7 @@ def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | 
             yield read_item
 
 
-def _check_fit(layout: Layout, sent: Sent, codec: Codec) -> None:
+def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
     """Raises ValueError where a reply could not be what a client made of what it was sent."""
     payload, buffers = _apart(layout)
     codec.fits(payload, sent.weights)

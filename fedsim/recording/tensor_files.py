@@ -32,10 +32,10 @@ class Entry(NamedTuple):
     end: int
 
 
-Layout = Mapping[str, Entry]
+TensorEntries = Mapping[str, Entry]
 
 
-def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[Layout], None] | None = None) -> dict[str, Tensor]:
+def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEntries], None] | None = None) -> dict[str, Tensor]:
     """The tensors in the file `name` below `folder`, by name, in the order of its header.
 
     fits: raises ValueError where the header describes other tensors than are expected. It is asked before more than the

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedsim.flower import records
 from fedsim.secagg import messages
 from fedsim.secagg.messages import SECURE
-from fedsim.secagg.outcome import Outcome, Seen
+from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.aggregator import Aggregator, Lost
 from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.participant import Publics, Stage
@@ -37,10 +37,10 @@ class Exchanges:
         self._shapes = {name: tuple(array.shape) for name, array in start.items()}
         context = messages.context_of(first)
         self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
-        self._seen = {node: Seen(node) for node in asked}
+        self._seen = {node: SecureClient(node) for node in asked}
         self._numbers: dict[int, int] = {}  # of members, by node
 
-    def run(self) -> Outcome:
+    def run(self) -> SecureRound:
         """All four; a round without a sum is an outcome, too."""
         try:
             total = self._total()
@@ -49,8 +49,8 @@ class Exchanges:
         except (Lost, ValueError) as lost:
             for seen in self._seen.values():
                 seen.reason = seen.reason or f"the round is lost: {lost}"
-            return Outcome(self._seen, None, str(lost))
-        return Outcome(self._seen, revealed)
+            return SecureRound(self._seen, None, str(lost))
+        return SecureRound(self._seen, revealed)
 
     def _total(self) -> Words:
         aggregator = self._aggregator

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsim.flower import records
 from fedsim.flower.grid import Around
 from fedsim.secagg.exchanges import Exchanges
-from fedsim.secagg.outcome import Outcome
+from fedsim.secagg.outcome import SecureRound
 from fedsim.secagg.protocol.terms import Agreement
 
 FAILED = 90
@@ -31,7 +31,7 @@ class SecureGrid(Around):
     """
 
     def __init__(
-        self, inner: Grid, agreement: Agreement, *, seed: int = 0, observe: Callable[[Outcome], None] | None = None
+        self, inner: Grid, agreement: Agreement, *, seed: int = 0, observe: Callable[[SecureRound], None] | None = None
     ) -> None:
         super().__init__(inner)
         self.agreement = agreement
@@ -63,7 +63,7 @@ class SecureGrid(Around):
         return self.inner.push_messages(sent)
 
 
-def replies(asked: dict[int, Message], outcome: Outcome) -> list[Message]:
+def replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
     """What a strategy gets in answer to the messages `asked`, by node; nothing of clients from which nothing came in time."""
     answers = []
     plain: RecordDict | None = None

@@ -19,7 +19,7 @@ CallNext = Callable[[Message, Context], Message]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SecureParticipant:
     """How a client takes part.
 
     agreement: its own copy, and not what a server says. pseudonym: under which it answers.
@@ -36,7 +36,7 @@ class Part:
         return system if self.secret is None else seeded(self.secret, f"{context}/{stage}")
 
 
-def secure(part_of: Callable[[Context], Part | None]) -> Callable[[Message, Context, CallNext], Message]:
+def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
     """A mod, to be the outermost: answers the exchanges of secure aggregation, of which "collect" alone goes on to the client.
 
     part_of: None for a client that takes no part; messages then pass as they are.
@@ -72,7 +72,7 @@ def secure(part_of: Callable[[Context], Part | None]) -> Callable[[Message, Cont
     return mod
 
 
-def _setup(part: Part, known: Participant | None, context: str) -> Participant:
+def _setup(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
     """Raises ValueError for a round and attempt that began already: drawn from a secret, its keys would come again."""
     if known is not None and known.context == context:
         raise ValueError(f"{context} began already; ask again as another attempt")
@@ -86,7 +86,9 @@ def _within(known: Participant | None, message: Message) -> Participant:
     return known
 
 
-def _collect(part: Part, me: Participant, message: Message, train: Callable[[], Message]) -> tuple[RecordDict, Participant]:
+def _collect(
+    part: SecureParticipant, me: Participant, message: Message, train: Callable[[], Message]
+) -> tuple[RecordDict, Participant]:
     """The masked update of this round. What the client would send in clear stays here, but for what `reveal` asks for."""
     me = participant.receive(me, messages.sealed_in(message.content))
     start = message.content[records.WEIGHTS]

@@ -9,7 +9,7 @@ from fedsim.secagg.protocol.quantisation import Revealed
 
 
 @dataclass
-class Seen:
+class SecureClient:
     """One client. Filled in as the exchanges go on.
 
     pseudonym: None where it sent none. answered: the exchanges that it answered. reason: why it answered no more; empty where it
@@ -32,10 +32,10 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SecureRound:
     """One round. seen: each client that was asked. revealed: None where the round is lost, and `reason` says why."""
 
-    seen: Mapping[int, Seen]
+    seen: Mapping[int, SecureClient]
     revealed: Revealed | None
     reason: str = ""
 

@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.masked_vectors import MASKED, SUM, Masked
 from fedsim.recording.writer import Reply
-from fedsim.secagg.outcome import Outcome, Seen
+from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.quantisation import Revealed
-from fedsim.strategies.recording_strategy import Recording, distinct
+from fedsim.strategies.recording_strategy import RecordingStrategy, distinct
 
 
-class SecureRecording(Recording):
+class SecureRecording(RecordingStrategy):
     """A recording strategy over a `SecureGrid`, which is to tell it of each round by `observe`.
 
     Each client that was asked has a row: "masked" where its vector is in the sum, "failed" or "late" otherwise. What it sent is
@@ -22,9 +22,9 @@ class SecureRecording(Recording):
     examples.
     """
 
-    _outcome: Outcome | None = None
+    _outcome: SecureRound | None = None
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: SecureRound) -> None:
         """What the grid saw of the round that is to be aggregated next."""
         self._outcome = outcome
 
@@ -70,7 +70,7 @@ def clipped(revealed: Revealed) -> dict[str, int]:
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 
 
-def _reply(outcome: Outcome, node: int) -> Reply:
+def _reply(outcome: SecureRound, node: int) -> Reply:
     seen = outcome.seen[node]
     summed = outcome.is_summed(node)
     masked = None
@@ -95,5 +95,5 @@ def _reply(outcome: Outcome, node: int) -> Reply:
     )
 
 
-def _sizes(seen: Seen) -> dict[str, int]:
+def _sizes(seen: SecureClient) -> dict[str, int]:
     return {"up": sum(seen.up.values()), "down": sum(seen.down.values())}

@@ -29,17 +29,17 @@ from fedsim.secagg.protocol.terms import Agreement, check_strategy
 from fedsim.secagg.recording import SecureRecording
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
-from fedsim.server.checkpoint import Checkpoint
+from fedsim.server.checkpoint import ServerCheckpoint
 from fedsim.server.outcome import check_end
 from fedsim.strategies.averaging import Averaging
-from fedsim.strategies.recording_strategy import Recording
+from fedsim.strategies.recording_strategy import RecordingStrategy
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
 GO_ON = "go on later with --resume"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """All that the server needs.
 
     folder:   of the run. manifest: the public facts. strategy: makes the strategy that is wrapped.
@@ -64,7 +64,7 @@ class Settings:
     on_round: Callable[[dict[str, Any]], None] | None = None
 
 
-def make_server_app(settings_of: Callable[[Context], Settings]) -> ServerApp:
+def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerApp:
     """The server's app."""
     app = ServerApp()
 
@@ -72,15 +72,15 @@ def make_server_app(settings_of: Callable[[Context], Settings]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         settings = settings_of(context)
         with explain_full_disk(settings.folder), alone(make_private(settings.folder / "state") / "lock"):
-            Server(grid, settings).run()
+            FederationServer(grid, settings).run()
 
     return app
 
 
-class Server:
+class FederationServer:
     """One federation. A round counts from the moment when its checkpoint is written; all else of it can be undone."""
 
-    def __init__(self, grid: Grid, settings: Settings) -> None:
+    def __init__(self, grid: Grid, settings: ServerSettings) -> None:
         self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
         self.settings, self._connected = settings, grid
         make_private(settings.folder)
@@ -92,12 +92,12 @@ class Server:
         self.inner = settings.strategy()
         self.state = settings.folder / "state"
         self.metrics = settings.folder / "metrics.jsonl"
-        self.found = Checkpoint.read(self.state)
+        self.found = ServerCheckpoint.read(self.state)
         self.recorder = self._open(settings.folder / "recording")
         names = frozenset(buffers)
         averaging, wanted = Averaging(self.inner, names), settings.wanted
         if settings.secure is None:
-            self.strategy = Recording(averaging, self.recorder, wanted=wanted, buffers=names)
+            self.strategy = RecordingStrategy(averaging, self.recorder, wanted=wanted, buffers=names)
             return
         check_strategy(type(self.inner).__name__)
         self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
@@ -173,7 +173,7 @@ class Server:
             self.settings.on_round(row)
 
     def _write(self, number: int, attempt: int, arrays: ArrayRecord) -> None:
-        Checkpoint(
+        ServerCheckpoint(
             round=number,
             attempt=attempt,
             arrays=records.to_tensors(arrays),

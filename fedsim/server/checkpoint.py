@@ -20,7 +20,7 @@ FILE = "server.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class StrategyMemory:
     """What a strategy keeps from round to round.
 
     values:  by the path of an attribute, what kind it is and its plain value, or the keys of its arrays.
@@ -34,7 +34,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class ServerCheckpoint:
     """All that the server needs to go on after `round`.
 
     attempt: how often the run was started. arrays: global weights and buffers, by name, in order.
@@ -45,7 +45,7 @@ class Checkpoint:
     round: int
     attempt: int
     arrays: Mapping[str, Tensor]
-    memory: Memory = Memory()
+    memory: StrategyMemory = StrategyMemory()
     generators: Mapping[str, Any] = field(default_factory=dict)
     pseudonyms: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class Checkpoint:
         write_tensors(make_private(folder) / FILE, tensors, {"facts": json.dumps(facts)})
 
     @classmethod
-    def read(cls, folder: Path) -> "Checkpoint | None":
+    def read(cls, folder: Path) -> "ServerCheckpoint | None":
         """The checkpoint in `folder`; None where there is none. Raises ValueError, naming the file, for anything else."""
         path = folder / FILE
         if not path.exists():
@@ -76,7 +76,7 @@ class Checkpoint:
                 facts = json.loads(file.metadata()["facts"])
                 arrays = {name: file.get_tensor(f"arrays/{name}") for name in facts["arrays"]}
                 tensors = {name: file.get_tensor(f"memory/{name}") for name in facts["tensors"]}
-            memory = Memory(values=facts["values"], tensors=tensors, unsaved=tuple(facts["unsaved"]))
+            memory = StrategyMemory(values=facts["values"], tensors=tensors, unsaved=tuple(facts["unsaved"]))
             given = {key: facts[key] for key in ("round", "attempt", "generators", "pseudonyms")}
             return cls(arrays=arrays, memory=memory, **given)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -110,7 +110,7 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
-def remember(strategy: Strategy) -> Memory:
+def remember(strategy: Strategy) -> StrategyMemory:
     """What `strategy`, and any that it wraps, keeps."""
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -125,10 +125,10 @@ def remember(strategy: Strategy) -> Memory:
             values[path] = {"kind": "plain", "value": value}
         elif not callable(value) and not _is_empty(value):
             unsaved.append(f"{path}, of type {type(value).__name__},")
-    return Memory(values=values, tensors=tensors, unsaved=tuple(unsaved))
+    return StrategyMemory(values=values, tensors=tensors, unsaved=tuple(unsaved))
 
 
-def remind(strategy: Strategy, memory: Memory) -> None:
+def remind(strategy: Strategy, memory: StrategyMemory) -> None:
     """Give a freshly built strategy what another one kept. Raises ValueError where that could not be saved."""
     if memory.unsaved:
         raise ValueError(f"this strategy cannot be resumed: {memory.unsaved[0]} could not be saved")

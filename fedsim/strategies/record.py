@@ -16,7 +16,7 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
-from fedsim.strategies.recording_strategy import Recording
+from fedsim.strategies.recording_strategy import RecordingStrategy
 from fedsim.strategies.wrapper import Wrapper
 
 
@@ -69,11 +69,11 @@ def record(
     )
     own, state = _Own(strategy), network.state_dict()
 
-    def start() -> Recording:
+    def start() -> RecordingStrategy:
         _check_new(folder)
         recorder = Recorder(folder / "recording", manifest)
         types = {name: tensor.dtype for name, tensor in state.items()}
-        return Recording(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
+        return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
 
     watched = _Watched(own, network, str(spec), start)
     # hooked, not wrapped: a strategy with a `start` of its own calls the hooks on itself, and apps look at its attributes
@@ -98,12 +98,12 @@ class _Own(Wrapper):
 class _Watched(Wrapper):
     """Starts the recording once the network is known to be the one that is sent: with another, it could not be attacked."""
 
-    def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], Recording]) -> None:
+    def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], RecordingStrategy]) -> None:
         super().__init__(inner)
         self._shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
         self._optional = frozenset(models.buffer_names(network))
         self._name, self._start = name, start
-        self._recording: Recording | None = None
+        self._recording: RecordingStrategy | None = None
         self._round = 0
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.flower import records
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder, Reply
-from fedsim.strategies.replies import Replies, is_packed, pseudonym_of
+from fedsim.strategies.replies import ReplyReader, is_packed, pseudonym_of
 from fedsim.strategies.wrapper import Wrapper, innermost
 
 Traffic = dict[str, int | dict[str, dict[str, int]]]
@@ -19,7 +19,7 @@ Traffic = dict[str, int | dict[str, dict[str, int]]]
 each of them sent, `up`, and was sent, `down`. All of it as it is in Flower's messages, packed."""
 
 
-class Recording(Wrapper):
+class RecordingStrategy(Wrapper):
     """Wraps any Flower strategy.
 
     inner:    samples clients and aggregates; it sees plain replies, with weights, and never knows that it is watched.
@@ -43,7 +43,7 @@ class Recording(Wrapper):
     ) -> None:
         super().__init__(inner)
         self._recorder, self._wanted, self._buffers, self._foreign = recorder, wanted or Wanted(), buffers, foreign
-        self._replies = Replies(
+        self._replies = ReplyReader(
             start=ArrayRecord(),
             buffers=buffers,
             key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS)),

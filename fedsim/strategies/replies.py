@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replies:
+class ReplyReader:
     """How the replies of one round are read.
 
     start:    what the clients were sent. buffers: names of what is no weight in it.

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.networks import draw
-from defenses.rules import Problem, Rule, plain
+from defenses.rules import GradientProblem, GradientRule, plain
 from fedsim.models import buffer_names, loss_of, predictions
 from fedsim.recording.observation import DataSpec, Training
 
@@ -43,7 +43,7 @@ def train(
     data: DataSpec,
     *,
     buffers: Weights = NOTHING,
-    rule: Rule = PLAIN,
+    rule: GradientRule = PLAIN,
     rng: Generator | None = None,
 ) -> Trained:
     """Take one SGD step on each batch (x, y), starting from `weights`; nothing that is given is changed.
@@ -66,7 +66,7 @@ def train(
     losses, examples = 0.0, 0
     for x, y in batches:
         current = {name: w.requires_grad_() for name, w in zip(weights, optimiser.weights(), strict=True)}
-        problem = Problem(model, _forward(model, carried, data), loss_function)
+        problem = GradientProblem(model, _forward(model, carried, data), loss_function)
         gradient, loss = rule.gradient(problem, current, x, y, rng or NO_CHANCE)
         optimiser.step(tuple(gradient.values()))
         losses, examples = losses + loss.item() * len(y), examples + len(y)

@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 
 from defenses import DEFENSES, Channel, Defense, DefenseSpec, State, Update, chain, identity
 from defenses.channel import compose
-from defenses.spec import Codec
+from defenses.spec import CodecName
 
 NAMES = sorted(DEFENSES)
 KINDS = {name: DEFENSES[name] for name in NAMES}
@@ -404,5 +404,5 @@ def test_the_codec_suits_what_is_sent(name: str) -> None:
         ("top_k(0.1) | liu_clip(1, 0.1)", "sparse"),
     ],
 )
-def test_the_codec_of_a_chain_is_that_of_what_comes_out_of_it(spec: str, codec: Codec) -> None:
+def test_the_codec_of_a_chain_is_that_of_what_comes_out_of_it(spec: str, codec: CodecName) -> None:
     assert DefenseSpec.parse(spec).codec() == codec

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 
-from defenses.gradients import GRADIENTS, Facts, GradientSpec, LocalStep, Problem, Rule, dp_sgd, fed_cdp, plain
+from defenses.gradients import GRADIENTS, Facts, GradientProblem, GradientRule, GradientSpec, LocalStep, dp_sgd, fed_cdp, plain
 
 LINEAR = {"weight": torch.tensor([[1.0, -2.0]]), "bias": torch.tensor([0.5])}
 X = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -20,17 +20,17 @@ def times(logits: Tensor, y: Tensor) -> Tensor:
     return (logits[:, 0] * y).mean()
 
 
-def linear() -> Problem:
+def linear() -> GradientProblem:
     model = nn.Linear(2, 1)
-    return Problem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), times)
+    return GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), times)
 
 
-def classifier(seed: int = 0, norm: bool = False) -> tuple[Problem, dict[str, Tensor]]:
+def classifier(seed: int = 0, norm: bool = False) -> tuple[GradientProblem, dict[str, Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         between = [nn.BatchNorm1d(5)] if norm else []
         model = nn.Sequential(nn.Linear(4, 5), *between, nn.Sigmoid(), nn.Linear(5, 3)).eval()
-    problem = Problem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
+    problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
     return problem, {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -39,7 +39,9 @@ def examples(count: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 4, generator=rng), torch.randint(3, (count,), generator=rng)
 
 
-def computed(rule: Rule, problem: Problem, weights: dict[str, Tensor], x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Tensor]:
+def computed(
+    rule: GradientRule, problem: GradientProblem, weights: dict[str, Tensor], x: Tensor, y: Tensor, seed: int = 0
+) -> dict[str, Tensor]:
     current = {name: w.clone().requires_grad_() for name, w in weights.items()}
     gradient, loss = rule.gradient(problem, current, x, y, Generator().manual_seed(seed))
     assert list(gradient) == list(weights)
@@ -177,7 +179,7 @@ def test_what_an_attacker_expects_is_the_clients_gradient_and_maps_over_problems
 def test_an_attack_can_go_down_what_it_expects(spec: str) -> None:
     """The derivative of a squared distance by x, against differences."""
     problem, weights = classifier()
-    problem = Problem(problem.model.double(), problem.forward, problem.criterion)
+    problem = GradientProblem(problem.model.double(), problem.forward, problem.criterion)
     weights = {name: w.double() for name, w in weights.items()}
     x, y = examples(3)
     rule = GradientSpec.parse(spec).build()

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from defenses.gradients import Problem, dp_sgd
+from defenses.gradients import GradientProblem, dp_sgd
 from fedsim import models
 from fedsim.models.losses import cross_entropy
 from fedsim.recording import DataSpec, ModelSpec
@@ -36,7 +36,7 @@ def test_the_clipped_sum_is_that_of_opacus(name: str, tightness: float) -> None:
     x, y = torch.rand(4, *DATA.shape, generator=rng), torch.randint(5, (4,), generator=rng)
     model = network(name).eval()
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-    problem = Problem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), cross_entropy)
+    problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), cross_entropy)
     lengths = [_length(dp_sgd(1e9, noise=0).gradient(problem, weights, x[i : i + 1], y[i : i + 1], rng)[0]) for i in range(4)]
     bound = tightness * sum(lengths) / 4
     ours, _ = dp_sgd(bound, noise=0).gradient(problem, weights, x, y, rng)

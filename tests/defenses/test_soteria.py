@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from defenses.gradients import Facts, LocalStep, Problem, plain, soteria
+from defenses.gradients import Facts, GradientProblem, LocalStep, plain, soteria
 from defenses.soteria import kept, scores
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -14,9 +14,9 @@ from fedsim.recording import DataSpec, ModelSpec
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
 
 
-def network(name: str = "lenet_cpl") -> tuple[nn.Module, Problem, dict[str, Tensor]]:
+def network(name: str = "lenet_cpl") -> tuple[nn.Module, GradientProblem, dict[str, Tensor]]:
     model = models.build(ModelSpec(name=name), DATA, seed=1).eval()
-    problem = Problem(
+    problem = GradientProblem(
         model, lambda weights, x: functional_call(model, dict(weights), (DATA.normalise(x),)), nn.functional.cross_entropy
     )
     return model, problem, {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
@@ -44,11 +44,11 @@ def looped(model: nn.Module, x: Tensor) -> Tensor:
     return torch.as_tensor(total)
 
 
-def small() -> tuple[nn.Module, Problem, dict[str, Tensor]]:
+def small() -> tuple[nn.Module, GradientProblem, dict[str, Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)).eval()
-    problem = Problem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
+    problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
     return model, problem, {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
 
 
@@ -113,7 +113,7 @@ def test_batch_norm_moves_its_statistics_once_and_dropout_draws_once() -> None:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
-            gradient, _ = rule.gradient(Problem(model, forward, nn.functional.cross_entropy), weights, x, y, Generator())
+            gradient, _ = rule.gradient(GradientProblem(model, forward, nn.functional.cross_entropy), weights, x, y, Generator())
         found.append((gradient, moved))
     (plainly, moved), (pruned, moved_too) = found
     assert all(torch.equal(moved[n], moved_too[n]) for n in moved)
@@ -125,7 +125,7 @@ def test_batch_norm_moves_its_statistics_once_and_dropout_draws_once() -> None:
 def test_another_layer_can_be_defended_and_a_wrong_one_is_named() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.Sigmoid(), nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 4))
     weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    problem = Problem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
+    problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
     gradient, _ = soteria(prune=0.5, layer="3").gradient(problem, weights, *examples(), Generator())
     zeros = {n: int((g == 0).all(dim=0).sum()) for n, g in gradient.items() if g.ndim == 2}
     assert zeros == {"1.weight": 0, "3.weight": 4, "5.weight": 0}

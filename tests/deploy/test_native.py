@@ -21,7 +21,7 @@ from fedsim.deployment.mounts import isolated, mounts, why_not
 from fedsim.deployment.native import Native, parties
 from fedsim.deployment.processes import RUNNER, free_port
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -114,7 +114,7 @@ def test_the_recording_is_whole_and_bit_for_bit_that_of_a_simulation(story: Stor
     assert found.damaged == ()
     assert found.intact == found.observations >= 4
     experiment = read(story.layout.experiment)
-    simulated = Run(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
+    simulated = FederationRun(experiment=experiment, out=tmp_path / "run", device="cpu", client_seed=SEED)
     engine.run(simulated, engine="local")
     expected = {(o.round, o.client): o for o in Recording(tmp_path / "run" / "recording").observations()}
     seen = list(Recording(story.layout.run / "recording").observations())

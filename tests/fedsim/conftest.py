@@ -42,13 +42,13 @@ def tiny() -> Callable[..., Any]:
 
 @pytest.fixture
 def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
-    """Run that experiment in this process; returns the `Run`."""
+    """Run that experiment in this process; returns the `FederationRun`."""
 
     def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
         from fedsim.engine import engines as engine
-        from fedsim.engine.run import Run
+        from fedsim.engine.run import FederationRun
 
-        run = Run(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
+        run = FederationRun(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
         engine.run(run, engine="local", on_round=on_round)
         return run
 

@@ -13,7 +13,7 @@ from defenses.channel import transparent
 from defenses.spec import Kind
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.truth import TruthWriter
 
 EXPERIMENT: dict[str, Any] = {
@@ -55,7 +55,9 @@ def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None,
     """
     DEFENSES._builtin["total"] = TOTAL
     torch.set_num_threads(1)
-    run = Run(experiment=validate({**EXPERIMENT, **changes}, source="test"), out=out, device="cpu", client_seed=5, resume=True)
+    run = FederationRun(
+        experiment=validate({**EXPERIMENT, **changes}, source="test"), out=out, device="cpu", client_seed=5, resume=True
+    )
     if crash_at is not None:
         _crash(crash_at)
     TruthWriter.write = _failing_in_round_3(TruthWriter.write)  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 pytestmark = pytest.mark.page
@@ -43,7 +43,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     torch.set_num_threads(1)
     for name, (keys, spec) in KINDS.items():
         raw = {"clients": {"count": 2}, "training": STEP, **keys}
-        engine.run(Run(experiment=validate(raw, source="test"), out=root / name, client_seed=1), engine="local")
+        engine.run(FederationRun(experiment=validate(raw, source="test"), out=root / name, client_seed=1), engine="local")
         scorer = Scorer(root / name, [root / name / "truth"])
         for null in (False, True):
             attack = AttackSpec(name=spec.name, arguments=spec.arguments, null=null)

@@ -14,7 +14,7 @@ from torch.func import jacrev
 from attacker.attacks.base import generator_for
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.smoothness import Spread, smooth_spread
-from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import head_inputs
@@ -49,7 +49,7 @@ Features = Callable[[Tensor], Tensor]
 """From an example (*shape) in [0, 1], its features (F,)."""
 
 
-def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Each example by its own features. Raises ValueError, in words, where they cannot be read or say nothing of one example."""
     _require(observed)
     return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
@@ -73,7 +73,7 @@ def _require(observed: Observed) -> None:
         raise ValueError(f"{width:,} features of {observed.data.size:,} values are too many to be inverted")
 
 
-def _answer(observed: Observed, i: int, rng: Generator) -> Answer:
+def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     """What is found for case i; of no examples where the features do not explain the head's gradient."""
     if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
         return _nothing(observed, "nothing came of the last layer's gradient, off which features are read")
@@ -89,11 +89,13 @@ def _answer(observed: Observed, i: int, rng: Generator) -> Answer:
     noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
     x[read.shared.to(x.device)] += APART * noise[read.shared.to(x.device)]
     free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
-    return Answer(x, read.labels.to(x.device), "features", doubts=_doubts(read, free), determined=1 - free, likeliest=True)
+    return ClosedFormAnswer(
+        x, read.labels.to(x.device), "features", doubts=_doubts(read, free), determined=1 - free, likeliest=True
+    )
 
 
-def _nothing(observed: Observed, why: str) -> Answer:
-    return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
+def _nothing(observed: Observed, why: str) -> ClosedFormAnswer:
+    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
 
 
 def _doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:

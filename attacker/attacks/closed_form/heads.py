@@ -27,7 +27,7 @@ SECOND = 1e-3
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadReading:
     """One reading of N heads.
 
     features: (N, F). k: (N, K), dL/dlogits. y: (N,) int64. valid: (N,) whether there is such a reading at all.
@@ -42,13 +42,17 @@ class Head:
     clamped: Tensor
     misfit: Tensor
 
-    def where(self, condition: Tensor, other: "Head") -> "Head":
+    def where(self, condition: Tensor, other: "HeadReading") -> "HeadReading":
         """Itself where `condition` (N,) holds, `other` elsewhere."""
         pairs = {key: (value, getattr(other, key)) for key, value in vars(self).items()}
-        return Head(**{key: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b) for key, (a, b) in pairs.items()})
+        return HeadReading(
+            **{key: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b) for key, (a, b) in pairs.items()}
+        )
 
 
-def read_heads(loss: str, weight: Tensor, bias: Tensor | None, gradient: Tensor, bias_gradient: Tensor | None) -> list[Head]:
+def read_heads(
+    loss: str, weight: Tensor, bias: Tensor | None, gradient: Tensor, bias_gradient: Tensor | None
+) -> list[HeadReading]:
     """All readings of N heads, the likelier first: of labels that cannot be told apart, then of twins.
 
     weight, gradient: (1 or N, K, F) and (N, K, F); bias, bias_gradient: (1 or N, K) and (N, K), or None. In float64.
@@ -98,14 +102,14 @@ def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: in
     return (low + high) / 2
 
 
-def _from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Tensor) -> Head:
+def _from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Tensor) -> HeadReading:
     features = (k[:, None] @ gradient)[:, 0] / k.square().sum(dim=1, keepdim=True)
     y = (k[:, 0] < 0).long() if loss == "logistic" else k.argmin(dim=1)
     never = torch.zeros(len(k), dtype=torch.bool, device=k.device)
-    return Head(features, k, y, ~never, never, _misfit(loss, weight, bias, features, k, y))
+    return HeadReading(features, k, y, ~never, never, _misfit(loss, weight, bias, features, k, y))
 
 
-def _from_product(weight: Tensor, gradient: Tensor) -> list[Head]:
+def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
     """Of a single logit without bias: each label, and each root."""
     lower, upper, two, clamped = logistic_roots((weight * gradient).sum(dim=(1, 2)))
     first = gradient[:, 0].sum(dim=1) < 0  # right where features are positive for the most part
@@ -114,16 +118,16 @@ def _from_product(weight: Tensor, gradient: Tensor) -> list[Head]:
         for y in (first.long(), 1 - first.long()):
             k = torch.where(y == 1, -1.0, 1.0) / (1 + mu.exp())
             features = gradient[:, 0] / k[:, None]
-            heads.append(Head(features, k[:, None], y, valid, clamped, torch.zeros_like(mu)))
+            heads.append(HeadReading(features, k[:, None], y, valid, clamped, torch.zeros_like(mu)))
     return heads
 
 
-def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[Head]:
+def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
     """Of several logits: k = c u for the left singular vector u of dL/dW, and c by softmax(W f + b) - e_y = k."""
     rough = torch.linalg.eigh(gradient @ gradient.mT)[1][:, :, -1:]
     u = (gradient @ (gradient.mT @ rough))[..., 0]  # so that small entries, too, are right in all their digits
     u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-    heads: list[Head] = []
+    heads: list[HeadReading] = []
     for y, possible in _labels(u):
         readings = _scaled(weight, bias, gradient, u, y)
         heads += [replace(head, valid=head.valid & possible) for head in readings]
@@ -150,7 +154,7 @@ def _but(y: Tensor, like: Tensor) -> Tensor:
     return torch.ones_like(like).scatter(1, y[:, None], 0)
 
 
-def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[Head]:
+def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[HeadReading]:
     """The readings with k = c u: all crossings of 1 - p_y and the sum of the other entries of k.
 
     Not -k_y, which is the same but for rounding: of a confident example, float32 has few digits of p_y - 1.
@@ -184,7 +188,7 @@ def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y:
         c = (q[:, i] / share)[:, None]
         features, k = v / c, u * c
         valid = found[:, i] | none if i == 0 else found[:, i]
-        heads.append(Head(features, k, y, valid, none, _misfit("cross_entropy", weight, bias, features, k, y)))
+        heads.append(HeadReading(features, k, y, valid, none, _misfit("cross_entropy", weight, bias, features, k, y)))
     return heads
 
 
@@ -203,12 +207,12 @@ def _with_turns(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([grid, (low + high) / 2], dim=1).sort(dim=1).values
 
 
-def _as_good(heads: list[Head]) -> list[Head]:
+def _as_good(heads: list[HeadReading]) -> list[HeadReading]:
     """For each problem its readings by how well they fit, the best first; of the others those that fit as well."""
     misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)
     enough = 1e-6 + 10 * misfits.amin(dim=0)
-    chosen: list[Head] = []
+    chosen: list[HeadReading] = []
     for rank in range(len(heads)):
         head = heads[0]
         for i, other in enumerate(heads[1:], start=1):

@@ -9,7 +9,7 @@ from torch import Generator
 
 from attacker.attacks.base import Case, Memory, Need, Progress, generator_for, unmet
 from attacker.attacks.closed_form.observations import Observed, observe
-from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import OURS, Walk
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.confidence import of_closed_form, of_prior
@@ -64,7 +64,7 @@ class ClosedForm:
 class _Found:
     """The best answer to one case so far, by how far its gradient is from the observed one."""
 
-    answer: Answer | None = None
+    answer: ClosedFormAnswer | None = None
     missed: float = float("inf")
     tried: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Routing:
         if self.attack.stability:
             self._doubt(route, observed, pending, answers)
 
-    def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[Answer]) -> None:
+    def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
         """Say of exact answers without a measure of their own what stays of them where the gradient is rounded otherwise."""
         new = [
             self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
@@ -189,7 +189,7 @@ class Routing:
         own = self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
         return replace(own, interrupted=searched is not None and searched.interrupted)
 
-    def _of_answer(self, i: int, found: _Found, answer: Answer, seconds: float) -> Reconstruction:
+    def _of_answer(self, i: int, found: _Found, answer: ClosedFormAnswer, seconds: float) -> Reconstruction:
         case, count = self.cases[i], len(answer.x)
         observation = case.observations[0]
         stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays

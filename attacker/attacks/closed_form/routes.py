@@ -14,15 +14,15 @@ from attacker.attacks.closed_form.linear.known_labels import labelled
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.peeled import Peeled, peel
 from attacker.attacks.closed_form.rank.analysis import rank_report
-from attacker.attacks.closed_form.rgap.inversion import Answer, answers, read, require_single, walk_through
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer, answers, read, require_single, walk_through
 from attacker.attacks.closed_form.rgap.walk import Walk, finish
 from attacker.attacks.networks.chain import Chain
 
-Route = Callable[[Observed, Generator, Walk], Sequence[Answer]]
+Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
 """From N observations, N answers, of as many examples as were found. Raises ValueError, in words, where it cannot be taken."""
 
 
-def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """What a first linear layer says of one example, or of a batch; labels by the gradient behind it."""
     chain = observed.chain
     if isinstance(chain, str):
@@ -32,7 +32,7 @@ def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
     return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
 
 
-def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """R-GAP, from the last layer to the first; of inputs that a network leaves open, the shortest."""
     chain = require_single(observed)
     found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
@@ -43,7 +43,7 @@ def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
-def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
+def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """R-GAP to the last layer that lacks equations, then all that is left as one system, of images taken to be smooth."""
     chain = require_single(observed)
     report = rank_report(chain)
@@ -56,7 +56,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Answer]:
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
     return [
-        Answer(
+        ClosedFormAnswer(
             x=answer.x,
             y=answer.y,
             route=answer.route,
@@ -74,13 +74,13 @@ TWIN = "an example of another length has the same gradient: of the two, the one 
 ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled, "features": features}
 
 
-def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
+def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:
     weights, gradient = observed.weights_of(i), {name: g[i] for name, g in observed.gradient.items()}
     rng = generator_for(rng, observed.cases[i], "linear")
     found = recover_linear(chain, weights, gradient, observed.examples, rng, bounds=_range(observed))
     words: tuple[str, ...] = (found.note,) if found.note else ()
     if not found.found:
-        return Answer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
+        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", words)
     try:
         whole = explain(observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_range(observed))
         x, y, source = whole.x, whole.y, whole.source
@@ -97,7 +97,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> Answer:
             examples=observed.examples,
         )
     x = observed.data.denormalise(x.reshape(-1, *observed.data.shape))
-    return Answer(x, y, "linear", words, stays=found.certainty[source])
+    return ClosedFormAnswer(x, y, "linear", words, stays=found.certainty[source])
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:

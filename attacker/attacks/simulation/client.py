@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
 from attacker.attacks.simulation.gradients import NOTHING, Gradient, Gradients, Weights, gradient_of
-from defenses.channel import Channel, Known, compose, transparent
+from defenses.channel import Channel, ChannelFacts, compose, transparent
 from defenses.networks import hidden
 from defenses.rules import Facts, LocalStep
 from fedsim import models
@@ -112,7 +112,7 @@ def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Traini
 
 
 def through(
-    channel: Channel, known: Known, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
+    channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
 ) -> Gradient:
     """The gradient that would be read off the update that `gradient` leads to, after the defense."""
     scale = total_step(training, steps)

@@ -13,7 +13,7 @@ from torch.func import grad_and_value, vmap
 
 from attacker.attacks.networks.forward import forward_pass
 from attacker.attacks.networks.opaque import opaque
-from defenses.rules import Problem, Rule, plain
+from defenses.rules import GradientProblem, GradientRule, plain
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec
@@ -33,7 +33,7 @@ class Gradients(Protocol):
     def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
 
 
-def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: Rule | None = None) -> Gradients:
+def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
     """Return the function from a guess to the gradient of the mean loss that `loss` names.
 
     It may be called under `vmap` and `torch.func.grad`, whatever the network's code does.
@@ -46,12 +46,12 @@ def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", r
     return _of_torch_func(model, data, models.loss_of(loss), rule or PLAIN, penalised)
 
 
-def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: Rule, penalised: bool) -> Gradients:
+def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: GradientRule, penalised: bool) -> Gradients:
     def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
         def forward(weights: Weights, x: Tensor) -> Tensor:
             return forward_pass(model, {**buffers, **weights}, data.normalise(x))
 
-        return rule.expected(Problem(model, forward, measure, penalised), weights, x, y)
+        return rule.expected(GradientProblem(model, forward, measure, penalised), weights, x, y)
 
     return gradient
 
@@ -72,7 +72,7 @@ def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised
                 def forward(weights: Weights, x: Tensor) -> Tensor:
                     return forward_pass(model, {**own, **weights}, data.normalise(x.contiguous()))
 
-                value = Problem(model, forward, measure, penalised).loss(given, x, y)
+                value = GradientProblem(model, forward, measure, penalised).loss(given, x, y)
                 return torch.autograd.grad(value, list(given.values()), create_graph=searched, materialize_grads=True)
 
         return dict(zip(names, opaque(found, x, y, *weights.values(), *buffers.values()), strict=True))

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from attacker.replay.progress import share_of, words_of
-from attacker.replay.tasks import Job, Outcome, Task, write_failures
+from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
 
 RETRIES = 3
 """Times that a task is given to another worker after one has died of it."""
@@ -28,7 +28,7 @@ Told = Callable[[int, float, str], None]
 """Is called with (number of a task, share of it that is done, a few words)."""
 
 
-def attacked(job: Job, tasks: Sequence[Task], count: int, told: Told) -> Iterator[tuple[int, Outcome]]:
+def attacked(job: ReplayJob, tasks: Sequence[Task], count: int, told: Told) -> Iterator[tuple[int, TaskOutcome]]:
     """Numbers of tasks and what became of each, as they end.
 
     count: of workers. After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
@@ -49,7 +49,7 @@ def attacked(job: Job, tasks: Sequence[Task], count: int, told: Told) -> Iterato
 class _Worker:
     """A process, the number of the task that it is at, and a thread that hands on what it says."""
 
-    def __init__(self, job: Job, said: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+    def __init__(self, job: ReplayJob, said: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 closed with the worker
         self._process = subprocess.Popen(
@@ -108,7 +108,7 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, job: Job, tasks: Sequence[Task], count: int, told: Told) -> None:
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task], count: int, told: Told) -> None:
         self.job, self.tasks, self.told = job, tasks, told
         self.waiting = deque(range(len(tasks)))
         self.died: dict[int, list[str]] = {}
@@ -116,7 +116,7 @@ class _Pool:
         self.workers: list[_Worker] = []
         self.count = count
 
-    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
+    def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         while self.waiting or any(worker.at is not None for worker in self.workers):
             self._hire()
             worker, message = self.said.get()
@@ -141,13 +141,13 @@ class _Pool:
         number = self.waiting.popleft()
         worker.begin(number, self.tasks[number])
 
-    def _ended(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, Outcome]:
+    def _ended(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, TaskOutcome]:
         assert worker.at is not None
         number, worker.at = worker.at, None
         notes = [f"a worker died: {reason}; its task was done again" for reason in self.died.get(number, ())]
-        return number, Outcome(**{**message["outcome"], "notes": notes})
+        return number, TaskOutcome(**{**message["outcome"], "notes": notes})
 
-    def _buried(self, worker: _Worker) -> Iterator[tuple[int, Outcome]]:
+    def _buried(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
         """A worker has died: its task goes to another one, which goes on from the last checkpoint, or has failed."""
         self.workers.remove(worker)
         number, reason = worker.at, worker.last_words()
@@ -163,7 +163,7 @@ class _Pool:
         words = f"its worker died {len(died)} times, at last: {reason}"
         yield number, write_failures(self.job, self.tasks[number], words)
 
-    def interrupted(self) -> Iterator[tuple[int, Outcome]]:
+    def interrupted(self) -> Iterator[tuple[int, TaskOutcome]]:
         """What workers have got so far, as they write it down."""
         busy = [worker for worker in self.workers if worker.at is not None]
         for worker in busy:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.tasks import Bench, Job, Outcome, Task, write_failures
+from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
 from fedsim.recording.index import path_of
@@ -24,7 +24,7 @@ Parcel = Mapping[str, bytes]
 """Files by their names."""
 
 
-def attacked(job: Job, tasks: Sequence[Task], address: str, told: Told) -> Iterator[tuple[int, Outcome]]:
+def attacked(job: ReplayJob, tasks: Sequence[Task], address: str, told: Told) -> Iterator[tuple[int, TaskOutcome]]:
     """Numbers of tasks and what became of each, as they end.
 
     address: of a cluster, which is left as it was; or `local`, which starts one on this machine, and ends it.
@@ -87,7 +87,7 @@ def _knock(address: str) -> None:
 
 
 class _Cluster:
-    def __init__(self, job: Job, tasks: Sequence[Task], told: Told) -> None:
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task], told: Told) -> None:
         import ray
 
         self.job, self.tasks, self.told = job, tasks, told
@@ -101,7 +101,7 @@ class _Cluster:
     def _send(self, number: int, parcel: Parcel | None = None) -> Any:
         return self._work.remote(self.job.as_json(), self.tasks[number].as_json(), self.fingerprint, parcel)
 
-    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
+    def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         import ray
 
         try:
@@ -116,7 +116,7 @@ class _Cluster:
                 yield from self._ended(reference)
             raise
 
-    def _ended(self, reference: Any) -> Iterator[tuple[int, Outcome]]:
+    def _ended(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
         """What became of a task that has ended; one whose worker cannot see the files is sent again, with them."""
         import ray
 
@@ -135,7 +135,7 @@ class _Cluster:
         outcome, files = result
         for name, content in files.items():
             write_bytes(Path(self.job.folder) / Path(name).name, content)
-        yield number, Outcome(**outcome)
+        yield number, TaskOutcome(**outcome)
 
 
 def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
@@ -144,7 +144,7 @@ def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[
     job, task: as JSON. fingerprint: of the recording. None where this machine sees neither recording nor folder, and was given
     no parcel of what is needed.
     """
-    told, mine = Job.from_json(job), Task.from_json(task)
+    told, mine = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:
         if not _sees(told, fingerprint):
             return None
@@ -159,7 +159,7 @@ def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[
         return asdict(outcome), {path.name: path.read_bytes() for path in made}
 
 
-def _sees(job: Job, fingerprint: str) -> bool:
+def _sees(job: ReplayJob, fingerprint: str) -> bool:
     """Whether this machine has the folder, and the recording itself and not another one of its name."""
     if not (Path(job.folder) / "attack.json").is_file():
         return False

@@ -24,9 +24,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     answers = private_stdout()
     lines = lines_of(sys.stdin)
-    from attacker.replay.tasks import Bench, Job, Outcome, Task  # after stdout is safe from what imports print
+    from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome  # after stdout is safe from what imports print
 
-    bench = Bench(Job.from_json(lines.get()))
+    bench = Bench(ReplayJob.from_json(lines.get()))
     say(answers, ready=True)
     while True:
         task = Task.from_json(lines.get())
@@ -34,7 +34,7 @@ def main() -> None:
             with interrupt:
                 outcome = bench.run(task, _progress(answers))
         except KeyboardInterrupt:  # before the attack began, or after it ended
-            outcome = Outcome(interrupted=True)
+            outcome = TaskOutcome(interrupted=True)
         say(answers, outcome=asdict(outcome))
 
 

@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from attacker.service.authorisation import Keys, read_token
 from attacker.service.events import Feed
 from attacker.service.http import cases, feeds, general, jobs, previews, recordings, reports
-from attacker.service.http.caching import Replies
+from attacker.service.http.caching import ResponseCache
 from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors
 from attacker.service.http.metrics import Metrics, Timed
@@ -16,7 +16,7 @@ from attacker.service.http.middleware import API, PATIENCE, Guard
 from attacker.service.http.pages import page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from fedsim.recording.files import make_private
 
 ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
@@ -26,7 +26,7 @@ DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """The application. `app.state.parts` has what it is made of; nobody watches or works until `working.Works` does.
 
     Raises ValueError where the folder of state cannot be written, or the file of the token cannot be used.
@@ -36,7 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def parts_of(settings: Settings) -> Parts:
+def parts_of(settings: ServiceSettings) -> Parts:
     """What routes work with. Raises ValueError as `create_app`."""
     try:
         make_private(settings.state_folder)
@@ -53,7 +53,7 @@ def parts_of(settings: Settings) -> Parts:
         feed=Feed(),
         metrics=Metrics(queue, catalogue),
         keys=keys,
-        replies=Replies(),
+        replies=ResponseCache(),
     )
 
 

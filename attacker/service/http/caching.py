@@ -19,17 +19,17 @@ JSON = "application/json"
 PNG = "image/png"
 
 
-class Reply(NamedTuple):
+class CachedResponse(NamedTuple):
     content: bytes
     kind: str
 
 
-class Replies:
+class ResponseCache:
     """Answers by what was asked for, within a bound of bytes."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._run = secrets.token_hex(3)
-        self._shelf: Shelf[Reply] = Shelf(most, lambda reply: len(reply.content) + 500)
+        self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
     async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON) -> Response:
         """The answer to `request` in a version of what it is of; `make` gives what is written as JSON, or bytes of a `kind`."""
@@ -58,9 +58,9 @@ def tagged(request: Request, content: bytes, kind: str, headers: dict[str, str])
     return Response(content, media_type=kind, headers=headers)
 
 
-def _made(make: Callable[[], Any], kind: str) -> Reply:
+def _made(make: Callable[[], Any], kind: str) -> CachedResponse:
     value = make()
-    return Reply(value if isinstance(value, bytes) else written(value), kind)
+    return CachedResponse(value if isinstance(value, bytes) else written(value), kind)
 
 
 def written(value: Any) -> bytes:

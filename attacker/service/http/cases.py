@@ -11,16 +11,16 @@ from attacker.service.http.caching import PNG
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.middleware import API
 from attacker.service.http.queries import REFUSED, AfterCase, Client, Limit, Name, Number, Round, only_known, page
-from attacker.service.index import Run, Unknown, images, views
+from attacker.service.index import CatalogueRun, UnknownName, images, views
 from attacker.service.index.attack_folders import CaseFacts, Source, file_of
 from attacker.service.index.images import NoImage
-from attacker.service.index.json_lines import Score
+from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_whole
 from attacker.service.schemas import Cases, CaseTold, CaseWhole, ExampleTold
 
 router = APIRouter(prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED, dependencies=[Depends(only_known)])
 
-Attack = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
+AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
 Version = Annotated[
     str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
 ]
@@ -32,7 +32,7 @@ async def cases(
     request: Request,
     service: Service,
     id: Name,
-    attack: Attack = None,
+    attack: AttackQuery = None,
     client: Client = None,
     round: Round = None,
     limit: Limit = 100,
@@ -76,7 +76,7 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
             except ValueError:  # replaced since the last look, or damaged where nobody had looked
                 whole = None
         address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source)}/{quote(case)}"
-        links = views.Links(address, state_of(of, case, rows))
+        links = views.PictureLinks(address, state_of(of, case, rows))
         return views.whole_case(of, facts, whole, rows, _examples(run, of, facts, whole, rows, links))
 
     return await service.replies.told(request, run.version, make)
@@ -125,21 +125,21 @@ async def _half(request: Request, service: Parts, id: str, source: str, case: st
     return await service.replies.told(request, run.version, make, kind=PNG)
 
 
-def _case(service: Parts, run: Run, source: str, case: str) -> tuple[Source, CaseFacts, list[Score]]:
+def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
     """A case that there is, and its scores. Raises Unknown."""
     of = service.catalogue.source(run, source)
     if case not in of.cases:
-        raise Unknown(f"there is no case {case[:100]!r} of {source}")
+        raise UnknownName(f"there is no case {case[:100]!r} of {source}")
     return of, of.cases[case], list(service.catalogue.scores(run).get(source, {}).get(case, ()))
 
 
-def state_of(source: Source, case: str, rows: Sequence[Score]) -> str:
+def state_of(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
     """Tells what is shown of a case from what was shown before: a browser keeps the pictures of addresses that it has seen."""
     return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
 
 
 def _examples(
-    run: Run, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[Score], links: views.Links
+    run: CatalogueRun, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[ShownScore], links: views.PictureLinks
 ) -> list[ExampleTold]:
     if run.manifest is None:
         return []
@@ -154,7 +154,7 @@ def _examples(
     return list(views.found(whole, links, cells, images=data.is_image))
 
 
-def _data(run: Run) -> Any:
+def _data(run: CatalogueRun) -> Any:
     if run.manifest is None:
         raise NoImage("the recording's manifest cannot be read: what its examples look like is not known")
     return run.manifest.data

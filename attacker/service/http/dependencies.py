@@ -8,24 +8,24 @@ from fastapi import Depends, Request
 
 from attacker.service.authorisation import Keys
 from attacker.service.events import Feed
-from attacker.service.http.caching import Replies
+from attacker.service.http.caching import ResponseCache
 from attacker.service.http.metrics import Metrics
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Queue
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """keys: None where no token is asked for. replies: what was made last. reporting: reports are made one at a time."""
 
-    settings: Settings
+    settings: ServiceSettings
     catalogue: Catalogue
     queue: Queue
     feed: Feed
     metrics: Metrics
     keys: Keys | None
-    replies: Replies
+    replies: ResponseCache
     reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

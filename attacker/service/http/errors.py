@@ -14,17 +14,17 @@ from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import settable
 from attacker.service.events import TooMany
 from attacker.service.http.middleware import problem
-from attacker.service.index import Unknown as UnknownRecording
+from attacker.service.index import UnknownName as UnknownRecording
 from attacker.service.index.images import NoImage
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Full, NotNow
-from attacker.service.jobs.queue import Unknown as UnknownJob
+from attacker.service.jobs.queue import UnknownJob as UnknownJob
 
 WORDS = {"extra_forbidden": "there is no such field", "missing": "is needed"}
 LATER = {"Retry-After": "10"}
 
 
-class Wrong(Exception):
+class RequestError(Exception):
     """A request that cannot be done as it is. field: the one to mend; known: what it may be."""
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
@@ -42,8 +42,8 @@ def tell_errors(app: FastAPI) -> None:
         message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
         return JSONResponse(problem(message), 503, headers=LATER)
 
-    @app.exception_handler(Wrong)
-    async def wrong(request: Request, error: Wrong) -> JSONResponse:
+    @app.exception_handler(RequestError)
+    async def wrong(request: Request, error: RequestError) -> JSONResponse:
         return JSONResponse(problem(str(error), error.field, error.known), error.status)
 
     @app.exception_handler(HTTPException)

@@ -13,7 +13,7 @@ from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import settable
 from attacker.service.authorisation import SESSION_SECONDS
 from attacker.service.http.dependencies import Service
-from attacker.service.http.errors import Wrong
+from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import cookie_name
 from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, only_known
@@ -72,7 +72,7 @@ async def open_session(service: Service, given: Annotated[Token, Body()]) -> Res
     if service.keys is None:
         return response
     if not service.keys.opens(given.token):
-        raise Wrong("the token is wrong: the service says at its start in which file it lies", status=401, field="token")
+        raise RequestError("the token is wrong: the service says at its start in which file it lies", status=401, field="token")
     _set(response, service, service.keys.session(), SESSION_SECONDS)
     return response
 

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.errors import Wrong
+from attacker.service.http.errors import RequestError
 from attacker.service.http.middleware import API
 from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, After, Limit, Name, only_known
-from attacker.service.index import Unknown
-from attacker.service.jobs.job import Job, JobSpec, State
+from attacker.service.index import UnknownName
+from attacker.service.jobs.job import Job, JobSpec, JobState
 from attacker.service.schemas import Jobs, Problem
 from fedsim.recording.selection import parse_rounds
 
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {"requestBody": {"required": True}}
 @router.get("", response_model=Jobs, responses=REFUSED)
 def jobs(
     service: Service,
-    state: Annotated[State | None, Query()] = None,
+    state: Annotated[JobState | None, Query()] = None,
     recording: Annotated[str | None, Query(min_length=1, max_length=300)] = None,
     limit: Limit = 100,
     after: After = None,
@@ -71,17 +71,17 @@ def _check(service: Parts, spec: JobSpec) -> None:
     runs = service.catalogue.runs()
     try:
         run = service.catalogue.run(spec.recording)
-    except Unknown as error:
+    except UnknownName as error:
         known = [one.id for one in runs][:MOST_KNOWN]
-        raise Wrong(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
+        raise RequestError(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
     if run.manifest is None:
-        raise Wrong(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
+        raise RequestError(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
     clients = {row.client for rows in service.catalogue.rows(run).values() for row in rows}
     if unknown := sorted(set(spec.clients) - clients):
         known = sorted(clients)[:MOST_KNOWN]
-        raise Wrong(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)
+        raise RequestError(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)
     rounds = parse_rounds(spec.rounds)
     if rounds is not None and rounds.isdisjoint(run.index.rounds):
         last = run.told["last_round"]
         there = f"its last round is {last}" if last else "it holds no rounds yet"
-        raise Wrong(f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; {there}", field="spec.rounds")
+        raise RequestError(f"spec.rounds: {run.id} holds none of the rounds {spec.rounds}; {there}", field="spec.rounds")

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attacker.service.http.middleware import API
-from attacker.service.index import Arrived, Catalogue, Run
+from attacker.service.index import Arrived, Catalogue, CatalogueRun
 from attacker.service.jobs.job import ENDED, Job
 from attacker.service.jobs.queue import Queue
 
@@ -88,7 +88,7 @@ class _Asked:
         yield behind
 
 
-def rounds_behind(catalogue: Catalogue, run: Run) -> int:
+def rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """How many rounds the newest answer of any attack, no null, is behind the newest round."""
     attacks = [source for source in catalogue.sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 PATIENCE = 30.0
 """Seconds that a client may take to send the next piece of a request, or to take the next piece of an answer."""
@@ -37,11 +37,11 @@ class TooSlow(Exception):
     """A client that does not send, or does not take."""
 
 
-class Known(Protocol):
+class ServiceParts(Protocol):
     """What is asked for of the application's `state.parts`. keys: None where no token is asked for."""
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> ServiceSettings: ...
 
     @property
     def keys(self) -> Keys | None: ...
@@ -76,7 +76,7 @@ class Guard:
                 await answer.refuse(scope, Refused(500, "the service made a mistake; its log says which"))
 
 
-def _check(scope: Scope, headers: Headers, known: Known) -> None:
+def _check(scope: Scope, headers: Headers, known: ServiceParts) -> None:
     """Raises Refused."""
     method, path = scope["method"], scope["path"]
     if method not in KNOWN:
@@ -91,7 +91,7 @@ def _check(scope: Scope, headers: Headers, known: Known) -> None:
         raise Refused(401, f"{wrong}: Authorization: Bearer TOKEN; the service says where it lies", WWW_Authenticate="Bearer")
 
 
-def _check_host(headers: Headers, settings: Settings) -> None:
+def _check_host(headers: Headers, settings: ServiceSettings) -> None:
     host = headers.get("host", "")
     if hostname(host) is None:
         raise Refused(400, "the Host header names no host")
@@ -99,7 +99,7 @@ def _check_host(headers: Headers, settings: Settings) -> None:
         raise Refused(400, "this service goes by the names of this machine only: localhost, 127.0.0.1 or [::1]")
 
 
-def _check_change(method: str, headers: Headers, settings: Settings) -> None:
+def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
     """A page of elsewhere can have a browser send forms and plain text, but neither JSON nor a DELETE."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
@@ -114,7 +114,7 @@ def _check_change(method: str, headers: Headers, settings: Settings) -> None:
         raise Refused(413, f"the request is larger than {settings.max_body} bytes")
 
 
-def _is_known(headers: Headers, known: Known) -> bool:
+def _is_known(headers: Headers, known: ServiceParts) -> bool:
     assert known.keys is not None
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and known.keys.opens(given.strip()):
@@ -127,7 +127,7 @@ def needs_token(method: str, path: str) -> bool:
     return (method, path) not in OPEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
-def cookie_name(settings: Settings) -> str:
+def cookie_name(settings: ServiceSettings) -> str:
     """Under TLS one that browsers take from this host alone, and only over TLS."""
     return "__Host-fedleak" if settings.certfile else "fedleak"
 

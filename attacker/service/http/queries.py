@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query, Request
 
-from attacker.service.http.errors import Wrong
+from attacker.service.http.errors import RequestError
 from attacker.service.schemas import Problem
 
 MOST = 1000
@@ -42,7 +42,7 @@ def only_known(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            raise Wrong(f"{name[:100]}: there is no such parameter here", field=name[:100], known=known)
+            raise RequestError(f"{name[:100]}: there is no such parameter here", field=name[:100], known=known)
 
 
 def page(

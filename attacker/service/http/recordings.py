@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.errors import Wrong
+from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import REFUSED, After, AfterRow, Client, Limit, Name, Round, only_known, page, place
-from attacker.service.index import Run, views
+from attacker.service.index import CatalogueRun, views
 from attacker.service.index.grid import grid, leakage
-from attacker.service.index.recording_index import Seen
+from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import (
     AttacksOnRecording,
     Grid,
@@ -25,7 +25,7 @@ from attacker.service.schemas import (
 router = APIRouter(prefix="/recordings", tags=["recordings"], responses=REFUSED, dependencies=[Depends(only_known)])
 
 Status = Annotated[Literal["complete", "masked", "failed", "late"] | None, Query()]
-Source = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
+SourceQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
 
 
 @router.get("", response_model=Recordings)
@@ -39,7 +39,7 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     return await service.replies.told(request, service.catalogue.version, make)
 
 
-async def _of_run(request: Request, service: Parts, id: str, make: Callable[[Run], Any]) -> Response:
+async def _of_run(request: Request, service: Parts, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
     run = service.catalogue.run(id)
     return await service.replies.told(request, run.version, lambda: make(run))
 
@@ -64,10 +64,10 @@ async def observations(
     """The index: what the server received of whom, in order of rounds and clients."""
     last = place(after)
 
-    def wanted(row: Seen) -> bool:
+    def wanted(row: IndexRow) -> bool:
         return (client is None or row.client == client) and (status is None or row.status == status)
 
-    def make(run: Run) -> Observations:
+    def make(run: CatalogueRun) -> Observations:
         rows = service.catalogue.rows(run)
         some = chain.from_iterable(rows.values()) if round is None else rows.get(round, ())
         found, rest = page(filter(wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
@@ -86,7 +86,7 @@ async def training(request: Request, service: Service, id: Name) -> Response:
 async def attacks(request: Request, service: Service, id: Name) -> Response:
     """The attacks on a recording, nulls among them, in numbers."""
 
-    def make(run: Run) -> AttacksOnRecording:
+    def make(run: CatalogueRun) -> AttacksOnRecording:
         scores = service.catalogue.scores(run)
         verdicts = service.catalogue.verdicts(run)
         told = [views.attack(one, scores.get(one.name, {}), verdicts.get(one.name)) for one in service.catalogue.sources(run)]
@@ -96,10 +96,10 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
 
 @router.get("/{id}/grid", response_model=Grid)
-async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: Source = None) -> Response:
+async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
     """Clients by rounds: what leaked of each observation, by one attack, or by the worst of all (nulls are no attacks)."""
 
-    def make(run: Run) -> Grid:
+    def make(run: CatalogueRun) -> Grid:
         chosen = [source for source in service.catalogue.sources(run) if not source.null]
         if attack is not None:
             chosen = [_source(service, run, attack)]
@@ -112,7 +112,7 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
 async def over_rounds(request: Request, service: Service, id: Name) -> Response:
     """What each attack recovered, round by round, nulls beside it."""
 
-    def make(run: Run) -> Leakage:
+    def make(run: CatalogueRun) -> Leakage:
         scores = service.catalogue.scores(run)
         sources = service.catalogue.sources(run)
         return Leakage(items=[leak for one in sources for leak in leakage(one, scores.get(one.name, {}))], next=None)
@@ -120,8 +120,8 @@ async def over_rounds(request: Request, service: Service, id: Name) -> Response:
     return await _of_run(request, service, id, make)
 
 
-def _source(service: Parts, run: Run, name: str) -> Any:
+def _source(service: Parts, run: CatalogueRun, name: str) -> Any:
     known = {source.name: source for source in service.catalogue.sources(run)}
     if name not in known:
-        raise Wrong(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
+        raise RequestError(f"there is no attack {name!r} on {run.id}", field="attack", known=list(known))
     return known[name]

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from attacker.service.authorisation import REPORT_POLICY
 from attacker.service.http.caching import tagged
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.errors import Wrong
+from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import REFUSED, Name, only_known
-from attacker.service.index import Run
+from attacker.service.index import CatalogueRun
 from attacker.service.index.run_folders import first_link
 from attacker.service.schemas import Problem
 from attacker.service.worker.report_process import UNWRITTEN
@@ -44,10 +44,10 @@ async def report(request: Request, service: Service, id: Name) -> Response:
     return tagged(request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
 
 
-async def _make(service: Parts, run: Run, path: Path) -> None:
+async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
     """Raises Wrong."""
     if link := await asyncio.to_thread(first_link, run.folder):
-        raise Wrong(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
+        raise RequestError(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
         old.unlink(missing_ok=True)
     command = [sys.executable, "-m", "attacker.service.worker.report_process", str(run.folder), str(path)]
@@ -64,14 +64,16 @@ async def _make(service: Parts, run: Run, path: Path) -> None:
         async with asyncio.timeout(SECONDS):
             _, words = await process.communicate()
     except TimeoutError:
-        raise Wrong(f"the report takes longer than {SECONDS:.0f} seconds: make it with attacker report", status=503) from None
+        raise RequestError(
+            f"the report takes longer than {SECONDS:.0f} seconds: make it with attacker report", status=503
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode == UNWRITTEN:
         why = words.decode(errors="replace").strip()[-300:]
-        raise Wrong(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
+        raise RequestError(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
     if process.returncode:
         last = (words.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
-        raise Wrong(f"no report can be made of {run.id}: {last[:300].replace(str(run.folder), run.id)}", status=409)
+        raise RequestError(f"no report can be made of {run.id}: {last[:300].replace(str(run.folder), run.id)}", status=409)

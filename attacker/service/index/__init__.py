@@ -1,5 +1,5 @@
 """The recordings below one root: found by watching, read lazily, and never trusted."""
 
-from attacker.service.index.catalogue import Arrived, Catalogue, Changes, Run, Unknown
+from attacker.service.index.catalogue import Arrived, Catalogue, CatalogueRun, Changes, UnknownName
 
-__all__ = ["Arrived", "Catalogue", "Changes", "Run", "Unknown"]
+__all__ = ["Arrived", "Catalogue", "CatalogueRun", "Changes", "UnknownName"]

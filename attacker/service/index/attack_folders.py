@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attacker.replay.checkpoints import SUFFIX
-from attacker.service.index.reconstruction_files import Answer, failure_in, read_answer, read_metadata
+from attacker.service.index.reconstruction_files import ReconstructionSummary, failure_in, read_answer, read_metadata
 from attacker.service.index.recording_index import words_of
 from attacker.service.index.run_folders import Mark, mark
 from fedsim.recording import Manifest
@@ -24,7 +24,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 ALIVE = 180.0
 """Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
 
-State = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
+CaseState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class CaseFacts(NamedTuple):
@@ -55,14 +55,14 @@ class Source:
     oracles: tuple[str, ...]
     knows_defense: bool
     cases: Mapping[str, CaseFacts]
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, ReconstructionSummary] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     marks: Mapping[str, Mark] = field(default_factory=dict)
     facts: Mark = ()
     trouble: tuple[str, ...] = ()
 
-    def state(self, key: str) -> State:
+    def state(self, key: str) -> CaseState:
         """What became of a case."""
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:
@@ -84,7 +84,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     folder = run / "reconstructions" / name
     facts = mark(time.time(), folder / "attack.json")
     told = before if before is not None and before.facts == facts else _told(run, name, manifest)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
     marks: dict[str, Mark] = {}
     trouble: list[str] = []
@@ -127,7 +127,7 @@ def file_of(source: str, case: str) -> str:
     return f"reconstructions/{source}/{case}.safetensors"
 
 
-def _copy(before: Source, key: str, kind: str, answers: dict[str, Answer], failures: dict[str, str]) -> None:
+def _copy(before: Source, key: str, kind: str, answers: dict[str, ReconstructionSummary], failures: dict[str, str]) -> None:
     if kind == "answer" and key in before.answers:
         answers[key] = before.answers[key]
     elif key in before.failures:

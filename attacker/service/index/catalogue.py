@@ -12,11 +12,20 @@ from attacker.service.index import views
 from attacker.service.index.attack_folders import ALIVE, PLAIN, Source, read_source
 from attacker.service.index.cache import Shelf
 from attacker.service.index.json_lines import Scores, read_scores, read_training
-from attacker.service.index.recording_index import Index, Rows, Seen, identity_of, read_index, read_manifest, read_rows, words_of
+from attacker.service.index.recording_index import (
+    Index,
+    IndexedRows,
+    IndexRow,
+    identity_of,
+    read_index,
+    read_manifest,
+    read_rows,
+    words_of,
+)
 from attacker.service.index.run_folders import Mark, find, is_run, mark, mark_of_work, subfolders
-from attacker.service.index.verdicts import Judged, read_verdicts
+from attacker.service.index.verdicts import VerdictSummary, read_verdicts
 from attacker.service.schemas import RecordingTold
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
 
 RUNS = 8
@@ -27,12 +36,12 @@ LIVELY = 60.0
 INDEX = "recording/index.sqlite"
 
 
-class Unknown(LookupError):
+class UnknownName(LookupError):
     """There is nothing of that name; the message says what there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class CatalogueRun:
     """One run as it was at the last look.
 
     identity: tells its recording from others of the same id, earlier or later; empty where its manifest cannot be read.
@@ -66,7 +75,7 @@ class Arrived(NamedTuple):
 class Changes:
     """Between two looks. changed: new recordings, too."""
 
-    changed: list[Run] = field(default_factory=list)
+    changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
 
@@ -74,15 +83,15 @@ class Changes:
 class Catalogue:
     """The recordings below `settings.root`. Safe from several threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.trouble: tuple[str, ...] = ()
         self.version = ""
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, CatalogueRun] = {}
         self._looking = threading.Lock()
-        self._rows: Shelf[Rows] = Shelf(RUNS)
+        self._rows: Shelf[IndexedRows] = Shelf(RUNS)
         self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(RUNS)
-        self._verdicts: Shelf[dict[str, Judged]] = Shelf(RUNS)
+        self._verdicts: Shelf[dict[str, VerdictSummary]] = Shelf(RUNS)
         self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(RUNS)
         self._sources: Shelf[Source | str] = Shelf(SOURCES)
 
@@ -90,7 +99,7 @@ class Catalogue:
         """See what changed on disk since the last look."""
         with self._looking:
             found, changes = find(self.settings.folder), Changes()
-            runs: dict[str, Run] = {}
+            runs: dict[str, CatalogueRun] = {}
             for id, folder in found.runs.items():
                 before = self._runs.get(id)
                 run = runs[id] = self._looked_at(id, folder, before)
@@ -120,58 +129,58 @@ class Catalogue:
         lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < LIVELY]
         return [run.id for run in lively if mark(now, run.folder / INDEX)[:1] != run.marks["index"][:1]]
 
-    def _keep(self, runs: dict[str, Run], trouble: tuple[str, ...]) -> None:
+    def _keep(self, runs: dict[str, CatalogueRun], trouble: tuple[str, ...]) -> None:
         self._runs, self.trouble = runs, trouble
         self.version = _digest([(id, run.version) for id, run in runs.items()], trouble)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[CatalogueRun]:
         """All of them, in order of their ids."""
         return list(self._runs.values())
 
-    def run(self, id: str) -> Run:
+    def run(self, id: str) -> CatalogueRun:
         """Raises Unknown where there is none of that id."""
         try:
             return self._runs[id]
         except KeyError:
-            raise Unknown(f"there is no recording {id!r}") from None
+            raise UnknownName(f"there is no recording {id!r}") from None
 
-    def rows(self, run: Run) -> Mapping[int, Sequence[Seen]]:
+    def rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
         """The index by round."""
 
-        def read(before: Rows | None) -> Rows:
+        def read(before: IndexedRows | None) -> IndexedRows:
             try:
                 return read_rows(run.folder, run.index.rounds, before)
             except ValueError:  # damaged since the last look, which the next one will tell
-                return Rows({}, {})
+                return IndexedRows({}, {})
 
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
-    def sources(self, run: Run) -> list[Source]:
+    def sources(self, run: CatalogueRun) -> list[Source]:
         """Attacks on the run, in order of their names; folders that hold none are told in `trouble_of`."""
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
-    def source(self, run: Run, name: str) -> Source:
+    def source(self, run: CatalogueRun, name: str) -> Source:
         """Raises Unknown where there is none of that name."""
         found = self._source(run, name) if name in run.sources else None
         if not isinstance(found, Source):
-            raise Unknown(f"there is no attack {name[:100]!r} on {run.id}")
+            raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
         return found
 
-    def scores(self, run: Run) -> Scores:
+    def scores(self, run: CatalogueRun) -> Scores:
         """By source and case; none at all where the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
-    def verdicts(self, run: Run) -> dict[str, Judged]:
+    def verdicts(self, run: CatalogueRun) -> dict[str, VerdictSummary]:
         """By source; none at all where the service was given no truth."""
         if not run.told["truth"]:
             return {}
         return self._verdicts.get(run.id, run.marks["scores"], lambda before: read_verdicts(run.folder))
 
-    def training(self, run: Run) -> list[dict[str, Any]]:
+    def training(self, run: CatalogueRun) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
         return self._read_training(run)[0]
 
-    def trouble_of(self, run: Run) -> list[str]:
+    def trouble_of(self, run: CatalogueRun) -> list[str]:
         """All that is wrong with a run: what its summary tells, and the rest of its files."""
         found = [*run.told["trouble"], *self._read_training(run)[1]]
         if run.told["truth"]:
@@ -180,16 +189,16 @@ class Catalogue:
             found += [source] if isinstance(source, str) else source.trouble
         return list(dict.fromkeys(found))
 
-    def _read_scores(self, run: Run) -> tuple[Scores, list[str]]:
+    def _read_scores(self, run: CatalogueRun) -> tuple[Scores, list[str]]:
         return self._scores.get(run.id, run.marks["scores"], lambda before: read_scores(run.folder))
 
-    def _read_training(self, run: Run) -> tuple[list[dict[str, Any]], list[str]]:
+    def _read_training(self, run: CatalogueRun) -> tuple[list[dict[str, Any]], list[str]]:
         return self._training.get(run.id, run.marks["training"], lambda before: read_training(run.folder))
 
-    def _read_sources(self, run: Run) -> list[Source | str]:
+    def _read_sources(self, run: CatalogueRun) -> list[Source | str]:
         return [self._source(run, name) for name in run.sources]
 
-    def _source(self, run: Run, name: str) -> Source | str:
+    def _source(self, run: CatalogueRun, name: str) -> Source | str:
         def read(before: Source | str | None) -> Source | str:
             try:
                 return read_source(run.folder, name, run.manifest, before if isinstance(before, Source) else None)
@@ -198,7 +207,7 @@ class Catalogue:
 
         return self._sources.get((run.id, name), (run.marks["manifest"], run.sources[name]), read)
 
-    def _looked_at(self, id: str, folder: Path, before: Run | None) -> Run:
+    def _looked_at(self, id: str, folder: Path, before: CatalogueRun | None) -> CatalogueRun:
         now = time.time()
         at = {"manifest": "recording/manifest.json", "index": INDEX}
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
@@ -223,7 +232,7 @@ class Catalogue:
         trouble = [wrong] if wrong else list(index.trouble)
         told = views.recording(id, manifest, index, truth=truth, trouble=trouble)
         version = _digest(marks, sources, truth)
-        return Run(
+        return CatalogueRun(
             id=id,
             folder=folder,
             identity=identity,
@@ -247,7 +256,7 @@ def _manifest(folder: Path) -> tuple[str, Manifest | None, str]:
         return "", None, words_of(error, folder)
 
 
-def _arrived(run: Run, before: Run | None) -> list[Arrived]:
+def _arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[Arrived]:
     known = before.index.attempts if before and before.identity == run.identity else {}
     now, attempts = time.time(), run.index.attempts
     return [

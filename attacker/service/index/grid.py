@@ -3,23 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from attacker.service.index.attack_folders import Source, State
-from attacker.service.index.json_lines import Score, Scores
+from attacker.service.index.attack_folders import CaseState, Source
+from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import mean, psnr, success
-from attacker.service.index.recording_index import Seen
+from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import Cell, Grid, Leak
 from fedsim.recording.masked_vectors import SUM
 
-ORDER: tuple[State, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
+ORDER: tuple[CaseState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
 """Of several cases of a cell, the last of these is told: what is still to come."""
 
 
-class Verdict(NamedTuple):
+class CellVerdict(NamedTuple):
     """What one attack made of one observation."""
 
     source: str
     cases: tuple[str, ...]
-    state: State
+    state: CaseState
     success: float | None
     psnr: float | None
     confidence: float | None
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
         return self.confidence if self.success is None else self.success
 
 
-def grid(rows: Mapping[int, Sequence[Seen]], sources: Sequence[Source], scores: Scores) -> Grid:
+def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores) -> Grid:
     """A cell for each row of the index, under the worst of what `sources` made of it: the highest leak."""
     verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
     cells = [_cell(row, [found for some in verdicts if (found := some.get((row.round, row.client)))]) for row in _all(rows)]
@@ -37,7 +37,7 @@ def grid(rows: Mapping[int, Sequence[Seen]], sources: Sequence[Source], scores: 
     return Grid(clients=clients, rounds=sorted(rows), cells=cells)
 
 
-def leakage(source: Source, scores: Mapping[str, Sequence[Score]]) -> list[Leak]:
+def leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
     """What an attack recovered, round by round. A case of several rounds counts in each of them."""
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
@@ -47,7 +47,7 @@ def leakage(source: Source, scores: Mapping[str, Sequence[Score]]) -> list[Leak]
     return [_leak(source, number, keys, scores) for number, keys in sorted(by_round.items())]
 
 
-def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[Score]]) -> Leak:
+def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> Leak:
     rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
     answers = [source.answers[key] for key in keys if key in source.answers]
     return Leak(
@@ -62,11 +62,11 @@ def _leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str,
     )
 
 
-def _all(rows: Mapping[int, Sequence[Seen]]) -> Iterator[Seen]:
+def _all(rows: Mapping[int, Sequence[IndexRow]]) -> Iterator[IndexRow]:
     return (row for number in sorted(rows) for row in rows[number])
 
 
-def _verdicts(source: Source, scores: Mapping[str, Sequence[Score]]) -> dict[tuple[int, str], Verdict]:
+def _verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:
     found: dict[tuple[int, str], list[str]] = {}
     for case in source.cases.values():
         for number in case.rounds:
@@ -74,9 +74,9 @@ def _verdicts(source: Source, scores: Mapping[str, Sequence[Score]]) -> dict[tup
     return {place: _verdict(source, place[0], keys, scores) for place, keys in found.items()}
 
 
-def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[Score]]) -> Verdict:
+def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> CellVerdict:
     rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
-    return Verdict(
+    return CellVerdict(
         source=source.name,
         cases=tuple(keys),
         state=max(map(source.state, keys), key=ORDER.index),
@@ -92,9 +92,9 @@ def _confidence(source: Source, keys: Sequence[str]) -> float | None:
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
-def _cell(row: Seen, verdicts: Sequence[Verdict]) -> Cell:
+def _cell(row: IndexRow, verdicts: Sequence[CellVerdict]) -> Cell:
     worst = max(verdicts, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
-    states: list[State] = [verdict.state for verdict in verdicts]
+    states: list[CaseState] = [verdict.state for verdict in verdicts]
     return Cell(
         client=row.client,
         round=row.round,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from attacker.report.pairs import Pair, alone, read_pair
-from attacker.service.index.json_lines import Score
+from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_example
 from attacker.service.index.recording_index import words_of
 from fedsim.recording import DataSpec
@@ -59,7 +59,7 @@ def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, 
     return found
 
 
-def rows_paired(run: Path, scores: Sequence[Score], data: DataSpec) -> dict[int, Pair]:
+def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, Pair]:
     """The first table rows beside their originals, by number; those that cannot be read are left out."""
     found = {}
     for number, score in enumerate(scores[:MOST_ROWS]):

@@ -14,7 +14,7 @@ MAX_BYTES = 2 * 2**30
 MAX_ROUND = 2**53
 
 
-class Score(NamedTuple):
+class ShownScore(NamedTuple):
     """One row of the scores, in what is shown of it: a true example, and what a case made of it.
 
     state: of the case, when it was scored; shares are of finished ones. pair: its file below the run.
@@ -44,7 +44,7 @@ class Score(NamedTuple):
         return self.state in FINISHED
 
 
-Scores = Mapping[str, Mapping[str, Sequence[Score]]]
+Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
 """By source, then by case."""
 
 
@@ -58,7 +58,7 @@ def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def read_scores(run: Path) -> tuple[Scores, list[str]]:
     """The rows of scores.jsonl, and what is wrong with others."""
     trouble: list[str] = []
-    found: dict[str, dict[str, list[Score]]] = {}
+    found: dict[str, dict[str, list[ShownScore]]] = {}
     wrong = 0
     for row in read_lines(run, "scores.jsonl", trouble):
         try:
@@ -100,10 +100,10 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
         trouble.append(f"{name}: {bad} line{'s' * (bad > 1)} cannot be read")
 
 
-def _score(row: Mapping[str, Any]) -> Score:
+def _score(row: Mapping[str, Any]) -> ShownScore:
     rounds = tuple(_count(number) for number in row["rounds"])
     pair = row["pair"]
-    return Score(
+    return ShownScore(
         case=str(row["case"]),
         state=state_of(row),
         rounds=rounds,

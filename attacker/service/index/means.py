@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from math import log10
 
-from attacker.service.index.json_lines import Score
+from attacker.service.index.json_lines import ShownScore
 
 PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 """As `attacker.scoring.paired` has it, which is not imported here: it comes with torch."""
@@ -15,18 +15,18 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def success(scores: Sequence[Score]) -> float | None:
+def success(scores: Sequence[ShownScore]) -> float | None:
     """The share of distinct examples that were recovered; of one attacked several times, the mean."""
     return _by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
-def psnr(scores: Sequence[Score]) -> float | None:
+def psnr(scores: Sequence[ShownScore]) -> float | None:
     """The mean over distinct examples, in dB; none counts for more than `PSNR_OF_8_BITS`."""
     known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
     return _by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 
-def count_finished(scores: Sequence[Score]) -> int:
+def count_finished(scores: Sequence[ShownScore]) -> int:
     """How many examples the share is of: distinct ones of finished cases."""
     return len({row.example for row in scores if row.finished})
 

@@ -20,11 +20,11 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 POINTS = 200
 """Of a curve of losses."""
 
-Layout = Mapping[str, tuple[str, tuple[int, ...], int]]
+TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 """Of each tensor: its type as numpy names it, its shape, and where its bytes begin in the file."""
 
 
-class Answer(NamedTuple):
+class ReconstructionSummary(NamedTuple):
     """One case's reconstruction in short. loss: the last one; confidence: the mean, each None where there is no number."""
 
     examples: int
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 class Whole(NamedTuple):
     """The same at length, without its images. labels, confidence: (N,). rounds: of each example. losses: (iteration, value)."""
 
-    answer: Answer
+    answer: ReconstructionSummary
     labels: tuple[int, ...]
     confidence: tuple[float | None, ...]
     places: Mapping[int, tuple[int, str, int, int]]
@@ -50,7 +50,7 @@ class Whole(NamedTuple):
     shape: tuple[int, ...]
 
 
-def read_answer(run: Path, name: str) -> Answer:
+def read_answer(run: Path, name: str) -> ReconstructionSummary:
     """Of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, facts = _header(file)
@@ -111,11 +111,11 @@ def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int,
     return tuple((int(at) + 1, float(losses[at])) for at in chosen if np.isfinite(losses[at]))
 
 
-def _answer(file: FileIO, layout: Layout, facts: Mapping[str, Any]) -> Answer:
+def _answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> ReconstructionSummary:
     losses, confidence = _values(file, layout, "loss"), _confidence(file, layout)
     known = confidence[np.isfinite(confidence)]
     seconds, iterations = facts.get("seconds"), facts.get("iterations")
-    return Answer(
+    return ReconstructionSummary(
         examples=layout["x"][1][0],
         route=str(facts.get("route", ""))[:200],
         iterations=iterations if type(iterations) is int and 0 <= iterations < 2**53 else None,
@@ -126,13 +126,13 @@ def _answer(file: FileIO, layout: Layout, facts: Mapping[str, Any]) -> Answer:
     )
 
 
-def _confidence(file: FileIO, layout: Layout) -> NDArray[np.float64]:
+def _confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
     """The estimated probabilities, NaN where undecided: all of them in files from before there were any."""
     known = _values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 
 
-def _header(file: FileIO) -> tuple[Layout, dict[str, Any]]:
+def _header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
     metadata, layout = _described(file)
     facts = parse_json(metadata.get("facts", "null"))
     if not isinstance(facts, dict) or not {"x", "y", "confidence", "loss"} <= layout.keys():
@@ -171,7 +171,7 @@ def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], 
     return kind, shape, base + start
 
 
-def _values(file: FileIO, layout: Layout, name: str) -> NDArray[np.float64]:
+def _values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
     kind, shape, start = layout[name]
     if prod(shape) > MAX_VALUES:
         raise ValueError(f"{name} has {prod(shape)} values, more than are read")

@@ -19,7 +19,7 @@ LONGEST = 300
 """Characters of one trouble."""
 
 
-class Seen(NamedTuple):
+class IndexRow(NamedTuple):
     """One line of the index, in what is shown of it."""
 
     round: int
@@ -101,9 +101,9 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
     return Index(rounds=rounds, clients=clients, damage={**damage, **{number: tuple(some) for number, some in found.items()}})
 
 
-def read_rows(folder: Path, rounds: Rounds, before: "Rows | None" = None) -> "Rows":
+def read_rows(folder: Path, rounds: Rounds, before: "IndexedRows | None" = None) -> "IndexedRows":
     """All rows by round, those of rounds that did not change since `before` as they were; `rounds` as `read_index` gives them."""
-    before = before or Rows({}, {})
+    before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
     kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
     if changed:
@@ -111,14 +111,14 @@ def read_rows(folder: Path, rounds: Rounds, before: "Rows | None" = None) -> "Ro
         for row in _rows(recording, changed if kept else None, {}, folder):
             kept.setdefault(row.round, ())
             kept[row.round] += (row,)
-    return Rows(dict(rounds), dict(sorted(kept.items())))
+    return IndexedRows(dict(rounds), dict(sorted(kept.items())))
 
 
-class Rows(NamedTuple):
+class IndexedRows(NamedTuple):
     """The rows of an index by round, and what tells these rounds from earlier ones."""
 
     rounds: Rounds
-    by_round: Mapping[int, tuple[Seen, ...]]
+    by_round: Mapping[int, tuple[IndexRow, ...]]
 
 
 def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
@@ -130,7 +130,7 @@ def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
 
 def _rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
-) -> list[Seen]:
+) -> list[IndexRow]:
     """The rows of `rounds`, of all where that is None; adds to `damage` what is wrong with others."""
     if rounds is not None and not rounds:
         return []
@@ -148,7 +148,7 @@ def _rows(
         damage.setdefault(0, []).append(words_of(error, folder))
         return []
     return [
-        Seen(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:LONGEST])
+        IndexRow(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:LONGEST])
         for row in rows
     ]
 

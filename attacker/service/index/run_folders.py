@@ -20,16 +20,16 @@ Mark = tuple[object, ...]
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """runs: folders by id, in order. trouble: in words, what cannot be served."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> FoundRuns:
     """All runs below `root`: folders with `recording/manifest.json`, at most `DEPTH` folders down."""
-    found, looked = Found(), 0
+    found, looked = FoundRuns(), 0
     for folder in _folders(root, DEPTH):
         looked += 1
         if looked > MOST_FOLDERS:

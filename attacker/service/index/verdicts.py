@@ -14,14 +14,14 @@ NEEDLESS = frozenset({"environment", "notes", "pair", "lpips_reason", "rounds", 
 LONGEST = 2000
 
 
-class Judged(NamedTuple):
+class VerdictSummary(NamedTuple):
     """outcome: in a few words. words: the whole verdict."""
 
     outcome: str
     words: str
 
 
-def read_verdicts(run: Path) -> dict[str, Judged]:
+def read_verdicts(run: Path) -> dict[str, VerdictSummary]:
     """The verdict on each attack, by its source; none at all where the rows are too many, or are no scores."""
     rows: list[dict[str, Any]] = []
     for row in islice(read_lines(run, "scores.jsonl", []), MOST_ROWS + 1):
@@ -34,9 +34,9 @@ def read_verdicts(run: Path) -> dict[str, Judged]:
         return {}
 
 
-def _judged(summary: Summary) -> Judged:
+def _judged(summary: Summary) -> VerdictSummary:
     if summary.success is None:
-        return Judged("nothing finished yet", "nothing finished yet")
+        return VerdictSummary("nothing finished yet", "nothing finished yet")
     if summary.verdict is None:
-        return Judged("no verdict", "no verdict")
-    return Judged(summary.verdict.outcome, summary.verdict.words[:LONGEST])
+        return VerdictSummary("no verdict", "no verdict")
+    return VerdictSummary(summary.verdict.outcome, summary.verdict.words[:LONGEST])

@@ -8,12 +8,12 @@ from math import isfinite
 from typing import NamedTuple
 
 from attacker.report.pairs import Pair
-from attacker.service.index.attack_folders import CaseFacts, Source, State
-from attacker.service.index.json_lines import Score
+from attacker.service.index.attack_folders import CaseFacts, CaseState, Source
+from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import count_finished, mean, psnr, success
 from attacker.service.index.reconstruction_files import Whole
-from attacker.service.index.recording_index import Index, Seen
-from attacker.service.index.verdicts import Judged
+from attacker.service.index.recording_index import Index, IndexRow
+from attacker.service.index.verdicts import VerdictSummary
 from attacker.service.schemas import (
     AttackOnRecording,
     CaseTold,
@@ -63,7 +63,7 @@ def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, 
     )
 
 
-def observation(row: Seen) -> ObservationTold:
+def observation(row: IndexRow) -> ObservationTold:
     """One row of the index."""
     return ObservationTold(
         round=row.round,
@@ -76,7 +76,9 @@ def observation(row: Seen) -> ObservationTold:
     )
 
 
-def attack(source: Source, scores: Mapping[str, Sequence[Score]], verdict: Judged | None = None) -> AttackOnRecording:
+def attack(
+    source: Source, scores: Mapping[str, Sequence[ShownScore]], verdict: VerdictSummary | None = None
+) -> AttackOnRecording:
     """One attack's folder in numbers, with the verdict on it."""
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
@@ -104,7 +106,7 @@ def attack(source: Source, scores: Mapping[str, Sequence[Score]], verdict: Judge
     )
 
 
-def case(source: Source, facts: CaseFacts, scores: Sequence[Score]) -> CaseTold:
+def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> CaseTold:
     """One case in short."""
     answer = source.answers.get(facts.key)
     return CaseTold(
@@ -125,13 +127,13 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[Score]) -> CaseTold:
     )
 
 
-def _why_unfinished(state: State) -> str | None:
+def _why_unfinished(state: CaseState) -> str | None:
     """What is missing of a case that did not come to its end; None of others."""
     return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
 
 
 def whole_case(
-    source: Source, facts: CaseFacts, whole: Whole | None, scores: Sequence[Score], examples: list[ExampleTold]
+    source: Source, facts: CaseFacts, whole: Whole | None, scores: Sequence[ShownScore], examples: list[ExampleTold]
 ) -> CaseWhole:
     """One case at length; without `whole` where there is no answer."""
     short = case(source, facts, scores)
@@ -157,7 +159,7 @@ def whole_case(
     )
 
 
-class Links(NamedTuple):
+class PictureLinks(NamedTuple):
     """Of a case's pictures. address: of the case. version: of its state, so that each state has addresses of its own."""
 
     address: str
@@ -167,7 +169,7 @@ class Links(NamedTuple):
         return f"{self.address}/{kind}/{n}.png?version={self.version}"
 
 
-def found(whole: Whole, links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+def found(whole: Whole, links: PictureLinks, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
     """The examples of a case that nothing was compared with."""
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -190,7 +192,9 @@ def found(whole: Whole, links: Links, cells: Mapping[int, Pair], *, images: bool
         )
 
 
-def scored(scores: Sequence[Score], links: Links, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+def scored(
+    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, Pair], *, images: bool
+) -> Iterator[ExampleTold]:
     """The examples of a case beside what was made of them: one for each true one."""
     for n, row in enumerate(scores):
         pair = row.pair is not None and images

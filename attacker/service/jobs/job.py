@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from attacker.service.jobs.run_names import PART, PATTERN
 
-State = Literal["queued", "running", "done", "failed", "cancelled", "set_aside"]
-STATES: tuple[State, ...] = ("queued", "running", "done", "failed", "cancelled", "set_aside")
-ENDED: tuple[State, ...] = ("done", "failed", "cancelled", "set_aside")
+JobState = Literal["queued", "running", "done", "failed", "cancelled", "set_aside"]
+STATES: tuple[JobState, ...] = ("queued", "running", "done", "failed", "cancelled", "set_aside")
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "set_aside")
 
 Id = Annotated[str, Field(pattern=PATTERN, max_length=300)]
 Word = Annotated[str, Field(min_length=1, max_length=100)]
@@ -83,20 +83,20 @@ class JobSpec(BaseModel):
         return clients
 
 
-class Told(BaseModel):
+class FrozenModel(BaseModel):
     """Of what a worker says: nothing else may be in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Progress(Told):
+class JobProgress(FrozenModel):
     """share: of the work, in [0, 1]. words: a few."""
 
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     words: Annotated[str, Field(max_length=500)] = ""
 
 
-class Attacked(Told):
+class Attacked(FrozenModel):
     """What one replay came to.
 
     source: the name of its folder below `reconstructions/`. null: whether it was the null.
@@ -112,7 +112,7 @@ class Attacked(Told):
     notes: tuple[str, ...] = ()
 
 
-class Result(Told):
+class Result(FrozenModel):
     """attacks: the attack, and its null where that was asked for. scored: with truth; score_note: why not, or what else."""
 
     attacks: tuple[Attacked, ...] = ()
@@ -132,7 +132,7 @@ class Job(BaseModel):
 
     id: str
     spec: JobSpec
-    state: State
+    state: JobState
     attempts: int = 0
     crashes: int = 0
     origin: str = "request"
@@ -140,6 +140,6 @@ class Job(BaseModel):
     created: str
     started: str | None = None
     ended: str | None = None
-    progress: Progress = Progress()
+    progress: JobProgress = JobProgress()
     error: str | None = None
     result: Result | None = None

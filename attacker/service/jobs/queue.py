@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attacker.service.jobs.job import ENDED, STATES, Job, JobSpec, Progress, Result, State
-from attacker.service.jobs.queue_rows import Claim, Fenced, Unknown, changed, check, end, job_of, now, one, wait_again
+from attacker.service.jobs.job import ENDED, STATES, Job, JobProgress, JobSpec, JobState, Result
+from attacker.service.jobs.queue_rows import Claim, Fenced, UnknownJob, changed, check, end, job_of, now, one, wait_again
 from attacker.service.jobs.store import Store
 
-__all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "Unknown"]
+__all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
 
 
 class Full(RuntimeError):
@@ -51,11 +51,11 @@ class Queue:
         """Raises Unknown where there is no such job."""
         found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
         if not found:
-            raise Unknown(f"there is no job {id!r}")
+            raise UnknownJob(f"there is no job {id!r}")
         return job_of(found[0])
 
     def list(
-        self, state: State | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
+        self, state: JobState | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
     ) -> builtins.list[Job]:
         """The newest first. after: id of the last job that is known already. Raises Unknown where that is none."""
         parts, values = [], list[str | int]()
@@ -73,7 +73,7 @@ class Queue:
     def _number(self, id: str) -> int:
         found = self.store.read("SELECT number FROM jobs WHERE id = ?", id)
         if not found:
-            raise Unknown(f"there is no job {id!r}")
+            raise UnknownJob(f"there is no job {id!r}")
         return int(found[0][0])
 
     def counts(self) -> dict[str, int]:
@@ -187,7 +187,7 @@ class Queue:
             )
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.kept(json.loads(row["spec"])))
 
-    def progress(self, claim: Claim, told: Progress) -> None:
+    def progress(self, claim: Claim, told: JobProgress) -> None:
         """Raises Fenced where the claim is no longer."""
         with self.store.writing() as db:
             check(db, claim)
@@ -218,7 +218,7 @@ class Queue:
         with self.store.writing() as db:
             end(db, claim, "cancelled", result=result, cpu=cpu)
 
-    def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> State:
+    def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
         """Its worker died of it: it waits again, or is set aside with these last words. The state that it is in now.
 
         Raises Fenced where the claim is no longer.

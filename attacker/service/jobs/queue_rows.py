@@ -5,13 +5,13 @@ import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from attacker.service.jobs.job import Job, JobSpec, Progress, Result, State
+from attacker.service.jobs.job import Job, JobProgress, JobSpec, JobState, Result
 
 MAX_ERROR = 20_000
 """Characters of an error that are kept: the first line, and the end."""
 
 
-class Unknown(KeyError):
+class UnknownJob(KeyError):
     """There is no such job."""
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
 def end(
     db: sqlite3.Connection,
     claim: Claim,
-    state: State,
+    state: JobState,
     *,
     cpu: float,
     error: str | None = None,
@@ -88,7 +88,7 @@ def one(db: sqlite3.Connection, id: str) -> Job:
     """Raises Unknown where there is no such job."""
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (id,)).fetchone()
     if row is None:
-        raise Unknown(f"there is no job {id!r}")
+        raise UnknownJob(f"there is no job {id!r}")
     return job_of(row)
 
 
@@ -104,7 +104,7 @@ def job_of(row: sqlite3.Row) -> Job:
         created=row["created"],
         started=row["started"],
         ended=row["ended"],
-        progress=Progress(share=row["share"], words=row["words"]),
+        progress=JobProgress(share=row["share"], words=row["words"]),
         error=row["error"],
         result=None if row["result"] is None else Result.model_validate_json(row["result"]),
     )

@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection
 from queue import SimpleQueue
 
-from attacker.service.settings import Settings
-from attacker.service.supervisor.worker_process import Hand
-from attacker.service.worker.messages import Said
+from attacker.service.settings import ServiceSettings
+from attacker.service.supervisor.worker_process import WorkerProcess
+from attacker.service.worker.messages import WorkerMessage
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ AGAIN = 60.0
 """Seconds until another one is, where the last one could not be started, or died before it had a job."""
 
 
-def shared_gpus(settings: Settings) -> list[str]:
+def shared_gpus(settings: ServiceSettings) -> list[str]:
     """GPUs that workers share out among them; none where the user named one, or works on the CPU."""
     if settings.device != "cuda":
         return []
@@ -32,20 +32,22 @@ def shared_gpus(settings: Settings) -> list[str]:
     return seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
-class Roster:
+class IdleWorkers:
     """size: jobs that may run at once; as many workers at most are kept beside those at work, and one on stand-by.
 
     heard: gets what workers say.
     """
 
-    def __init__(self, settings: Settings, size: int, heard: "SimpleQueue[tuple[Hand | None, Said | None]]") -> None:
+    def __init__(
+        self, settings: ServiceSettings, size: int, heard: "SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]]"
+    ) -> None:
         self.settings, self.size, self._heard = settings, size, heard
-        self._idle: list[Hand] = []
-        self._ready: Hand | None = None
+        self._idle: list[WorkerProcess] = []
+        self._ready: WorkerProcess | None = None
         self._busy_at = self._not_before = time.monotonic()
         self._gpus = shared_gpus(settings)
 
-    def take(self, recording: str, busy: Collection[Hand]) -> Hand:
+    def take(self, recording: str, busy: Collection[WorkerProcess]) -> WorkerProcess:
         """A worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
 
         One that has done jobs of another recording makes room for it. busy: those at work. Raises OSError, and others, where no
@@ -65,7 +67,7 @@ class Roster:
         ready.recording = recording
         return ready
 
-    def keep(self, hand: Hand) -> None:
+    def keep(self, hand: WorkerProcess) -> None:
         """It has done its job; it is ended where it has done many."""
         if hand.is_alive and hand.errands < ERRANDS:
             hand.idle_since = time.monotonic()
@@ -73,7 +75,7 @@ class Roster:
         else:
             hand.end()
 
-    def fire(self, hand: Hand) -> None:
+    def fire(self, hand: WorkerProcess) -> None:
         """End one that has no job."""
         if hand in self._idle:
             self._idle.remove(hand)
@@ -82,7 +84,7 @@ class Roster:
             self._ready, self._not_before = None, time.monotonic() + AGAIN
         hand.end()
 
-    def tend(self, busy: Collection[Hand]) -> None:
+    def tend(self, busy: Collection[WorkerProcess]) -> None:
         """End workers that have waited long, and see to it that one is on stand-by; to be called again and again."""
         now = time.monotonic()
         for hand in [hand for hand in self._idle if now - hand.idle_since > IDLE]:
@@ -100,11 +102,11 @@ class Roster:
             hand.end()
         self._idle, self._ready = [], None
 
-    def _hired(self, busy: Collection[Hand]) -> Hand:
+    def _hired(self, busy: Collection[WorkerProcess]) -> WorkerProcess:
         scores, gpu = bool(self.settings.truth), self._free(busy)
-        return Hand(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
+        return WorkerProcess(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
-    def _free(self, busy: Collection[Hand]) -> str | None:
+    def _free(self, busy: Collection[WorkerProcess]) -> str | None:
         """A GPU that no worker has; None where there is none."""
         used = {hand.gpu for hand in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from attacker.service.jobs.job import Progress, Result
+from attacker.service.jobs.job import JobProgress, Result
 from attacker.service.jobs.queue import Claim, Fenced, Queue
-from attacker.service.supervisor.worker_process import Hand
-from attacker.service.worker.messages import Answer
+from attacker.service.supervisor.worker_process import WorkerProcess
+from attacker.service.worker.messages import JobOutcome
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,15 @@ MEASURE = 0.5
 CANCELLED = "cancelled"
 
 
-class Running:
+class RunningJob:
     """seconds, megabytes: what the job may take; None: as much as it likes.
 
     asked: why its worker was told to end it, or ended. end: writes down what became of it; None while it runs.
     """
 
-    def __init__(self, queue: Queue, claim: Claim, hand: Hand, *, seconds: float | None, megabytes: float | None) -> None:
+    def __init__(
+        self, queue: Queue, claim: Claim, hand: WorkerProcess, *, seconds: float | None, megabytes: float | None
+    ) -> None:
         self.queue, self.claim, self.hand = queue, claim, hand
         self.seconds, self.megabytes = seconds, megabytes
         self.asked: str | None = None
@@ -41,14 +43,14 @@ class Running:
         """Its worker has begun."""
         self._began = time.monotonic()
 
-    def progress(self, told: Progress) -> None:
+    def progress(self, told: JobProgress) -> None:
         """Write it down, where that was not done just before. Raises Fenced where another attempt has the job."""
         now = time.monotonic()
         if now - self._told >= PROGRESS:
             self._told = now
             self.queue.progress(self.claim, told)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: JobOutcome) -> None:
         """Its worker says how it ended."""
         self._seen, result = self.hand.usage(), answer.result
         if answer.state == "done":

@@ -13,12 +13,12 @@ from queue import Empty, SimpleQueue
 
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
-from attacker.service.settings import Settings
-from attacker.service.supervisor.idle_workers import Roster, shared_gpus
+from attacker.service.settings import ServiceSettings
+from attacker.service.supervisor.idle_workers import IdleWorkers, shared_gpus
 from attacker.service.supervisor.resources import measurable, memory
-from attacker.service.supervisor.running_job import Running
-from attacker.service.supervisor.worker_process import Hand
-from attacker.service.worker.messages import Errand, Said
+from attacker.service.supervisor.running_job import RunningJob
+from attacker.service.supervisor.worker_process import WorkerProcess
+from attacker.service.worker.messages import JobTask, WorkerMessage
 from attacker.service.worker.preview_files import PARTIAL, path_of
 from fedsim.recording.files import alone, make_private
 
@@ -28,19 +28,21 @@ TICK = 0.1
 """Seconds between two looks at the queue and at the workers, where nothing happens: what happens is heard at once."""
 
 
-class Crew:
+class Supervisor:
     """The workers of a service, under one thread of its process.
 
     before_end: is called with the recording of a job just before its end is written down, so that whoever reads of the end can
     be told of what the job has done.
     """
 
-    def __init__(self, settings: Settings, queue: Queue, before_end: Callable[[str], None] = lambda recording: None) -> None:
+    def __init__(
+        self, settings: ServiceSettings, queue: Queue, before_end: Callable[[str], None] = lambda recording: None
+    ) -> None:
         self.settings, self.queue = settings, queue
         self.owner = secrets.token_hex(8)
         self._before_end = before_end
-        self._heard: SimpleQueue[tuple[Hand | None, Said | None]] = SimpleQueue()
-        self._running: dict[Hand, Running] = {}
+        self._heard: SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]] = SimpleQueue()
+        self._running: dict[WorkerProcess, RunningJob] = {}
         self._claimed: Claim | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -64,8 +66,8 @@ class Crew:
         return self.settings.largest_job(memory() if measurable() else None, self.size)
 
     @cached_property
-    def _roster(self) -> Roster:
-        return Roster(self.settings, self.size, self._heard)
+    def _roster(self) -> IdleWorkers:
+        return IdleWorkers(self.settings, self.size, self._heard)
 
     @property
     def busy(self) -> int:
@@ -150,7 +152,7 @@ class Crew:
         except Exception:  # the job has ended all the same
             log.exception("a look at %s failed", recording)
 
-    def _hear(self, hand: Hand, said: Said | None) -> None:
+    def _hear(self, hand: WorkerProcess, said: WorkerMessage | None) -> None:
         running = self._running.get(hand)
         if said is None:
             if running is not None and running.end is None:
@@ -169,7 +171,7 @@ class Crew:
             except Fenced:
                 hand.kill()
 
-    def _over(self, running: Running) -> None:
+    def _over(self, running: RunningJob) -> None:
         """What became of a job is written down."""
         hand, claim = running.hand, running.claim
         del self._running[hand]
@@ -203,13 +205,13 @@ class Crew:
             return
         hand = self._roster.take(claim.spec.recording, self._running)
         seconds, megabytes = self.settings.longest_job, self._megabytes
-        self._running[hand] = Running(self.queue, claim, hand, seconds=seconds, megabytes=megabytes)
+        self._running[hand] = RunningJob(self.queue, claim, hand, seconds=seconds, megabytes=megabytes)
         hand.give(errand)
 
-    def _errand(self, claim: Claim) -> Errand:
+    def _errand(self, claim: Claim) -> JobTask:
         """Raises ValueError where the recording is no longer there."""
         settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
-        return Errand(
+        return JobTask(
             job=claim.id,
             spec=claim.spec.model_dump(mode="json"),
             run=str(run),

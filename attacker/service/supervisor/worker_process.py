@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from attacker.replay.executors.process_pool import environment
 from attacker.service.supervisor.resources import Usage, usage
-from attacker.service.worker.messages import MAX_LINE, Errand, Said
+from attacker.service.worker.messages import MAX_LINE, JobTask, WorkerMessage
 
 PROGRAM = "from attacker.service.worker.main import main; main()"
 LAST_WORDS = 4000
 """Bytes of what a worker complained about that are kept."""
 
 
-class Hand:
+class WorkerProcess:
     """A process that does errands, one at a time.
 
     said: gets (this hand, what it said), and (this hand, None) when it has died, or said what nobody understands.
@@ -30,7 +30,12 @@ class Hand:
     """
 
     def __init__(
-        self, said: "SimpleQueue[tuple[Hand | None, Said | None]]", *, threads: int, gpu: str | None = None, scores: bool = True
+        self,
+        said: "SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]]",
+        *,
+        threads: int,
+        gpu: str | None = None,
+        scores: bool = True,
     ) -> None:
         self.recording: str | None = None
         self.gpu, self.ready, self.errands = gpu, False, 0
@@ -57,11 +62,11 @@ class Hand:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def _listen(self, said: "SimpleQueue[tuple[Hand | None, Said | None]]") -> None:
+    def _listen(self, said: "SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]]") -> None:
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline(MAX_LINE)).endswith(b"\n"):
             try:
-                said.put((self, Said.model_validate_json(line)))
+                said.put((self, WorkerMessage.model_validate_json(line)))
             except ValidationError:
                 break
         if len(line) == MAX_LINE or line.endswith(b"\n"):
@@ -69,7 +74,7 @@ class Hand:
         self.kill()
         said.put((self, None))
 
-    def give(self, errand: Errand) -> None:
+    def give(self, errand: JobTask) -> None:
         self.errands, self._before = self.errands + 1, self._complained()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end is told by the thread that listens

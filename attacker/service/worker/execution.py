@@ -15,7 +15,7 @@ from attacker.replay.executors.worker import Interrupt
 from attacker.replay.replay import Replay, Replayed
 from attacker.replay.tasks import is_done
 from attacker.service.jobs.job import Attacked, JobSpec, Result
-from attacker.service.worker.messages import Answer, Errand
+from attacker.service.worker.messages import JobOutcome, JobTask
 from attacker.service.worker.preview_files import Painter
 from fedsim import models
 from fedsim.recording import Recording
@@ -37,7 +37,7 @@ Watch = Callable[[float, str], None]
 """Is called with the share of the job that is done, in [0, 1], and a few words."""
 
 
-def answered(errand: Errand, interrupt: Interrupt, watch: Watch) -> Answer:
+def answered(errand: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
     """Do a job, and say how it ended, however that was. What an earlier attempt has done is skipped."""
     work = _Work(errand, watch)
     try:
@@ -45,14 +45,14 @@ def answered(errand: Errand, interrupt: Interrupt, watch: Watch) -> Answer:
             work.attack()
             work.score()
     except KeyboardInterrupt:
-        return Answer(
+        return JobOutcome(
             state="interrupted", result=Result(attacks=tuple(work.parts), score_note="it was ended before it was scored")
         )
     except Exception as error:  # whatever is wrong with this job, the next one may be done
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         told = f"{reason[:MOST_WORDS]}\n\n{traceback.format_exc()[-MOST_WORDS:]}"
-        return Answer(state="failed", result=work.result, error=told)
-    return Answer(state="done", result=work.result)
+        return JobOutcome(state="failed", result=work.result, error=told)
+    return JobOutcome(state="done", result=work.result)
 
 
 WARM = ("scipy.optimize",)
@@ -68,7 +68,7 @@ def warm(*, scores: bool) -> None:
 
 @dataclass
 class _Work:
-    errand: Errand
+    errand: JobTask
     watch: Watch
     parts: list[Attacked] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)

@@ -10,8 +10,8 @@ import time
 from typing import TextIO
 
 from attacker.replay.executors.worker import Interrupt, lines_of, private_stdout, say
-from attacker.service.jobs.job import Progress
-from attacker.service.worker.messages import Errand
+from attacker.service.jobs.job import JobProgress
+from attacker.service.worker.messages import JobTask
 
 EVERY = 0.5
 """Seconds between two words about one errand."""
@@ -41,13 +41,13 @@ def main() -> None:
         warm(scores="scores" in sys.argv[1:])
     say(answers, ready=True)
     while True:
-        errand = Errand.from_json(lines.get())
+        errand = JobTask.from_json(lines.get())
         answer = answered(errand, interrupt, spoken())
         say(answers, answer=answer.model_dump(mode="json"))
 
 
 def _tell(answers: TextIO, share: float, words: str) -> None:
-    told = Progress(share=min(1.0, max(0.0, share)), words=words[:LONGEST])
+    told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:LONGEST])
     say(answers, progress=told.model_dump())
 
 

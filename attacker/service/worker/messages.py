@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from attacker.service.jobs.job import Progress, Result, Told
+from attacker.service.jobs.job import FrozenModel, JobProgress, Result
 
 MAX_LINE = 4 * 2**20
 """Bytes of the longest line that a worker may say."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errand:
+class JobTask:
     """All that a worker needs to know of a job.
 
     spec: a `JobSpec`, as JSON. run: folder of the run. truth: folders that scoring may read; none: nothing is scored.
@@ -36,12 +36,12 @@ class Errand:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Errand":
+    def from_json(cls, text: str) -> "JobTask":
         fields = json.loads(text)
         return cls(**{**fields, "truth": tuple(fields["truth"])})
 
 
-class Answer(Told):
+class JobOutcome(FrozenModel):
     """How an errand ended. error: with state `failed`, the reason in a line, then a traceback where it helps."""
 
     state: Literal["done", "failed", "interrupted"]
@@ -49,9 +49,9 @@ class Answer(Told):
     error: Annotated[str, Field(max_length=100_000)] | None = None
 
 
-class Said(Told):
+class WorkerMessage(FrozenModel):
     """One line of a worker: that it is ready for errands, how far it is, or how the errand ended."""
 
     ready: Literal[True] | None = None
-    progress: Progress | None = None
-    answer: Answer | None = None
+    progress: JobProgress | None = None
+    answer: JobOutcome | None = None

@@ -22,7 +22,7 @@ MOST = 48
 """Images that are shown at once: those that changed last."""
 
 
-class Place(NamedTuple):
+class ImagePlace(NamedTuple):
     """Where an image belongs, see `Slot`, and its label by the attack's own reading."""
 
     round: int
@@ -40,7 +40,7 @@ class Preview:
     """
 
     images: NDArray[np.uint8]
-    places: tuple[Place, ...]
+    places: tuple[ImagePlace, ...]
     iteration: int
     most: int
     loss: float | None
@@ -62,7 +62,7 @@ def read(state: Path, job: str) -> Preview | None:
             images = file.get_tensor("images")
     except (OSError, SafetensorError):  # not yet, or no more
         return None
-    return Preview(images=images, places=tuple(Place(*place) for place in about.pop("places")), **about)
+    return Preview(images=images, places=tuple(ImagePlace(*place) for place in about.pop("places")), **about)
 
 
 class Painter:

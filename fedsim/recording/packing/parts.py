@@ -15,7 +15,7 @@ EACH = 160
 """About how many bytes a tensor costs beside its content, in a message and in a file: what it saves must be more."""
 
 
-class Described(Protocol):
+class TensorLike(Protocol):
     """A tensor, or what a file says of one."""
 
     @property
@@ -58,19 +58,19 @@ def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> Non
         raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
 
 
-def check_shape(got: Described, weight: Described) -> None:
+def check_shape(got: TensorLike, weight: TensorLike) -> None:
     """Raises ValueError where a tensor of an update has another shape than its weight."""
     if tuple(got.shape) != tuple(weight.shape):
         raise ValueError(f"has shape {shorten(tuple(got.shape))}, and the one that was sent {tuple(weight.shape)}")
 
 
-def check_kind(got: Described, weight: Described) -> None:
+def check_kind(got: TensorLike, weight: TensorLike) -> None:
     """Raises ValueError where one of the two holds whole numbers, and the other does not."""
     if got.dtype.is_floating_point != weight.dtype.is_floating_point:
         raise ValueError(f"is of type {got.dtype}, and the one that was sent of {weight.dtype}")
 
 
-def check_vector(part: str, got: Described, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
+def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
     """Length of a part, a vector of type `dtype`, or of any type that can be recorded. Raises ValueError where it is none."""
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
         fitting = f"{most}" if least == most else f"{least} to {most}"

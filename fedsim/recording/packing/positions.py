@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.recording.packing.bits import pack as pack_bits
 from fedsim.recording.packing.bits import packed_bytes
 from fedsim.recording.packing.bits import unpack as unpack_bits
-from fedsim.recording.packing.parts import EACH, Described, check_vector
+from fedsim.recording.packing.parts import EACH, TensorLike, check_vector
 
 Positions = NDArray[np.int64]
 
@@ -58,7 +58,7 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
     return positions
 
 
-def check(parts: Mapping[str, Described], size: int) -> None:
+def check(parts: Mapping[str, TensorLike], size: int) -> None:
     """Raises ValueError where `parts` could not be positions below `size`."""
     if "index" in parts:
         check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _kind(size))).dtype, most=size)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.recording.packing import positions, values
 from fedsim.recording.packing.bits import bits_of, tensor_of
-from fedsim.recording.packing.parts import EACH, Described, about, apart, check_names, check_shape, check_vector, joined
+from fedsim.recording.packing.parts import EACH, TensorLike, about, apart, check_names, check_shape, check_vector, joined
 from fedsim.recording.safe_files import shorten
 
 Tensors = Mapping[str, Tensor]
@@ -40,7 +40,7 @@ def _parts(tensor: Tensor) -> dict[str, Tensor]:
     return parts if len(bits) and values.cost(parts) < tensor.nbytes + EACH else {"dense": tensor}
 
 
-def decode(packed: Tensors, start: Mapping[str, Described]) -> dict[str, Tensor]:
+def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
     """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
     fits(packed, start)
     update = {}
@@ -65,13 +65,13 @@ def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
     return tensor_of(bits, some.dtype, shape)
 
 
-def sent(packed: Tensors, start: Mapping[str, Described]) -> dict[str, Tensor]:
+def sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
     """The mask of the entries that are not zero, by name; it does not depend on how they were packed."""
     masks = {name: (bits_of(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
     return {name: tensor_of(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 
 
-def fits(described: Mapping[str, Described], weights: Mapping[str, Described]) -> None:
+def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raises ValueError where types and shapes alone tell that this is no update of such weights."""
     found = apart(described)
     check_names(found, weights)
@@ -88,7 +88,7 @@ def fits(described: Mapping[str, Described], weights: Mapping[str, Described]) -
                 raise ValueError(f"is sent as {shorten(sorted(parts))}")
 
 
-def _check(parts: Mapping[str, Described], size: int) -> None:
+def _check(parts: Mapping[str, TensorLike], size: int) -> None:
     positions.check(parts, size)
     if "values" in parts:
         check_vector("values", parts["values"], None, most=size)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.recording.packing import values
 from fedsim.recording.packing.bits import bits_of, tensor_of
-from fedsim.recording.packing.parts import Described, about, apart, check_names, check_shape, joined
+from fedsim.recording.packing.parts import TensorLike, about, apart, check_names, check_shape, joined
 from fedsim.recording.safe_files import shorten
 
 Tensors = Mapping[str, Tensor]
@@ -25,7 +25,7 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
     return packed
 
 
-def decode(packed: Tensors, start: Mapping[str, Described], most: int | None = None) -> dict[str, Tensor]:
+def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
     """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
     fits(packed, start, most)
     update = {}
@@ -39,7 +39,7 @@ def decode(packed: Tensors, start: Mapping[str, Described], most: int | None = N
     return update
 
 
-def fits(described: Mapping[str, Described], weights: Mapping[str, Described], most: int | None = None) -> None:
+def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
     """Raises ValueError where types and shapes alone tell that this is no update of such weights."""
     found = apart(described)
     check_names(found, weights)

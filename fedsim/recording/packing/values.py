@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.recording.packing import palette
 from fedsim.recording.packing.bits import Bits, bits_of, pack, packed_bytes, tensor_of, unpack, width_of
-from fedsim.recording.packing.parts import EACH, Described, check_vector
+from fedsim.recording.packing.parts import EACH, TensorLike, check_vector
 
 WAYS = ({"palette"}, {"palette", "codes"})
 
@@ -36,7 +36,7 @@ def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
     return found
 
 
-def check(parts: Mapping[str, Described], *, most: int, least_count: int, most_count: int) -> None:
+def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
     """Raises ValueError where `parts` could not be a table of at most `most` values, and codes of so many entries."""
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = width_of(length)

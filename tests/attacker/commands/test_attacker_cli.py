@@ -16,7 +16,7 @@ from attacker.cli import app
 from fedsim.commands.console import IN_PART
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.models import building
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.files import read_json_lines
@@ -54,7 +54,7 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "photos"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 

@@ -11,7 +11,7 @@ from attacker.commands import demo
 from fedsim.config.experiment import read
 from fedsim.engine.engines import EngineError
 from fedsim.recording.files import read_json_lines
-from fedsim.server.app import Server
+from fedsim.server.app import FederationServer
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def test_a_defended_federation_differs_from_its_undefended_one_in_the_defense_al
 
 def test_the_demonstration_goes_on_after_a_crash(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FEDERATIONS", {"single": demo.FEDERATIONS["single"]})
-    commit, folder = Server._commit, tmp_path / "single"
+    commit, folder = FederationServer._commit, tmp_path / "single"
 
-    def crash(self: Server, number: int, *rest: Any) -> None:
+    def crash(self: FederationServer, number: int, *rest: Any) -> None:
         if number == 2:
             raise MemoryError("no more")
         commit(self, number, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Server, "_commit", crash)
+        patched.setattr(FederationServer, "_commit", crash)
         with pytest.raises(EngineError, match="no more"):
             demo.run(tmp_path, engine="local")
     assert not (folder / "reconstructions").exists()

@@ -21,7 +21,7 @@ from attacker.replay.checkpoints import FileMemory, Origin, tidy, unfinished
 from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 EXPERIMENT = {
@@ -38,7 +38,7 @@ STATE = {"z": torch.arange(3.0), "iteration": torch.tensor(7)}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 

@@ -7,7 +7,7 @@ from attacker.attacks import AttackSpec
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.replay import batching as chunks
-from attacker.replay.batching import Footprint
+from attacker.replay.batching import CaseFootprint
 from attacker.replay.replay import remembered
 from defenses import DefenseSpec
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Training
@@ -17,10 +17,10 @@ LENET = ModelSpec(name="lenet_cpl")
 CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 
 
-def footprint(attack: str, **arguments: object) -> Footprint:
+def footprint(attack: str, **arguments: object) -> CaseFootprint:
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
-    return Footprint(manifest, "cpu", remembered(AttackSpec(name=attack, arguments=arguments).build()))
+    return CaseFootprint(manifest, "cpu", remembered(AttackSpec(name=attack, arguments=arguments).build()))
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)

@@ -10,7 +10,7 @@ import torch
 from attacker.reconstruction import Reconstruction
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 
 EXPERIMENT = {
     "rounds": 2,
@@ -32,7 +32,7 @@ def replay(run: Path, *more: str) -> tuple[dict, dict[str, Reconstruction]]:
 
 def test_ray_finds_bit_for_bit_what_one_process_finds(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
     on_ray, theirs = replay(run, "--ray", "local", "--out", str(tmp_path / "ray"))
     here, mine = replay(run, "--workers", "1", "--out", str(tmp_path / "here"))
     assert (on_ray["done"], on_ray["failed"]) == (here["done"], here["failed"]) == (4, {})
@@ -44,7 +44,9 @@ def test_ray_finds_bit_for_bit_what_one_process_finds(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    engine.run(Run(experiment=validate({**EXPERIMENT, "rounds": 1}, source="test"), out=run, client_seed=1), engine="local")
+    engine.run(
+        FederationRun(experiment=validate({**EXPERIMENT, "rounds": 1}, source="test"), out=run, client_seed=1), engine="local"
+    )
     done = subprocess.run([*COMMAND, str(run), *OPTIONS, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "no Ray cluster at '127.0.0.1:1'" in " ".join(done.stderr.split())

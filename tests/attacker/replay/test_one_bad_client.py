@@ -22,7 +22,7 @@ from attacker.scoring.score import NoTruth
 from fedsim.commands.console import IN_PART
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.files import read_json_lines
 
@@ -46,7 +46,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 

@@ -18,7 +18,7 @@ from attacker.scoring import Scorer, summarise
 from attacker.scoring.oracle import true_labels, true_logits
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -33,7 +33,7 @@ EXPERIMENT = {
 
 def federate(folder: Path, **changes) -> Path:
     experiment = validate({**EXPERIMENT, **changes}, source="test")
-    engine.run(Run(experiment=experiment, out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=experiment, out=folder, client_seed=1), engine="local")
     return folder
 
 

@@ -18,7 +18,7 @@ from attacker.scoring.states import count_cases
 from fedsim.commands.console import IN_PART
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
@@ -36,7 +36,7 @@ Stop = Callable[..., int]
 @pytest.fixture(scope="module")
 def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 

@@ -20,10 +20,10 @@ from attacker.replay.executors.process_pool import attacked, worth
 from attacker.replay.executors.ray_cluster import parcelled, work
 from attacker.replay.executors.worker import Interrupt
 from attacker.replay.replay import Replay
-from attacker.replay.tasks import Job, Member, Task
+from attacker.replay.tasks import Member, ReplayJob, Task
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 EXPERIMENT = {
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 
@@ -209,7 +209,7 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     job, recording = here._job, Recording(run / "recording")
     row = recording.rows()[0]
     task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
-    away = Job.from_json(job.as_json().replace(str(run), str(tmp_path / "not there")))
+    away = ReplayJob.from_json(job.as_json().replace(str(run), str(tmp_path / "not there")))
     assert work(away.as_json(), task.as_json(), recording.fingerprint(), None) is None
     told = work(away.as_json(), task.as_json(), recording.fingerprint(), parcelled(recording, task))
     assert told is not None
@@ -221,5 +221,5 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
         assert torch.equal(Reconstruction.read(tmp_path / "back" / name).x, answers(here.folder)[name].x)
     other = shutil.copytree(run / "recording", tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"digits"', '"digits2"') + " ")
-    elsewhere = Job.from_json(job.as_json().replace(str(run / "recording"), str(other)))
+    elsewhere = ReplayJob.from_json(job.as_json().replace(str(run / "recording"), str(other)))
     assert work(elsewhere.as_json(), task.as_json(), recording.fingerprint(), None) is None

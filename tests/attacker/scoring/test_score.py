@@ -21,7 +21,7 @@ from attacker.scoring.perceptual import load
 from attacker.scoring.score import labels_read, replace_rows
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 EXPERIMENT = {
@@ -40,7 +40,7 @@ def federate(tmp_path: Path) -> Federate:
 
     def make(**changes: Any) -> Path:
         experiment = validate({**EXPERIMENT, **changes}, source="test")
-        engine.run(Run(experiment=experiment, out=tmp_path / "run", client_seed=1), engine="local")
+        engine.run(FederationRun(experiment=experiment, out=tmp_path / "run", client_seed=1), engine="local")
         return tmp_path / "run"
 
     return make

@@ -13,7 +13,7 @@ from attacker.scoring import Scorer, summarise
 from attacker.scoring.states import State, count_cases, state_of
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import write_json
 
@@ -29,7 +29,7 @@ EXPERIMENT = {
 @pytest.fixture
 def attacked(tmp_path: Path) -> Path:
     """The folder of an attack on five observations of one example each, all of them solved."""
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=tmp_path / "run", client_seed=1), engine="local")
     recording, out = Recording(tmp_path / "run" / "recording"), tmp_path / "run" / "reconstructions"
     return Replay(recording=recording, spec=AttackSpec(name="exact"), out=out).run().folder
 

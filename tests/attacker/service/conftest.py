@@ -16,10 +16,10 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.http.app import parts_of, routes
 from attacker.service.http.dependencies import Parts
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 EXPERIMENT = {
@@ -37,7 +37,7 @@ def federated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("federated") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=run, client_seed=1), engine="local")
     recording = Recording(run / "recording")
     for null in (False, True):
         Replay(recording=recording, spec=AttackSpec(name="exact", null=null), out=run / "reconstructions").run()
@@ -102,7 +102,7 @@ def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Asked]]:
     made: list[Parts] = []
 
     def make(**settings: Any) -> Asked:
-        made.append(parts_of(Settings(root=root, workers=0, **settings)))
+        made.append(parts_of(ServiceSettings(root=root, workers=0, **settings)))
         application.state.parts = made[-1]
         asked = Asked(application)
         asked.look()

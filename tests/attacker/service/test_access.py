@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from attacker.service import authorisation as access
 from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
 from attacker.service.http.middleware import OPEN, Guard
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 Ask = Callable[..., Any]
 JSON = {"Content-Type": "application/json"}
@@ -148,10 +148,10 @@ def test_a_token_that_others_know_or_could_guess_is_refused(tmp_path: Path, harm
 
 def test_off_loopback_a_token_is_always_asked_for(tmp_path: Path) -> None:
     for host, needed in (("127.0.0.1", False), ("localhost", False), ("::1", False), ("127.8.8.8", False)):
-        assert Settings(root=tmp_path, host=host).needs_token is needed
+        assert ServiceSettings(root=tmp_path, host=host).needs_token is needed
     for host in ("0.0.0.0", "::", "192.168.1.5", "attacker.example", "127.0.0.1.example"):
-        assert Settings(root=tmp_path, host=host).needs_token
-    assert Settings(root=tmp_path, token=True).needs_token
+        assert ServiceSettings(root=tmp_path, host=host).needs_token
+    assert ServiceSettings(root=tmp_path, token=True).needs_token
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_client_that_sends_or_takes_nothing_is_let_go(tmp_path: Path) -> None:
         await asyncio.sleep(60)
 
     guard = Guard(app, patience=0.05)
-    knows = SimpleNamespace(state=SimpleNamespace(parts=SimpleNamespace(settings=Settings(root=tmp_path), keys=None)))
+    knows = SimpleNamespace(state=SimpleNamespace(parts=SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=None)))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",

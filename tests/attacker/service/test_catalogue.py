@@ -16,18 +16,18 @@ import pytest
 
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.states import State
-from attacker.service.index import Catalogue, Changes, Unknown
+from attacker.service.index import Catalogue, Changes, UnknownName
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.index import run_folders as finding_module
 from attacker.service.index import verdicts as verdicts_module
 from attacker.service.index.attack_folders import CaseFacts, Source
 from attacker.service.index.cache import Shelf
 from attacker.service.index.grid import grid
-from attacker.service.index.json_lines import Score
+from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import success
 from attacker.service.index.reconstruction_files import thinned
-from attacker.service.index.recording_index import Seen
-from attacker.service.settings import Settings
+from attacker.service.index.recording_index import IndexRow
+from attacker.service.settings import ServiceSettings
 
 Open = Callable[..., Catalogue]
 
@@ -37,7 +37,7 @@ def catalogue(root: Path) -> Open:
     """Of the root, after its first look."""
 
     def make(**settings: Any) -> Catalogue:
-        made = Catalogue(Settings(root=root, **settings))
+        made = Catalogue(ServiceSettings(root=root, **settings))
         made.look()
         return made
 
@@ -142,7 +142,7 @@ def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_do
 
 
 def test_at_the_first_look_every_round_has_arrived(root: Path) -> None:
-    changes = Catalogue(Settings(root=root)).look()
+    changes = Catalogue(ServiceSettings(root=root)).look()
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 1), ("digits", 2)]
 
 
@@ -169,7 +169,7 @@ def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
     found = catalogue()
     shutil.rmtree(root / "digits")
     assert found.look().removed == ["digits"]
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownName):
         found.run("digits")
 
 
@@ -261,8 +261,8 @@ def test_damaged_rows_are_told_and_the_others_stay(root: Path, catalogue: Open) 
     assert len(found.run("digits").told["trouble"]) == 3
 
 
-def row(number: int, client: str) -> Seen:
-    return Seen(number, client, "complete", 1, 8, 0.0, "")
+def row(number: int, client: str) -> IndexRow:
+    return IndexRow(number, client, "complete", 1, 8, 0.0, "")
 
 
 def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
@@ -271,9 +271,9 @@ def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
     return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
 
 
-def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: State = "done") -> Score:
+def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: State = "done") -> ShownScore:
     more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
-    return Score(
+    return ShownScore(
         case=case,
         state=state,
         rounds=rounds,

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from attacker.service.http.app import parts_of
-from attacker.service.http.caching import Replies
+from attacker.service.http.caching import ResponseCache
 from attacker.service.index import Catalogue
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 FUZZ = settings(
     deadline=None,
@@ -74,10 +74,10 @@ Check = Callable[[Path], None]
 @pytest.fixture
 def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
     """Whether all routes of the run answer, and not with a mistake of the service; what they tell can be read."""
-    parts = parts_of(Settings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own"))
+    parts = parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own"))
 
     def look_again(root: Path) -> None:
-        application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=Replies())
+        application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=ResponseCache())
         application.state.parts.catalogue.look()
         asked(application, root)
 

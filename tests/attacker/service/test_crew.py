@@ -12,10 +12,10 @@ import pytest
 
 from attacker.service.jobs.job import ENDED, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import running_job as running
 from attacker.service.supervisor import worker_process as hands
-from attacker.service.supervisor.supervisor import Crew
+from attacker.service.supervisor.supervisor import Supervisor
 
 LONG = 90.0
 """Seconds for what takes one on a machine of one's own."""
@@ -38,10 +38,10 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> ServiceSettings:
     (tmp_path / "root" / "photos").mkdir(parents=True)
     (tmp_path / "root" / "other").mkdir()
-    return Settings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
+    return ServiceSettings(root=tmp_path / "root", state=tmp_path / "state", workers=1)
 
 
 @pytest.fixture
@@ -51,18 +51,18 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
-Work = Callable[..., Crew]
+Work = Callable[..., Supervisor]
 
 
 @pytest.fixture
-def work(settings: Settings, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+def work(settings: ServiceSettings, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
     """Starts a crew whose workers do with each errand what `lines` of Python say, and `before` they are ready for any."""
     crews = []
 
-    def start(lines: str, before: str = "", **changed: object) -> Crew:
+    def start(lines: str, before: str = "", **changed: object) -> Supervisor:
         body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
         monkeypatch.setattr(hands, "PROGRAM", program(tmp_path, before) + body)
-        crew = Crew(Settings(**{**vars_of(settings), **changed}), queue)
+        crew = Supervisor(ServiceSettings(**{**vars_of(settings), **changed}), queue)
         crew.start()
         crews.append(crew)
         return crew
@@ -76,7 +76,7 @@ def program(tmp_path: Path, before: str = "") -> str:
     return WORKER.replace("JOURNAL", repr(str(tmp_path / "journal"))).replace("BEFORE", before)
 
 
-def vars_of(settings: Settings) -> dict[str, object]:
+def vars_of(settings: ServiceSettings) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
 
 
@@ -356,7 +356,7 @@ def test_a_queue_that_cannot_be_written_for_a_while_loses_no_answer(
 
 @pytest.mark.parametrize("what", ["the end of a job that cannot be begun", "a folder that cannot be read", "a worker"])
 def test_a_job_is_not_lost_between_the_queue_and_its_worker(
-    queue: Queue, work: Work, settings: Settings, monkeypatch: pytest.MonkeyPatch, what: str
+    queue: Queue, work: Work, settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     from sqlite3 import OperationalError
 
@@ -375,7 +375,7 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
         return trying
 
     if what == "a worker":
-        monkeypatch.setattr(roster, "Hand", once(roster.Hand, RuntimeError("can't start new thread")))
+        monkeypatch.setattr(roster, "WorkerProcess", once(roster.WorkerProcess, RuntimeError("can't start new thread")))
     elif what == "a folder that cannot be read":
         monkeypatch.setattr(crew, "folder_of", once(crew.folder_of, OSError(5, "Input/output error")))
     else:
@@ -396,17 +396,17 @@ WORKS = """
 SERVICES = """
 import os, sys, time
 from pathlib import Path
-from attacker.service import hands
-from attacker.service.supervisor.supervisor import Crew
+from attacker.service.supervisor import worker_process
+from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.jobs.queue import Limits, Queue
-from attacker.service.settings import Settings
-hands.PROGRAM = sys.argv[2]
+from attacker.service.settings import ServiceSettings
+worker_process.PROGRAM = sys.argv[2]
 at = Path(sys.argv[1])
 for line in sys.stdin:
     service = os.fork()
     if not service:
         queue = Queue(at / "queue.sqlite", Limits(crashes=1000))
-        Crew(Settings(root=at / "root", state=at / "state", workers=2), queue).start()
+        Supervisor(ServiceSettings(root=at / "root", state=at / "state", workers=2), queue).start()
         print(os.getpid(), flush=True)
         time.sleep(600)
     os.waitpid(service, 0)
@@ -414,7 +414,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def services(settings: Settings, tmp_path: Path) -> Iterator[Callable[[], int]]:
+def services(settings: ServiceSettings, tmp_path: Path) -> Iterator[Callable[[], int]]:
     """Starts one service after the other, each in a process of its own; gives its number."""
     work = program(tmp_path) + WORKS.replace("GO", repr(str(tmp_path / "go")))
     launcher = subprocess.Popen(

@@ -23,11 +23,11 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.jobs.queue import Queue
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import worker_process as hands
-from attacker.service.supervisor.supervisor import Crew
+from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.worker.execution import answered
-from attacker.service.worker.messages import Errand
+from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter, path_of
 from attacker.service.worker.preview_files import read as read_preview
 from fedsim.recording import Recording
@@ -52,9 +52,9 @@ def run(root: Path) -> Path:
 
 
 @pytest.fixture
-def errand(run: Path, tmp_path: Path) -> Errand:
+def errand(run: Path, tmp_path: Path) -> JobTask:
     (tmp_path / "previews").mkdir()
-    return Errand(
+    return JobTask(
         job=JOB,
         spec=JobSpec(recording="digits", attack="inverting_gradients", arguments=SEARCH, rounds="1").model_dump(mode="json"),
         run=str(run),
@@ -70,7 +70,7 @@ def silent(share: float, words: str) -> None:
     """Nobody listens."""
 
 
-def changed(errand: Errand, **fields: object) -> Errand:
+def changed(errand: JobTask, **fields: object) -> JobTask:
     return replace(errand, spec={**errand.spec, **fields})
 
 
@@ -79,7 +79,7 @@ def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> R
     return Replay(recording=Recording(run / "recording"), spec=spec, out=out, **settings)
 
 
-def test_a_job_writes_what_the_commands_would_write(errand: Errand, run: Path, tmp_path: Path) -> None:
+def test_a_job_writes_what_the_commands_would_write(errand: JobTask, run: Path, tmp_path: Path) -> None:
     shares: list[float] = []
     answer = answered(errand, Interrupt(), lambda share, words: shares.append(share))
     assert (answer.state, answer.error) == ("done", None)
@@ -98,7 +98,7 @@ def test_a_job_writes_what_the_commands_would_write(errand: Errand, run: Path, t
     assert {row["case"] for row in told} == {path.stem for path in (run / "reconstructions" / first.source).glob("*.safetensors")}
 
 
-def test_what_an_earlier_attempt_did_is_skipped(errand: Errand, run: Path) -> None:
+def test_what_an_earlier_attempt_did_is_skipped(errand: JobTask, run: Path) -> None:
     before = answered(changed(errand, null=False), Interrupt(), silent)
     (part,) = before.result.attacks
     files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
@@ -108,14 +108,14 @@ def test_what_an_earlier_attempt_did_is_skipped(errand: Errand, run: Path) -> No
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
 
 
-def test_a_job_whose_cases_are_all_done_needs_no_cluster(errand: Errand) -> None:
+def test_a_job_whose_cases_are_all_done_needs_no_cluster(errand: JobTask) -> None:
     answered(errand, Interrupt(), silent)
     again = answered(replace(errand, ray="127.0.0.1:1"), Interrupt(), silent)
     assert (again.state, again.error) == ("done", None)
     assert again.result.scored
 
 
-def test_without_truth_nothing_is_scored(errand: Errand, run: Path) -> None:
+def test_without_truth_nothing_is_scored(errand: JobTask, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
     answer = answered(replace(errand, truth=()), Interrupt(), silent)
     assert (answer.state, answer.result.scored) == ("done", False)
@@ -123,7 +123,7 @@ def test_without_truth_nothing_is_scored(errand: Errand, run: Path) -> None:
     assert (run / "scores.jsonl").read_bytes() == before
 
 
-def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(errand: Errand, run: Path) -> None:
+def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(errand: JobTask, run: Path) -> None:
     for path in (run / "truth").glob("*.jsonl"):
         path.unlink()
     answer = answered(errand, Interrupt(), silent)
@@ -143,7 +143,7 @@ def test_a_job_scores_its_own_cases_only(run: Path) -> None:
     assert all("mark" in row for row in after if row["source"] != source.name)
 
 
-def test_an_interrupt_keeps_the_best_so_far(errand: Errand, run: Path) -> None:
+def test_an_interrupt_keeps_the_best_so_far(errand: JobTask, run: Path) -> None:
     interrupt = Interrupt()
 
     def watch(share: float, words: str) -> None:
@@ -167,7 +167,7 @@ def test_an_interrupt_keeps_the_best_so_far(errand: Errand, run: Path) -> None:
         ({"attack": "gone"}, "unknown name"),
     ],
 )
-def test_a_job_that_cannot_be_done_says_why_in_the_first_line(errand: Errand, wrong: dict[str, object], words: str) -> None:
+def test_a_job_that_cannot_be_done_says_why_in_the_first_line(errand: JobTask, wrong: dict[str, object], words: str) -> None:
     answer = answered(changed(errand, arguments={}, **wrong), Interrupt(), silent)
     assert answer.state == "failed"
     assert answer.error is not None
@@ -175,7 +175,7 @@ def test_a_job_that_cannot_be_done_says_why_in_the_first_line(errand: Errand, wr
     assert "Traceback" in answer.error
 
 
-def test_where_no_case_can_be_attacked_the_job_has_failed(errand: Errand, run: Path) -> None:
+def test_where_no_case_can_be_attacked_the_job_has_failed(errand: JobTask, run: Path) -> None:
     for path in (run / "recording" / "rounds" / "00001").glob("*.safetensors"):
         path.write_bytes(b"damaged")
     answer = answered(errand, Interrupt(), silent)
@@ -184,7 +184,7 @@ def test_where_no_case_can_be_attacked_the_job_has_failed(errand: Errand, run: P
     assert len(answer.result.attacks[0].failed) == 3, "its reasons are told"
 
 
-def test_two_attempts_at_one_job_do_not_run_together(errand: Errand) -> None:
+def test_two_attempts_at_one_job_do_not_run_together(errand: JobTask) -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -283,10 +283,10 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
     monkeypatch.setattr(hands, "PROGRAM", f"from attacker.attacks import memories; memories.SIGHTS = 0; {hands.PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
-    settings = Settings(root=root, state=tmp_path / "state", workers=1, truth="own")
+    settings = ServiceSettings(root=root, state=tmp_path / "state", workers=1, truth="own")
     queue = Queue(tmp_path / "queue.sqlite")
     job = queue.submit(JobSpec(recording="digits", attack="inverting_gradients", arguments=arguments, null=False))
-    crew = Crew(settings, queue)
+    crew = Supervisor(settings, queue)
     crew.start()
     try:
         seen, until = False, time.monotonic() + 300

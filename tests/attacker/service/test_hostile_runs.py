@@ -21,9 +21,9 @@ from attacker.service.index import json_lines as lines_module
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.server import server
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from attacker.service.worker.execution import _Work, answered
-from attacker.service.worker.messages import Errand
+from attacker.service.worker.messages import JobTask
 from fedsim.recording import index as wire_index
 
 Ask = Callable[..., Any]
@@ -130,7 +130,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
         raise ValueError("cannot read " + "x" * 200_000)
 
     monkeypatch.setattr(_Work, "attack", quoting)
-    errand = Errand(
+    errand = JobTask(
         job="0" * 16,
         spec={},
         run=str(root / "digits"),
@@ -150,7 +150,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_round(root: Path, tmp_path: Pa
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "a"\nattack = "exact"\n')
     shutil.copytree(root / "digits", root / "other")
-    parts = parts_of(Settings(root=root, workers=0, rules=rules))
+    parts = parts_of(ServiceSettings(root=root, workers=0, rules=rules))
     works, take = Works(parts), parts.queue.added
     arrived = parts.catalogue.look().arrived
 
@@ -175,7 +175,7 @@ def test_an_index_that_no_room_is_left_to_recover_is_the_trouble_of_its_own_run(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(wire_index, "ask", full)
-    catalogue = Catalogue(Settings(root=root))
+    catalogue = Catalogue(ServiceSettings(root=root))
     catalogue.look()
     assert "No space left" in catalogue.run("digits").told["trouble"][0]
 
@@ -212,12 +212,12 @@ def test_a_transaction_that_cannot_be_ended_is_taken_back(tmp_path: Path) -> Non
 def test_a_folder_of_state_that_cannot_be_used_is_told_with_the_mend(tmp_path: Path, harm: Callable[[Path], Any]) -> None:
     harm(tmp_path / "state")
     with pytest.raises(ValueError, match=r"state.*--state"):
-        parts_of(Settings(root=tmp_path, state=tmp_path / "state"))
+        parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state"))
 
 
 def test_files_of_tls_that_cannot_be_used_are_told_by_name_before_anything_is_done(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("none")
     (tmp_path / "key").write_text("none")
-    settings = Settings(root=tmp_path, certfile=tmp_path / "cert", keyfile=tmp_path / "key")
+    settings = ServiceSettings(root=tmp_path, certfile=tmp_path / "cert", keyfile=tmp_path / "key")
     with pytest.raises(ValueError, match=r"--certfile .*cert with --keyfile .*key"):
         server(ask().app, settings)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from attacker.service.jobs.job import ENDED, STATES, Attacked, Job, JobSpec, Progress, Result
-from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, Unknown
+from attacker.service.jobs.job import ENDED, STATES, Attacked, Job, JobProgress, JobSpec, Result
+from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, UnknownJob
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 
 SPEC = JobSpec(recording="photos", attack="cpl")
@@ -40,7 +40,7 @@ def test_a_job_goes_from_queued_to_done_with_all_that_was_told_of_it(queue: Queu
     assert (job.state, job.attempts, job.origin, job.spec) == ("queued", 0, "rule first", spec)
     claim = begun(queue)
     assert (claim.id, claim.attempt, claim.spec) == (job.id, 1, spec)
-    queue.progress(claim, Progress(share=0.25, words="1 of 4"))
+    queue.progress(claim, JobProgress(share=0.25, words="1 of 4"))
     running = queue.get(job.id)
     assert (running.state, running.progress.share, running.progress.words) == ("running", 0.25, "1 of 4")
     queue.publish(claim, RESULT)
@@ -80,7 +80,7 @@ def test_of_an_older_attempt_nothing_is_taken_any_more(queue: Queue) -> None:
     new = begun(queue, "new")
     assert (new.id, new.attempt) == (job.id, 2)
     for say in (
-        lambda: queue.progress(old, Progress(share=0.9)),
+        lambda: queue.progress(old, JobProgress(share=0.9)),
         lambda: queue.publish(old, RESULT),
         lambda: queue.failed(old, "late"),
         lambda: queue.cancelled(old),
@@ -202,7 +202,7 @@ def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
     assert [job.id for job in queue.list(state="running")] == [ids[0]]
     assert queue.counts() == {**dict.fromkeys(STATES, 0), "queued": 4, "running": 1}
     for ask in (lambda: queue.get("none"), lambda: queue.list(after="none"), lambda: queue.cancel("none")):
-        with pytest.raises(Unknown, match="no job 'none'"):
+        with pytest.raises(UnknownJob, match="no job 'none'"):
             ask()
 
 
@@ -213,7 +213,7 @@ def test_changes_tell_each_job_in_its_last_state_and_nothing_twice(queue: Queue)
     assert version == queue.version()
     assert queue.changes(version) == (version, [])
     claim = begun(queue)
-    queue.progress(claim, Progress(share=0.5))
+    queue.progress(claim, JobProgress(share=0.5))
     later, jobs = queue.changes(version)
     assert [(job.id, job.state, job.progress.share) for job in jobs] == [(first.id, "running", 0.5)]
     assert later > version

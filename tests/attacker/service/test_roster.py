@@ -10,25 +10,25 @@ from queue import SimpleQueue
 
 import pytest
 
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import idle_workers as roster
 from attacker.service.supervisor import worker_process as hands
-from attacker.service.supervisor.idle_workers import Roster
-from attacker.service.supervisor.worker_process import Hand
+from attacker.service.supervisor.idle_workers import IdleWorkers
+from attacker.service.supervisor.worker_process import WorkerProcess
 
 WAITS = "import sys; sys.stdin.read()"
 DIES = "import sys; sys.exit('no memory')"
 
 
 @pytest.fixture
-def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Roster]]:
+def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
     """A roster that counts a tenth of a second as quiet."""
     monkeypatch.setattr(roster, "QUIET", 0.1)
     monkeypatch.setattr(hands, "PROGRAM", WAITS)
-    made: list[Roster] = []
+    made: list[IdleWorkers] = []
 
-    def make(size: int = 1, **settings: object) -> Roster:
-        made.append(Roster(Settings(root=tmp_path, **settings), size, SimpleQueue()))  # type: ignore[arg-type]
+    def make(size: int = 1, **settings: object) -> IdleWorkers:
+        made.append(IdleWorkers(ServiceSettings(root=tmp_path, **settings), size, SimpleQueue()))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -40,14 +40,14 @@ LONG = 60.0
 """Seconds for what takes one on a machine of one's own."""
 
 
-def tend(some: Roster, busy: list[Hand], seconds: float = 0.3) -> None:
+def tend(some: IdleWorkers, busy: list[WorkerProcess], seconds: float = 0.3) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         some.tend(busy)
         time.sleep(0.02)
 
 
-def stand_by(some: Roster) -> None:
+def stand_by(some: IdleWorkers) -> None:
     """Tends it until one is on stand-by."""
     until = time.monotonic() + LONG
     while some._ready is None:
@@ -69,7 +69,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Callable[..., Roster]) -> None:
+def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(), workers()
     stand_by(some)
     (waiting,) = workers() - before
@@ -78,7 +78,7 @@ def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Cal
     hand.end()
 
 
-def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., Roster]) -> None:
+def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(), workers()
     stand_by(some)
     hand = some.take("photos", [])
@@ -91,7 +91,7 @@ def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[
     hand.end()
 
 
-def test_no_worker_meets_two_recordings(tended: Callable[..., Roster]) -> None:
+def test_no_worker_meets_two_recordings(tended: Callable[..., IdleWorkers]) -> None:
     some, seen = tended(2), dict[int, str]()
     for recording in ("photos", "other", "photos", "third", "other"):
         stand_by(some)
@@ -100,7 +100,7 @@ def test_no_worker_meets_two_recordings(tended: Callable[..., Roster]) -> None:
         some.keep(hand)
 
 
-def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., Roster]) -> None:
+def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(stand_by=False), workers()
     tend(some, [])
     assert workers() == before
@@ -110,7 +110,7 @@ def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., Rost
 
 
 def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
-    tended: Callable[..., Roster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tended: Callable[..., IdleWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hands, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
     some = tended()
@@ -128,7 +128,7 @@ def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
     hand.end()
 
 
-def test_all_of_them_end_with_the_roster(tended: Callable[..., Roster]) -> None:
+def test_all_of_them_end_with_the_roster(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(), workers()
     stand_by(some)
     some.keep(some.take("photos", []))

@@ -17,7 +17,7 @@ from attacker.service.jobs.job import Result
 from attacker.service.jobs.queue import Full, Limits, Queue
 from attacker.service.jobs.rule_history import Recorded
 from attacker.service.rules import Rules, read
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "rules.toml"
 
@@ -292,7 +292,7 @@ def test_a_run_that_was_deleted_and_run_again_under_its_name_is_attacked_from_it
 ) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "live"\nattack = "exact"\n')
-    parts = parts_of(Settings(root=root, workers=0, rules=path))
+    parts = parts_of(ServiceSettings(root=root, workers=0, rules=path))
     works = Works(parts)
     for _ in range(2):
         works.arrived(parts.catalogue.look().arrived)

@@ -21,7 +21,7 @@ import pytest
 from attacker.service.background import Works
 from attacker.service.http.app import parts_of
 from attacker.service.server import listening
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from fedsim.recording.files import alone, make_private
 
 LONG = 120.0
@@ -134,7 +134,7 @@ def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Serv
 
 def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="--port 0"):
-        listening(Settings(root=tmp_path, port=taken.getsockname()[1]))
+        listening(ServiceSettings(root=tmp_path, port=taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_a_port_that_is_taken_is_told_with_the_mend(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_done(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Settings(**{"root": tmp_path, **wrong})
+        ServiceSettings(**{"root": tmp_path, **wrong})
 
 
 def test_limits_that_ray_would_hide_are_watched_where_the_cluster_is_the_jobs_own(tmp_path: Path) -> None:
     for ray in (None, "local"):
-        assert Settings(root=tmp_path, job_megabytes=100, ray=ray).measures
+        assert ServiceSettings(root=tmp_path, job_megabytes=100, ray=ray).measures
 
 
 def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_pat
     rule = '[[rule]]\nname = "{}"\nattack = "exact"\n'
     rules.write_text(rule.format("a") + rule.format("b") + "budget = { cpu_seconds = 9 }\n")
     for ray, refused in (("auto", True), ("local", False), (None, False)):
-        parts = parts_of(Settings(root=tmp_path, rules=rules, ray=ray))
+        parts = parts_of(ServiceSettings(root=tmp_path, rules=rules, ray=ray))
         words = rf"rules.toml: rule 'b': budget.cpu_seconds with --ray {ray}: .* use --ray local"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
             Works(parts)

@@ -16,7 +16,7 @@ from attacker.service.http.app import parts_of
 from attacker.service.index import Arrived
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import ENDED, JobSpec
-from attacker.service.settings import Settings
+from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import worker_process as hands
 
 NEVER = 3600.0
@@ -43,7 +43,7 @@ def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> 
     made: list[Works] = []
 
     def start() -> Works:
-        application.state.parts = parts_of(Settings(root=root, truth="own", workers=1, every=NEVER, stand_by=False))
+        application.state.parts = parts_of(ServiceSettings(root=root, truth="own", workers=1, every=NEVER, stand_by=False))
         works = Works(application.state.parts)
         made.append(works)
         works.start()

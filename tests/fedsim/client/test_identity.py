@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.client.identity import Identity, load_or_draw
+from fedsim.client.identity import ClientIdentity, load_or_draw
 
 
-def noise(identity: Identity, round: int) -> list[float]:
+def noise(identity: ClientIdentity, round: int) -> list[float]:
     values: list[float] = torch.randn(5, generator=identity.generator(round)).tolist()
     return values
 
@@ -40,7 +40,7 @@ def test_clients_share_neither_pseudonym_nor_secret(tmp_path: Path, seed: int | 
 
 
 def test_a_seed_repeats_and_another_or_none_differs(tmp_path: Path) -> None:
-    def drawn(folder: str, seed: int | None) -> Identity:
+    def drawn(folder: str, seed: int | None) -> ClientIdentity:
         return load_or_draw(tmp_path / folder, 3, seed=seed)
 
     assert drawn("a", 1) == drawn("b", 1)
@@ -50,22 +50,22 @@ def test_a_seed_repeats_and_another_or_none_differs(tmp_path: Path) -> None:
 
 def test_noise_differs_between_rounds_and_between_clients() -> None:
     """Were it the same for all clients, the server could subtract one update from another."""
-    anna, bert = Identity("a", "11" * 32), Identity("b", "22" * 32)
+    anna, bert = ClientIdentity("a", "11" * 32), ClientIdentity("b", "22" * 32)
     streams = [noise(anna, 1), noise(anna, 2), noise(bert, 1), noise(bert, 2)]
     assert len({tuple(s) for s in streams}) == 4
     assert noise(anna, 1) == streams[0]
 
 
 def test_the_pseudonym_that_the_server_sees_decides_nothing() -> None:
-    one, two = Identity("same", "11" * 32), Identity("same", "22" * 32)
+    one, two = ClientIdentity("same", "11" * 32), ClientIdentity("same", "22" * 32)
     assert noise(one, 1) != noise(two, 1)
-    assert noise(Identity("other", "11" * 32), 1) == noise(one, 1)
+    assert noise(ClientIdentity("other", "11" * 32), 1) == noise(one, 1)
     assert not np.array_equal(one.order(0, 50, shuffle=True), two.order(0, 50, shuffle=True))
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
-    identity = Identity("a", "ab" * 32)
+    identity = ClientIdentity("a", "ab" * 32)
     orders = [identity.order(epoch, size, shuffle=True) for epoch in range(4)]
     assert all(sorted(order.tolist()) == list(range(size)) for order in orders)
     assert np.array_equal(identity.order(2, size, shuffle=True), orders[2])
@@ -75,17 +75,17 @@ def test_an_order_is_a_permutation_fresh_in_every_epoch(size: int) -> None:
 
 def test_an_order_comes_from_the_secret_and_not_from_public_numbers() -> None:
     """Many secrets give many orders: none of them follows from seed, round, epoch or size."""
-    orders = {tuple(Identity("p", f"{n:064x}").order(1, 20, shuffle=True)) for n in range(50)}
+    orders = {tuple(ClientIdentity("p", f"{n:064x}").order(1, 20, shuffle=True)) for n in range(50)}
     assert len(orders) == 50
     firsts = np.array([order[0] for order in orders])
     assert len(set(firsts)) > 8  # and they do not share a beginning
 
 
 def test_without_shuffling_examples_come_as_they_lie() -> None:
-    assert Identity("p", "00").order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+    assert ClientIdentity("p", "00").order(3, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_noise_and_order_are_drawn_from_different_streams() -> None:
-    identity = Identity("p", "ab" * 32)
+    identity = ClientIdentity("p", "ab" * 32)
     assert identity._seed("defense", 1) != identity._seed("order", 1)
     assert len({identity._seed(purpose, n) for purpose in ("defense", "order") for n in range(200)}) == 400

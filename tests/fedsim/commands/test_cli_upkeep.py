@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from fedsim.cli import app
 from fedsim.config.experiment import read
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 
 EXPERIMENT = """
 rounds = 3
@@ -75,7 +75,7 @@ def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
         if row["round"] == 2:
             raise RuntimeError("power cut")
 
-    cut = Run(experiment=read(Path("e.toml")), out=finished.with_name("cut"), device="cpu", client_seed=1)
+    cut = FederationRun(experiment=read(Path("e.toml")), out=finished.with_name("cut"), device="cpu", client_seed=1)
     with pytest.raises(engine.EngineError, match="power cut"):
         engine.run(cut, engine="local", on_round=stop)
     refused = run("run", "e.toml", "--out", "cut", "--engine", "local")

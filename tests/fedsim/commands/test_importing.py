@@ -163,12 +163,12 @@ def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, b
 
 
 def test_the_example_of_the_settings_is_read_also_with_what_it_only_mentions(tmp_path: Path) -> None:
-    from fedsim.commands.import_updates import Settings
+    from fedsim.commands.import_updates import ImportSettings
 
     text = EXAMPLE.read_text()
-    assert (Settings.read(EXAMPLE).model.name, Settings.read(EXAMPLE).layout) == ("lenet_cpl", "torch")
+    assert (ImportSettings.read(EXAMPLE).model.name, ImportSettings.read(EXAMPLE).layout) == ("lenet_cpl", "torch")
     (tmp_path / "all.toml").write_text(re.sub(r"^# (names|layout|flatten)", r"\1", text, flags=re.MULTILINE))
-    settings = Settings.read(tmp_path / "all.toml")
+    settings = ImportSettings.read(tmp_path / "all.toml")
     assert (settings.layout, settings.flatten) == ("keras", {"9.weight": (12, 8, 8)})
     state = models.build(ModelSpec(name="lenet_cpl"), settings.data).state_dict()
     assert state["9.weight"].shape[1] == 12 * 8 * 8

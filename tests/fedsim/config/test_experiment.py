@@ -63,9 +63,9 @@ def test_the_complete_example_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "experiments").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_experiments_that_are_shipped_would_run(path: Path, tmp_path: Path) -> None:
-    from fedsim.engine.run import Run
+    from fedsim.engine.run import FederationRun
 
-    Run(experiment=read(path), out=tmp_path / "run", device="cpu").check()
+    FederationRun(experiment=read(path), out=tmp_path / "run", device="cpu").check()
     assert not (tmp_path / "run").exists()
 
 

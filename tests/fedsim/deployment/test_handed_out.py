@@ -16,17 +16,17 @@ from fedsim.data import export as splitting
 from fedsim.engine import apps as app
 from fedsim.engine import engines as engine
 from fedsim.engine.locations import Places
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 
-def own_parts(experiment: Any, folder: Path) -> tuple[Run, list[Run]]:
+def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[FederationRun]]:
     """The run as the server knows it, and as each client does, of data that were handed out in `folder`."""
     splitting.split(experiment, folder)
-    server = Run(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
+    server = FederationRun(experiment=experiment, out=folder / "run", device="cpu", places=Places(public=folder / "public"))
     homes = [splitting.client_folder(folder, number) for number in range(experiment.clients.count)]
     clients = [
-        Run(
+        FederationRun(
             experiment=experiment,
             out=Path("/nowhere"),
             device="cpu",
@@ -38,7 +38,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[Run, list[Run]]:
     return server, clients
 
 
-def run_apart(server: Run, clients: list[Run]) -> None:
+def run_apart(server: FederationRun, clients: list[FederationRun]) -> None:
     both = app.server_app(lambda _: server), app.client_app(lambda c: clients[int(c.node_config["partition-id"])])
     engine.run_local(*both, len(clients))
 
@@ -181,7 +181,7 @@ def test_what_was_handed_out_is_not_handed_out_again(tiny: Callable[..., Any], t
 
 def test_the_number_of_clients_is_that_of_the_parts(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
-    run = Run(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
+    run = FederationRun(experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=Places(public=tmp_path / "public"))
     with pytest.raises(ValueError, match=r"tells of 3 clients, and clients\.count = 2"):
         run.check()
 

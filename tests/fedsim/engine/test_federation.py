@@ -15,17 +15,17 @@ from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
 from fedsim import models
-from fedsim.client.identity import Identity
+from fedsim.client.identity import ClientIdentity
 from fedsim.engine import engines as engine
 from fedsim.engine.apps import client_app, server_app
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.training import local as training
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -44,7 +44,7 @@ def test_the_same_client_seed_gives_the_same_recording_bit_for_bit(federate: Fed
     assert contents(one.out) == contents(two.out)
     assert len([name for name in contents(one.out) if name.startswith("recording")]) == 3 * (2 + 1)
 
-    def rows(run: Run) -> list[dict[str, Any]]:
+    def rows(run: FederationRun) -> list[dict[str, Any]]:
         return [{**vars(row), "received_at": 0} for row in Recording(run.out / "recording").rows()]
 
     assert rows(one) == rows(two)
@@ -139,7 +139,9 @@ def test_the_manifest_says_what_the_server_prescribed_and_no_seed(federate: Fede
 # --- what is on the wire ---
 
 
-def spied(federate: Federate, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Run, list[Message], list[Message]]:
+def spied(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[FederationRun, list[Message], list[Message]]:
     down: list[Message] = []
     up: list[Message] = []
 
@@ -170,7 +172,7 @@ def test_nothing_on_the_wire_carries_partition_labels_or_secret(federate: Federa
         assert dict(message.content["codec"]) == {"name": "dense"}
         assert set(message.content["metrics"]) == {"num-examples"}  # a loss at batch 1 would be p_y in clear
         assert set(message.content["client"]) == {"pseudonym"}
-    identities = [Identity(**json.loads(path.read_text())) for path in (run.out / "clients").rglob("identity.json")]
+    identities = [ClientIdentity(**json.loads(path.read_text())) for path in (run.out / "clients").rglob("identity.json")]
     assert {message.content["client"]["pseudonym"] for message in up} == {i.pseudonym for i in identities}
     assert len({i.secret for i in identities}) == 3
     written = b"".join(path.read_bytes() for path in (run.out / "recording").rglob("*") if path.is_file())
@@ -191,7 +193,7 @@ def test_private_folders_are_closed(federate: Federate) -> None:
 # --- defenses on the client ---
 
 
-def exact(run: Run, client: str, number: int) -> dict[str, torch.Tensor]:
+def exact(run: FederationRun, client: str, number: int) -> dict[str, torch.Tensor]:
     """What a client would send without defense, from truth."""
     recording = Recording(run.out / "recording")
     weights, data = recording.sent(number).weights, run.data()
@@ -202,7 +204,7 @@ def exact(run: Run, client: str, number: int) -> dict[str, torch.Tensor]:
 
 def test_the_noise_is_the_clients_own_fresh_in_every_round_and_follows_the_clipping(federate: Federate) -> None:
     run = federate(rounds=2, defense="clip(0.01) | gaussian(0.25)")
-    identities = {i.pseudonym: i for i in (Identity(**json.loads(p.read_text())) for p in run.out.rglob("identity.json"))}
+    identities = {i.pseudonym: i for i in (ClientIdentity(**json.loads(p.read_text())) for p in run.out.rglob("identity.json"))}
     seen = []
     for o in Recording(run.out / "recording").observations():
         update, rng = exact(run, o.client, o.round), identities[o.client].generator(o.round)
@@ -237,7 +239,7 @@ def test_a_wrong_number_of_nodes_fails_at_once_with_the_mend(
     connected: int, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.server.attendance.CONNECT_SECONDS", 0.0)
-    run = Run(experiment=tiny(), out=tmp_path / "run", device="cpu")
+    run = FederationRun(experiment=tiny(), out=tmp_path / "run", device="cpu")
     began = time.monotonic()
     with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; .*"num-supernodes=3"'):
         engine.run_local(server_app(lambda _: run), client_app(lambda _: run), connected)
@@ -262,7 +264,7 @@ def test_resources_that_no_client_can_have_are_refused_before_anything_starts(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(engine, "run_ray", lambda *_, **__: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match=words):
-        engine.run(Run(experiment=tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)  # type: ignore[arg-type]
+        engine.run(FederationRun(experiment=tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedsim.recording import Recording
-from fedsim.server.checkpoint import Checkpoint, rounds_done
+from fedsim.server.checkpoint import ServerCheckpoint, rounds_done
 
 EXPERIMENT = """
 rounds = 2
@@ -73,7 +73,7 @@ def test_a_federation_on_ray_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert told["complete"] == 36
     parts = ("recording/rounds", "clients")
     assert files(tmp_path / "ray", *parts) == files(tmp_path / "local", *parts)
-    ray, local = (Checkpoint.read(tmp_path / engine / "state") for engine in ("ray", "local"))
+    ray, local = (ServerCheckpoint.read(tmp_path / engine / "state") for engine in ("ray", "local"))
     assert ray is not None
     assert local is not None
     assert (ray.attempt, local.attempt) == (2, 1)

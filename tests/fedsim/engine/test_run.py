@@ -11,16 +11,16 @@ import torch
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run, Unfinished
+from fedsim.engine.run import FederationRun, Unfinished
 from fedsim.recording import Recording
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 @pytest.fixture
-def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
-    def make(device: str = "cpu", **changes: Any) -> Run:
-        return Run(experiment=tiny(**changes), out=tmp_path / "run", device=device)
+def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., FederationRun]:
+    def make(device: str = "cpu", **changes: Any) -> FederationRun:
+        return FederationRun(experiment=tiny(**changes), out=tmp_path / "run", device=device)
 
     return make
 
@@ -54,7 +54,9 @@ def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, device cuda:0 is to be had")
-def test_what_would_fail_is_refused_before_any_work(planned: Callable[..., Run], changes: dict[str, Any], words: str) -> None:
+def test_what_would_fail_is_refused_before_any_work(
+    planned: Callable[..., FederationRun], changes: dict[str, Any], words: str
+) -> None:
     run = planned(**changes)
     for attempt in (run.check, lambda: engine.run(run, engine="local")):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
@@ -62,12 +64,12 @@ def test_what_would_fail_is_refused_before_any_work(planned: Callable[..., Run],
     assert not run.out.exists()
 
 
-def test_a_short_last_batch_is_no_reason_to_refuse(planned: Callable[..., Run]) -> None:
+def test_a_short_last_batch_is_no_reason_to_refuse(planned: Callable[..., FederationRun]) -> None:
     planned(training={"learning_rate": 1, "batch_size": 479, "steps": 1, "drop_last": True}).check()
     planned(training={"learning_rate": 1, "batch_size": 500, "steps": 1}).check()
 
 
-def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., FederationRun], monkeypatch: pytest.MonkeyPatch) -> None:
     run = planned(device="auto")
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
@@ -76,7 +78,7 @@ def test_auto_takes_a_gpu_where_there_is_one(planned: Callable[..., Run], monkey
 
 @pytest.mark.parametrize(("threads", "used"), [(2, 2), (1, 1), (None, 3)])
 def test_clients_use_their_threads_and_give_them_back(
-    planned: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, threads: int | None, used: int
+    planned: Callable[..., FederationRun], monkeypatch: pytest.MonkeyPatch, threads: int | None, used: int
 ) -> None:
     from fedsim.client import app as client_side
 
@@ -93,7 +95,7 @@ def test_clients_use_their_threads_and_give_them_back(
     assert torch.get_num_threads() == 3
 
 
-def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[..., Run]) -> None:
+def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[..., FederationRun]) -> None:
     changes = {"rounds": 6, "model": {"name": "mlp", "hidden": [300]}, "clients": {"count": 4, "fraction": 0.5}}
     foretold = planned(**changes).megabytes()
     fewer = planned(**changes, record={"rounds": "2", "clients": 1}).megabytes()
@@ -104,7 +106,9 @@ def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[...,
     assert foretold / 6 < fewer < foretold / 3
 
 
-def test_a_run_is_done_when_this_very_experiment_came_to_its_end(federate: Federate, planned: Callable[..., Run]) -> None:
+def test_a_run_is_done_when_this_very_experiment_came_to_its_end(
+    federate: Federate, planned: Callable[..., FederationRun]
+) -> None:
     assert not planned().is_done()
     planned().out.mkdir()
     assert not planned().is_done()
@@ -116,7 +120,7 @@ def test_a_run_is_done_when_this_very_experiment_came_to_its_end(federate: Feder
         planned(rounds=3).is_done()
 
 
-def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callable[..., Run]) -> None:
+def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callable[..., FederationRun]) -> None:
     def stop(row: dict[str, Any]) -> None:
         if row["round"] == 1:
             raise RuntimeError("power cut")
@@ -138,7 +142,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     assert len(list(Recording(planned().out / "recording").observations())) == 3
 
 
-def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., Run]) -> None:
+def test_a_folder_of_something_else_is_left_alone(planned: Callable[..., FederationRun]) -> None:
     run = planned()
     run.out.mkdir()
     (run.out / "thesis.tex").write_text("years of work")

@@ -13,14 +13,14 @@ from defenses import DefenseSpec
 from fedsim.commands import maintenance as upkeep
 from fedsim.config.experiment import read
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording import DataSpec, Manifest, Recording, Training
 from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
 from fedsim.server import record
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 MODEL = {"model": {"name": "mlp", "hidden": [32]}}
 DEFENSES = {
@@ -32,7 +32,7 @@ DEFENSES = {
 }
 
 
-def updates(run: Run) -> dict[str, bytes]:
+def updates(run: FederationRun) -> dict[str, bytes]:
     """Of all observations, and the weights that came of them, bit for bit."""
     found = {}
     for o in Recording(run.out / "recording").observations():
@@ -42,7 +42,7 @@ def updates(run: Run) -> dict[str, bytes]:
     return found
 
 
-def as_it_is(monkeypatch: pytest.MonkeyPatch, federate: Federate, name: str = "dense", **changes: Any) -> Run:
+def as_it_is(monkeypatch: pytest.MonkeyPatch, federate: Federate, name: str = "dense", **changes: Any) -> FederationRun:
     """The same federation, packing nothing."""
     with monkeypatch.context() as patched:
         patched.setattr(DefenseSpec, "codec", lambda spec: "dense")
@@ -87,7 +87,7 @@ def test_a_federation_with_packed_updates_goes_on_after_a_stop(federate: Federat
     with pytest.raises(engine.EngineError, match="stopped"):
         federate("halves", on_round=stop, **changes)
     out = whole.out.parent / "halves"
-    run = Run(experiment=read(out / "experiment.toml"), out=out, device="cpu", resume=True).settled()
+    run = FederationRun(experiment=read(out / "experiment.toml"), out=out, device="cpu", resume=True).settled()
     engine.run(run, engine="local")
     assert updates(run) == updates(whole)
     kept = [

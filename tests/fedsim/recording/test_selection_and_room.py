@@ -13,12 +13,12 @@ import pytest
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.disk_space import SPARE, DiskFull, check_room, explain_full_disk
 from fedsim.recording.selection import Wanted, complete_names, parse_clients
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federat
     assert 0 < so_far < 12
     assert so_far % 3 == 0
     assert not list(out.rglob("*.partial"))
-    run = Run(experiment=_experiment(out), out=out, device="cpu", resume=True)
+    run = FederationRun(experiment=_experiment(out), out=out, device="cpu", resume=True)
     engine.run(run, engine="local")
     seen = {o.key: o.update["1.weight"].numpy().tobytes() for o in Recording(out / "recording").observations()}
     assert seen == {o.key: o.update["1.weight"].numpy().tobytes() for o in plain.observations()}

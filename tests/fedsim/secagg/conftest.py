@@ -31,5 +31,5 @@ def experiment(tiny: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def federate(federate: Callable[..., Any]) -> Callable[..., Any]:
-    """Run that experiment in this process; returns the `Run`."""
+    """Run that experiment in this process; returns the `FederationRun`."""
     return lambda *name, **changes: federate(*name, **{**SECURE, **changes})

@@ -5,9 +5,9 @@ import json
 import torch
 from torch import Tensor
 
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Observation, Recording
-from fedsim.server.checkpoint import Checkpoint
+from fedsim.server.checkpoint import ServerCheckpoint
 
 EPOCH = {
     "partition": {"name": "dirichlet", "alpha": 1.0},
@@ -16,12 +16,12 @@ EPOCH = {
 """Clients with different numbers of examples."""
 
 
-def recorded(run: Run) -> Recording:
+def recorded(run: FederationRun) -> Recording:
     return Recording(run.out / "recording")
 
 
-def weights_after(run: Run) -> dict[str, Tensor]:
-    state = Checkpoint.read(run.out / "state")
+def weights_after(run: FederationRun) -> dict[str, Tensor]:
+    state = ServerCheckpoint.read(run.out / "state")
     assert state is not None
     return dict(state.arrays)
 
@@ -35,20 +35,20 @@ def mean_of(updates: list[Observation]) -> dict[str, Tensor]:
     }
 
 
-def half_a_step(run: Run) -> float:
+def half_a_step(run: FederationRun) -> float:
     agreement = run.experiment.agreement()
     assert agreement is not None
     return 0.5 * agreement.clip / agreement.target_range
 
 
-def assert_is_mean(run: Run, observation: Observation, updates: list[Observation]) -> None:
+def assert_is_mean(run: FederationRun, observation: Observation, updates: list[Observation]) -> None:
     """Within quantisation, and the rounding of float32."""
     for name, expected in mean_of(updates).items():
         error = (observation.update[name].double() - expected).abs()
         assert bool((error <= half_a_step(run) + 1e-7 * expected.abs()).all()), name
 
 
-def of_partitions(run: Run) -> list[str]:
+def of_partitions(run: FederationRun) -> list[str]:
     """Pseudonyms by partition."""
     folders = sorted((run.out / "clients").glob("partition-*"))
     return [json.loads((folder / "identity.json").read_text())["pseudonym"] for folder in folders]

@@ -12,11 +12,11 @@ from secured import EPOCH, assert_is_mean, of_partitions, recorded
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Row
 from fedsim.recording.files import read_json_lines
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
@@ -25,7 +25,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:
     monkeypatch.setattr(engine, "LocalGrid", Failing)
 
 
-def rows_of(run: Run, number: int) -> dict[str, Row]:
+def rows_of(run: FederationRun, number: int) -> dict[str, Row]:
     return {row.client: row for row in recorded(run).rows(rounds={number})}
 
 

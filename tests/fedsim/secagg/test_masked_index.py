@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recorder, Recording, Reply
 from fedsim.recording.files import write_tensors
 from fedsim.recording.masked_vectors import Masked, fits
@@ -62,11 +62,11 @@ def test_what_is_none_is_refused(name: str, tensor: torch.Tensor | None) -> None
 
 
 @pytest.fixture
-def run(federate: Callable[..., Run]) -> Run:
+def run(federate: Callable[..., FederationRun]) -> FederationRun:
     return federate(rounds=1)
 
 
-def change(run: Run, statement: str, *values: object) -> None:
+def change(run: FederationRun, statement: str, *values: object) -> None:
     with closing(sqlite3.connect(run.out / "recording" / "index.sqlite")) as index, index:
         assert index.execute(statement, values).rowcount
 
@@ -80,13 +80,13 @@ def change(run: Run, statement: str, *values: object) -> None:
         "UPDATE observations SET status = 'complete' WHERE status = 'masked'",
     ],
 )
-def test_rows_that_no_recorder_writes_are_damage(statement: str, run: Run) -> None:
+def test_rows_that_no_recorder_writes_are_damage(statement: str, run: FederationRun) -> None:
     change(run, statement)
     with pytest.raises(DamagedFile, match=r"is not to be in (status|codec)"):
         list(Recording(run.out / "recording").observations())
 
 
-def test_a_file_that_is_no_masked_vector_is_damage(run: Run) -> None:
+def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
     recording = Recording(run.out / "recording")
     row = next(row for row in recording.rows() if row.status == "masked")
     assert row.file is not None
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: Run) -> None:
         recording.masked(row)
 
 
-def test_no_client_is_called_sum(run: Run, tmp_path: Path) -> None:
+def test_no_client_is_called_sum(run: FederationRun, tmp_path: Path) -> None:
     assert not is_plain("sum")
     recorder = Recorder(tmp_path / "recording", Recording(run.out / "recording").manifest)
     with pytest.raises(ValueError, match="not 'global' or 'sum'"):

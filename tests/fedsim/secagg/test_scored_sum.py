@@ -14,21 +14,21 @@ from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.scoring.oracle import true_labels
 from fedsim import models
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.training.local import train
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 SETTINGS = {"clients": {"count": 3}, "rounds": 2, "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1}}
 
 
 @pytest.fixture
-def run(federate: Federate) -> Run:
+def run(federate: Federate) -> FederationRun:
     return federate(**SETTINGS)
 
 
-def test_every_example_of_the_cohort_has_a_row(run: Run) -> None:
+def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
     recording = Recording(run.out / "recording")
     spec = AttackSpec(name="dlg", arguments={"steps": 3, "restarts": 1})
     done = Replay(recording=recording, spec=spec, out=run.out / "reconstructions").run()
@@ -46,7 +46,7 @@ def test_every_example_of_the_cohort_has_a_row(run: Run) -> None:
     assert {row["secure_aggregation"]["threshold"] for row in rows} == {2}
 
 
-def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: Run) -> None:
+def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: FederationRun) -> None:
     """What an attack on the sum goes by: one batch, made of all clients' ones."""
     observation = next(Recording(run.out / "recording").observations())
     scorer = Scorer(run.out, [run.out / "truth"])

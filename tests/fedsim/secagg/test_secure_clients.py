@@ -14,14 +14,14 @@ from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
 from fedsim.engine.apps import client_app, server_app
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording import Recording
 from fedsim.secagg import messages
-from fedsim.secagg.mod import Part
+from fedsim.secagg.mod import SecureParticipant
 from fedsim.secagg.protocol.participant import setup
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 def test_no_key_is_left_when_a_round_is_over(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +146,8 @@ def test_a_question_that_makes_no_sense_is_answered_with_an_error(
 def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., Any], tmp_path: Path) -> None:
     """The server of another experiment asks for it, and the other way round."""
 
-    def run_of(name: str, secure: bool) -> Run:
-        return Run(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
+    def run_of(name: str, secure: bool) -> FederationRun:
+        return FederationRun(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
 
     for secure, words in ((False, "the server aggregates not"), (True, "the server aggregates securely")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
@@ -168,7 +168,10 @@ def test_the_same_client_seed_repeats_and_each_attempt_has_keys_of_its_own(feder
     assert contents[0] == contents[1]
     agreement = one.experiment.agreement()
     assert agreement is not None
-    part, unseeded = Part(agreement=agreement, pseudonym="p", secret="s"), Part(agreement=agreement, pseudonym="p")
+    part, unseeded = (
+        SecureParticipant(agreement=agreement, pseudonym="p", secret="s"),
+        SecureParticipant(agreement=agreement, pseudonym="p"),
+    )
     contexts = ("round 1, attempt 1", "round 1, attempt 1", "round 1, attempt 2", "round 2, attempt 1")
     keys = [setup("", 2, part.draw(context, "setup")).mask_key for context in contexts]
     assert keys[0] == keys[1]

@@ -13,11 +13,11 @@ from secured import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weigh
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording.files import read_json_lines
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 @pytest.mark.parametrize("bits", [None, 12])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.config.experiment import ExperimentError, read
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording.observation import Training
 from fedsim.secagg.protocol.quantisation import LARGEST
 from fedsim.secagg.protocol.terms import Agreement, Terms
@@ -134,4 +134,4 @@ def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_
     with pytest.raises(
         ValueError, match=r"a client holds (\d+) examples, and secure_aggregation.max_weight is 100; set it to \1"
     ):
-        Run(experiment=made, out=tmp_path / "run", device="cpu").check()
+        FederationRun(experiment=made, out=tmp_path / "run", device="cpu").check()

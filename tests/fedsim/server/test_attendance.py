@@ -11,13 +11,13 @@ from flwr.app import Message
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError, LocalGrid
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server import attendance
 from fedsim.server.attendance import Attended
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 class Clock:

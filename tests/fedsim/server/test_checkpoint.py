@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedsim.server import checkpoint
-from fedsim.server.checkpoint import Checkpoint, Memory, remember, remind, rounds_done
+from fedsim.server.checkpoint import ServerCheckpoint, StrategyMemory, remember, remind, rounds_done
 
 
 def same(one: Any, other: Any) -> bool:
@@ -27,9 +27,9 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def through_a_file(memory: Memory, folder: Path) -> Memory:
-    Checkpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.generators()).write(folder)
-    found = Checkpoint.read(folder)
+def through_a_file(memory: StrategyMemory, folder: Path) -> StrategyMemory:
+    ServerCheckpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.generators()).write(folder)
+    found = ServerCheckpoint.read(folder)
     assert found is not None
     return found.memory
 
@@ -86,11 +86,11 @@ def test_generators_go_on_with_the_same_numbers(tmp_path: Path) -> None:
         np.random.seed(2)
         random.gauss(0, 1)
         np.random.normal()  # leaves a second number waiting
-        Checkpoint(round=0, attempt=1, arrays={}, generators=checkpoint.generators()).write(tmp_path)
+        ServerCheckpoint(round=0, attempt=1, arrays={}, generators=checkpoint.generators()).write(tmp_path)
         expected = [random.random(), random.gauss(0, 1), np.random.normal(), np.random.normal()]
         random.seed(9)
         np.random.seed(9)
-        found = Checkpoint.read(tmp_path)
+        found = ServerCheckpoint.read(tmp_path)
         assert found is not None
         checkpoint.restore_generators(found.generators)
         assert [random.random(), random.gauss(0, 1), np.random.normal(), np.random.normal()] == expected
@@ -105,8 +105,8 @@ def test_names_order_types_and_bits_of_the_weights_are_kept(tmp_path: Path) -> N
         "half": torch.tensor([1.5], dtype=torch.float16),
         "odd": torch.tensor([float("nan"), float("-inf"), -0.0]),
     }
-    Checkpoint(round=7, attempt=4, arrays=arrays, generators=checkpoint.generators()).write(tmp_path)
-    found = Checkpoint.read(tmp_path)
+    ServerCheckpoint(round=7, attempt=4, arrays=arrays, generators=checkpoint.generators()).write(tmp_path)
+    found = ServerCheckpoint.read(tmp_path)
     assert found is not None
     assert (found.round, found.attempt, list(found.arrays)) == (7, 4, list(arrays))
     for name, tensor in arrays.items():
@@ -116,9 +116,9 @@ def test_names_order_types_and_bits_of_the_weights_are_kept(tmp_path: Path) -> N
 
 
 def test_no_checkpoint_is_none_and_a_bad_one_is_named(tmp_path: Path) -> None:
-    assert Checkpoint.read(tmp_path) is None
+    assert ServerCheckpoint.read(tmp_path) is None
     assert rounds_done(tmp_path) is None
     (tmp_path / "server.safetensors").write_bytes(b"rubbish")
-    for read in (Checkpoint.read, rounds_done):
+    for read in (ServerCheckpoint.read, rounds_done):
         with pytest.raises(ValueError, match=r"server\.safetensors: not a checkpoint"):
             read(tmp_path)

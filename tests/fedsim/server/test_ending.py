@@ -10,12 +10,12 @@ import pytest
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import EmptyRunError, check_end
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 CLEARED = "mend that, then fedsim delete {folder}, and run again: there is no round left to go on with"
 
 
@@ -74,7 +74,7 @@ def test_a_whole_run_has_nothing_to_tell(federate: Federate) -> None:
 def test_resuming_where_no_round_is_left_fails_as_well(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server looks back at all rounds, and not only at those that it ran itself."""
     unplug(monkeypatch)
-    monkeypatch.setattr(Run, "is_done", lambda run: False)
+    monkeypatch.setattr(FederationRun, "is_done", lambda run: False)
     for _ in range(2):
         with pytest.raises(EngineError, match="no client ever answered: 3 of 3 replies are missing"):
             federate(rounds=1, resume=True)

@@ -15,7 +15,7 @@ from defenses import DEFENSES
 from fedsim.client import memory
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
-from fedsim.server.checkpoint import Checkpoint
+from fedsim.server.checkpoint import ServerCheckpoint
 from fedsim.truth import TruthReader
 
 WITH_CHANCE = {"model": "crashing:WithChance", "training": {**crashing.EXPERIMENT["training"], "mode": "train"}}
@@ -62,7 +62,7 @@ def everything(out: Path) -> dict[str, Any]:
             found |= {f"{row.key}/{kind}/{name}": t.numpy().tobytes() for name, t in tensors.items()}
         found[f"{row.key}/rest"] = (row.status, row.num_examples, row.bytes, row.metrics, seen.cohort)
         found[f"{row.key}/truth"] = truth.used(row.round, row.attempt, row.client)
-    state = Checkpoint.read(out / "state")
+    state = ServerCheckpoint.read(out / "state")
     assert state is not None
     found |= {f"state/{name}": t.numpy().tobytes() for name, t in state.arrays.items()}
     found |= {f"state/memory/{name}": t.numpy().tobytes() for name, t in state.memory.tensors.items()}

@@ -16,16 +16,16 @@ from fedsim import data as datasets
 from fedsim import models
 from fedsim.engine import engines as engine
 from fedsim.engine.apps import client_app
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording import Observation, Recording
 from fedsim.strategies import names as strategies
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
-def by_round(run: Run) -> dict[int, list[Observation]]:
+def by_round(run: FederationRun) -> dict[int, list[Observation]]:
     seen: dict[int, list[Observation]] = {}
     for observation in Recording(run.out / "recording").observations():
         seen.setdefault(observation.round, []).append(observation)
@@ -110,7 +110,7 @@ def test_steps_go_on_through_the_epoch_from_round_to_round(federate: Federate) -
 # --- wrapping changes nothing ---
 
 
-def plainly(run: Run, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
+def plainly(run: FederationRun, strategy: type, **arguments: Any) -> list[dict[str, Tensor]]:
     """The weights after each round of Flower's own strategy, unwatched: clients answer with weights.
 
     Replies come in the order of pseudonyms, for sums in floating point, and weights stay in their type.
@@ -158,7 +158,7 @@ def test_a_wrapped_strategy_trains_bit_for_bit_as_it_does_alone(
         "defense": "gaussian(0.01)",
     }
     recorded = by_round(federate(strategy={"name": name, **arguments}, **changes))
-    same_clients = Run(experiment=tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
+    same_clients = FederationRun(experiment=tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
     alone = plainly(same_clients, getattr(flower, name), **arguments)
     for number in (2, 3, 4):
         for key, weights in recorded[number][0].weights.items():

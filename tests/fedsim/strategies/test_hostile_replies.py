@@ -10,17 +10,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 
 
 @pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., Run]:
+def hostile(monkeypatch: pytest.MonkeyPatch, federate: Federate) -> Callable[..., FederationRun]:
     """Run a federation in which client 1 does something to its reply of round 2."""
 
-    def go(spoil: Callable[[Message], None], **changes: Any) -> Run:
+    def go(spoil: Callable[[Message], None], **changes: Any) -> FederationRun:
         real = engine.client_app
 
         def wrapped(run_of: Any) -> Any:
@@ -163,7 +163,7 @@ def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, mo
     out = plain.folder.parent.parent / "run"
     assert {row.status for row in Recording(out / "recording").rows()} == {"complete"}
     assert len(Recording(out / "recording").rows()) == 3
-    run = Run(experiment=_read(out), out=out, device="cpu", resume=True)
+    run = FederationRun(experiment=_read(out), out=out, device="cpu", resume=True)
     engine.run(run.settled(), engine="local")
     told = [
         {o.key: o.update["1.weight"].numpy().tobytes() for o in r.observations()} for r in (plain, Recording(out / "recording"))

@@ -8,12 +8,12 @@ import torch
 from flwr.app import Array, ConfigRecord, Message
 
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., Run]
+Federate = Callable[..., FederationRun]
 Answer = Callable[[Message, Any], Message]
 
 
@@ -33,7 +33,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Answer, Mess
     return put
 
 
-def mean_of_the_others(run: Run, round: int) -> None:
+def mean_of_the_others(run: FederationRun, round: int) -> None:
     """The next weights are the mean over those who answered, all of them with as many examples."""
     recording = Recording(run.out / "recording")
     answered = list(recording.observations(rounds={round}))

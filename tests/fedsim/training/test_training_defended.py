@@ -15,7 +15,7 @@ from attacker.replay.metadata import facts
 from defenses.gradients import GradientSpec
 from defenses.networks import penalty_of
 from fedsim import models
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import DataSpec, ModelSpec, Recording, Training
 from fedsim.training.local import evaluate, train
 from fedsim.truth import TruthReader
@@ -114,7 +114,7 @@ MILD: list[dict[str, Any]] = [
 ]
 
 
-def accuracy(run: Run) -> float:
+def accuracy(run: FederationRun) -> float:
     return float(json.loads((run.out / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"])
 
 
@@ -147,7 +147,7 @@ def test_all_three_are_recorded_as_public_facts(federate: Callable[..., Any]) ->
         assert any("bottleneck" in name for name in shapes)
 
 
-def updates(run: Run) -> dict[str, Tensor]:
+def updates(run: FederationRun) -> dict[str, Tensor]:
     return {o.key: torch.cat([u.flatten() for u in o.update.values()]) for o in Recording(run.out / "recording").observations()}
 
 
@@ -202,7 +202,7 @@ def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable
 def test_what_does_not_fit_model_or_data_is_refused_before_any_work(
     tiny: Callable[..., Any], tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    run = Run(experiment=tiny(**changes), out=tmp_path / "run", device="cpu")
+    run = FederationRun(experiment=tiny(**changes), out=tmp_path / "run", device="cpu")
     with pytest.raises(ValueError, match=words):
         run.check()
     assert not run.out.exists()

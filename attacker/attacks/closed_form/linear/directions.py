@@ -38,7 +38,7 @@ INDEPENDENT = 1e-4
 """How much of a unit direction must lie outside of the span of others."""
 
 
-class Pool:
+class DirectionPool:
     """Directions with many zeros, without doubles: those first whose zeros are most nearly those of an example."""
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.linear.directions import PENALTIES, Pool
+from attacker.attacks.closed_form.linear.directions import PENALTIES, DirectionPool
 from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sampling import BATCH, Space, likely_on, sampled
 from attacker.attacks.closed_form.linear.zeros import agreement, pattern
@@ -53,7 +53,7 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
     space = Space.of(factors)
     if len(space.rows) < space.rank + 2:
         return None
-    pool, best = Pool(space, factors, forward), None
+    pool, best = DirectionPool(space, factors, forward), None
     rounds = max(1, int(samples * min(1.0, (LARGE / space.rank) ** 2)) // BATCH)
     for done in range(1, rounds + 1):
         pool.add(sampled(space, likely_on(factors, forward, pool.on_for(), rng), rng))
@@ -70,7 +70,7 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
     return best
 
 
-def _judged(pool: Pool, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
+def _judged(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
     """The R directions of the pool that agree best with their own examples; None where there are not so many.
 
     Three choices of the first independent ones, in orders that trust zeros more or less; in the best of them, those that do not

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.equations import Composed, each
-from attacker.attacks.closed_form.rgap.system import Rows, columns_of, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, columns_of, through
 from attacker.attacks.closed_form.rgap.walk import Point, Tensors, equations
 from attacker.attacks.networks.chain import Chain, Layer
 
@@ -20,7 +20,7 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
     system, target = equations(chain, weights, gradient, point)
     layers = chain.layers[: point.at + 1]
     lengths = system.norms()
-    system.scale = Rows(_inverse(lengths.weights), _inverse(lengths.gradients))
+    system.scale = EquationValues(_inverse(lengths.weights), _inverse(lengths.gradients))
     below = layers[:-1]
     flat = tuple(gradient[layer.weight].reshape(len(system.k), layer.shape[0], -1) for layer in below)
     problem = Composed(
@@ -64,7 +64,7 @@ def _scaled(problem: Composed) -> Composed:
     answer = problem.at(x, problem.whole).apply(alternating(x))
     system, scale = copy(problem.system), problem.scale
     top = _or_one((answer.top.squared_norm() / _equations(scale)).sqrt())
-    system.scale = Rows(scale.weights / each(top, scale.weights), scale.gradients / each(top, scale.gradients))
+    system.scale = EquationValues(scale.weights / each(top, scale.weights), scale.gradients / each(top, scale.gradients))
     strengths = [_or_one(rows.flatten(1).square().mean(dim=1).sqrt()) for rows in answer.below]
     return replace(problem, system=system, lengths=tuple(s / each(t, s) for s, t in zip(lengths, strengths, strict=True)))
 
@@ -88,5 +88,5 @@ def _or_one(values: Tensor) -> Tensor:
     return torch.where(values > 0, values, 1)
 
 
-def _equations(scale: Rows) -> Tensor:
+def _equations(scale: EquationValues) -> Tensor:
     return ((scale.weights > 0).flatten(1).sum(dim=1) + (scale.gradients > 0).flatten(1).sum(dim=1)).clamp(min=1)

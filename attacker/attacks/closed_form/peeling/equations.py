@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacker.attacks.closed_form.rgap.least_squares import Weighing, whitening
-from attacker.attacks.closed_form.rgap.system import Rows, System, back_through, columns_of, fold, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, back_through, columns_of, fold, through
 from attacker.attacks.networks.chain import Layer
 
 
 @dataclass(frozen=True)
-class Sides:
+class EquationSides:
     """One side of all equations: top, of layer i; below, (N, C_out, values under the kernel) for each layer under it."""
 
-    top: Rows
+    top: EquationValues
     below: tuple[Tensor, ...]
 
     def squared_norm(self) -> Tensor:
@@ -47,7 +47,7 @@ class Composed:
 
     layers: tuple[Layer, ...]
     system: System
-    target: Rows
+    target: EquationValues
     known: Tensor
     weights: tuple[Tensor, ...]
     offsets: tuple[Tensor | float, ...]
@@ -61,7 +61,7 @@ class Composed:
         return self.layers[:-1]
 
     @property
-    def scale(self) -> Rows:
+    def scale(self) -> EquationValues:
         """What the equations of layer i are multiplied by."""
         assert self.system.scale is not None
         return self.system.scale
@@ -72,9 +72,9 @@ class Composed:
         return Weighing((None,) * len(self.below))
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> EquationSides:
         """What the equations give."""
-        return Sides(self.target * self.scale, tuple(g * s for g, s in zip(self.gradients, self.lengths, strict=True)))
+        return EquationSides(self.target * self.scale, tuple(g * s for g, s in zip(self.gradients, self.lengths, strict=True)))
 
     def of(self, rows: Tensor) -> Self:
         """The problems of these rows only."""
@@ -84,11 +84,11 @@ class Composed:
 
         system = copy(self.system)
         system.weight, system.k = pick(system.weight), system.k[rows]
-        system.scale = Rows(pick(self.scale.weights), pick(self.scale.gradients))
+        system.scale = EquationValues(pick(self.scale.weights), pick(self.scale.gradients))
         return replace(
             self,
             system=system,
-            target=Rows(pick(self.target.weights), pick(self.target.gradients)),
+            target=EquationValues(pick(self.target.weights), pick(self.target.gradients)),
             known=self.known[rows],
             weights=tuple(map(pick, self.weights)),
             offsets=tuple(b if isinstance(b, float) else pick(b) for b in self.offsets),
@@ -109,15 +109,15 @@ class Composed:
         system, missed = self._top(inputs)
         return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
 
-    def _top(self, inputs: Tensor) -> tuple[System, Rows]:
+    def _top(self, inputs: Tensor) -> tuple[System, EquationValues]:
         """The equations of layer i that hold or are broken for its `inputs`, and what they miss."""
         got = self.system.apply(inputs)
         missed = (self.target * self.scale).plus(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
         if bool(self.known.all()):
             return self.system, missed
         system, holds = copy(self.system), (self.known | (missed.weights < 0)).to(got.weights.dtype)
-        system.scale = Rows(self.scale.weights * holds, self.scale.gradients)
-        return system, Rows(missed.weights * holds, missed.gradients)
+        system.scale = EquationValues(self.scale.weights * holds, self.scale.gradients)
+        return system, EquationValues(missed.weights * holds, missed.gradients)
 
     def back(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Of the layers below, the gradient at their outputs (N, *outputs) and at what their product gives (N, C_out, places)."""
@@ -144,7 +144,7 @@ class Tangent:
     problem: Composed
     x: Tensor
     system: System
-    top: Rows
+    top: EquationValues
     columns: tuple[Tensor, ...]
     z: tuple[Tensor, ...]
     slopes: tuple[Tensor, ...]
@@ -154,23 +154,23 @@ class Tangent:
     weighing: Weighing | None
 
     @cached_property
-    def missed(self) -> Sides:
+    def missed(self) -> EquationSides:
         """What is unexplained, weighed."""
         problem = self.problem
         below = (k @ u.mT * s for k, u, s in zip(self.k, self.columns, problem.lengths, strict=True))
         wanted = problem.sides.below
-        return self.weighed(Sides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
+        return self.weighed(EquationSides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
 
     def of(self, rows: Tensor) -> "Tangent":
         """At the same x, the layers below left out, for the problems of these rows only."""
         return self.problem.of(rows).at(self.x[rows])
 
-    def weighed(self, sides: Sides, *, transposed: bool = False) -> Sides:
+    def weighed(self, sides: EquationSides, *, transposed: bool = False) -> EquationSides:
         if self.weighing is None:
-            return Sides(sides.top, tuple(torch.zeros_like(rows) for rows in sides.below))
-        return Sides(sides.top, self.weighing.times(sides.below, transposed=transposed))
+            return EquationSides(sides.top, tuple(torch.zeros_like(rows) for rows in sides.below))
+        return EquationSides(sides.top, self.weighing.times(sides.below, transposed=transposed))
 
-    def apply(self, v: Tensor) -> Sides:
+    def apply(self, v: Tensor) -> EquationSides:
         problem = self.problem
         v, columns, changes = problem.span * v, [], []
         for layer, weight, slope in zip(problem.below, problem.weights, self.slopes, strict=True):
@@ -179,14 +179,14 @@ class Tangent:
             v = slope * changes[-1]
         top = self.system.apply(v)
         if self.weighing is None:
-            return Sides(top, tuple(torch.zeros_like(s) for s in problem.lengths))
+            return EquationSides(top, tuple(torch.zeros_like(s) for s in problem.lengths))
         below = [k @ u.mT for k, u in zip(self.k, columns, strict=True)]
         if any(bend is not None for bend in self.bends):
             for j, change in enumerate(self._slope_changes(changes)):
                 below[j] = below[j] + change @ self.columns[j].mT
-        return self.weighed(Sides(top, tuple(rows * s for rows, s in zip(below, problem.lengths, strict=True))))
+        return self.weighed(EquationSides(top, tuple(rows * s for rows, s in zip(below, problem.lengths, strict=True))))
 
-    def adjoint(self, sides: Sides) -> Tensor:
+    def adjoint(self, sides: EquationSides) -> Tensor:
         problem, weighed = self.problem, self.weighed(sides, transposed=True)
         rows = [r * s for r, s in zip(weighed.below, problem.lengths, strict=True)]
         curved = any(bend is not None for bend in self.bends) and self.weighing is not None

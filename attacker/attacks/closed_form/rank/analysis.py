@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.rank.counting import Count, count, dead_values, pooled_rank
 from attacker.attacks.closed_form.rank.generic import generic_ranks
-from attacker.attacks.closed_form.rgap.footprint import Footprint, footprint, pooling, used_values
+from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, footprint, pooling, used_values
 from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
@@ -161,7 +161,7 @@ def virtual_constraints(chain: Chain) -> list[int]:
     return totals
 
 
-def _live(chain: Chain, footprints: Sequence[Footprint]) -> list[Tensor]:
+def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
     """For each layer, which of the values that one channel gives anything depends on."""
     masks: list[Tensor] = []
     for layer, shape, used in zip(chain.layers, footprints, [*used_values(chain)[1:], None], strict=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.footprint import Footprint
+from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Count:
     rank: int
 
 
-def count(layer: Footprint, live: Tensor, dead: float = 0.0) -> Count:
+def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
     """Of a layer whose values given (values,) depend on nothing where not `live`.
 
     dead: the share of its outputs at which a ReLU is 0, scattered: a weight constraint each is lost, and most of what is shared.
@@ -65,7 +65,7 @@ def count(layer: Footprint, live: Tensor, dead: float = 0.0) -> Count:
     return Count(unknowns, min(gradients, ceiling), weights, shared, rank)
 
 
-def groups(layer: Footprint, live: Tensor) -> list[Group]:
+def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
     """The taps that see anything from a live place, in groups that share no value."""
     places = layer.live_places(live)
     sees = torch.where(places, layer.sees, -1)
@@ -93,14 +93,14 @@ def pooled_rank(matrix: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix.double()))
 
 
-def _outputs_meeting(layer: Footprint, live: Tensor) -> Tensor:
+def _outputs_meeting(layer: LayerFootprint, live: Tensor) -> Tensor:
     """(values given, taps): whether a live one has the tap inside the image."""
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]
 
 
-def _weights(layer: Footprint, live: Tensor, taps: Tensor, alive: float) -> int:
+def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
     """Weight constraints on what `taps` see: of each place no more than `alive` outputs, or the values there."""
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)
@@ -111,7 +111,7 @@ def _weights(layer: Footprint, live: Tensor, taps: Tensor, alive: float) -> int:
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))
 
 
-def _shared(layer: Footprint, live: Tensor, taps: Tensor, dead: float) -> int:
+def _shared(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
     """Relations between weight and gradient constraints on what `taps` see."""
     filters = min(layer.filters, layer.channels * len(taps))
     places = int(_outputs_meeting(layer, live)[:, taps].any(dim=1).sum())

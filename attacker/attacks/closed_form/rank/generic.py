@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.rank.counting import dead_values, groups, pooled_rank
 from attacker.attacks.closed_form.rank.elimination import draw, modulo, null_space, product, rank
-from attacker.attacks.closed_form.rgap.footprint import Footprint, pooling
+from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, pooling
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer
 
@@ -20,7 +20,7 @@ ENTRIES = 25_000_000
 
 
 def generic_ranks(
-    chain: Chain, footprints: list[Footprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
+    chain: Chain, footprints: list[LayerFootprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
 ) -> list[int | None]:
     """For each layer, its rank; None for matrices, which need no elimination, and for what is too large.
 
@@ -53,13 +53,13 @@ def _through_pooling(layer: Layer, rng: torch.Generator) -> Tensor | None:
     return None if pool is None else product(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 
-def _largest(shape: Footprint) -> int:
+def _largest(shape: LayerFootprint) -> int:
     """Entries of the largest matrix that is made before the elimination: columns of all channels, constraints of one."""
     taps, places = shape.sees.shape
     return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
 
 
-def _surjective(shape: Footprint) -> bool:
+def _surjective(shape: LayerFootprint) -> bool:
     return shape.before is None or pooled_rank(shape.before) == shape.taken
 
 
@@ -80,7 +80,7 @@ def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Genera
 
 
 def _rank(
-    shape: Footprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
+    shape: LayerFootprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
 ) -> int | None:
     """Of gradient constraints first, each channel alone; then of weight constraints on what those leave open."""
     used = replace(shape, before=None).used(live)
@@ -100,7 +100,7 @@ def _rank(
     return unknowns - open_ones + found
 
 
-def _left_open(shape: Footprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
+def _left_open(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
     """A basis (taken, dimensions) of one channel's values that gradient constraints say nothing of."""
     places, pieces = shape.live_places(live), []
     for group in groups(shape, live):
@@ -125,7 +125,7 @@ def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
     return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
 
 
-def _weight_rows(shape: Footprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
+def _weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
     """(chosen constraints, channels * dimensions), each weight constraint as it acts on what is left open."""
     padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
     which = chosen.any(dim=0)
@@ -144,7 +144,7 @@ def _weight_rows(shape: Footprint, weight: Tensor, left: Tensor, chosen: Tensor)
     return torch.cat(blocks, dim=1)
 
 
-def _below(shape: Footprint, weight: Tensor, k: Tensor) -> Tensor:
+def _below(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
     """The gradient at the layer's input, (channels, values): the transposes of convolution and pooling."""
     columns = product(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
     taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rank.analysis import rank_report
 from attacker.attacks.closed_form.rgap.footprint import used_values
-from attacker.attacks.closed_form.rgap.system import Rows, System, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, through
 from attacker.attacks.networks.chain import Chain, chain_of
 
 LARGEST = 2_500_000
@@ -153,7 +153,7 @@ def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple
     slopes = true_slopes(network, x, torch.tensor([0]))
     for layer, told, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
         system = System(layer, weights[layer.weight][None], k)
-        system.scale = Rows(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
+        system.scale = EquationValues(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
         pairs.append((told.rank, numerical_rank(written_down(system))))
     return pairs
 

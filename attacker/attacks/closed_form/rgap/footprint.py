@@ -15,7 +15,7 @@ POOLED = 4096
 
 
 @dataclass(frozen=True)
-class Footprint:
+class LayerFootprint:
     """One layer, for one channel of C that it takes and one of O that it gives.
 
     sees:   (taps, places) which of the n taken values lies under each tap of the kernel at each place; -1 in the padding.
@@ -49,13 +49,13 @@ class Footprint:
         return meets[:, :-1] if self.after is None else self.after @ meets[:, :-1]
 
 
-def footprint(layer: Layer) -> Footprint:
+def footprint(layer: Layer) -> LayerFootprint:
     """Of a convolution, or of a matrix, whose every input is a channel of one value. Raises NotAChain as `pooling` does."""
     if layer.kernel is None:
-        return Footprint(torch.zeros(1, 1, dtype=torch.long), layer.taken[0], layer.shape[0], 1)
+        return LayerFootprint(torch.zeros(1, 1, dtype=torch.long), layer.taken[0], layer.shape[0], 1)
     _, height, width = layer.taken
     numbered = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
-    return Footprint(
+    return LayerFootprint(
         sees=columns_of(layer, numbered)[0].round().long() - 1,
         channels=layer.taken[0],
         filters=layer.shape[0],

@@ -19,7 +19,7 @@ MISFIT = 0.01
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClosedFormAnswer:
     """x: (B, *shape) in [0, 1], not clamped. y: (B,). route: how it came about. notes: what its reader should know.
     doubts: why it may be no answer, which is of no interest where it turns out to be exact.
 
@@ -90,18 +90,18 @@ def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS)
     return Readings(first, twins, second=second, doubts=doubts)
 
 
-def answers(observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str) -> list[Answer]:
+def answers(observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str) -> list[ClosedFormAnswer]:
     """From model inputs (N, *shape) of the first reading and, where walked, of the second, one answer a problem."""
     if second is None and readings.factor is not None:
         second = first * readings.factor.reshape(-1, *[1] * (first.ndim - 1))
     x = observed.data.denormalise(first)
     if second is None:
         labels = readings.first.head.y
-        return [Answer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
+        return [ClosedFormAnswer(x[i : i + 1], labels[i : i + 1], route, doubts=readings.doubts[i]) for i in range(len(x))]
     return _between_twins(observed, readings, x, observed.data.denormalise(second), route)
 
 
-def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = OURS) -> list[Answer]:
+def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = OURS) -> list[ClosedFormAnswer]:
     """R-GAP on all observations at once. Raises ValueError where it cannot be taken, `require_single` says why."""
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient
@@ -111,7 +111,7 @@ def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk
     return answers(observed, readings, first.f, second, "layers")
 
 
-def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[Answer]:
+def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
     """Of two data with the same gradient, the one that lies in [0, 1]; of two that do, the one with more contrast."""
     off = outside(x), outside(other)
     both = (off[0] <= FITS) & (off[1] <= FITS)
@@ -125,7 +125,7 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
         y = readings.first.head.y[i : i + 1]
         if bool(swap[i]) and readings.second is not None:
             y = readings.second.head.y[i : i + 1]
-        found.append(Answer(kept[i : i + 1], y, route, words, readings.doubts[i], twin=twin))
+        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, words, readings.doubts[i], twin=twin))
     return found
 
 

@@ -7,7 +7,7 @@ It shows in what the layer's equations leave unexplained, as a multiple of what 
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.system import Rows, System, columns_of, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, columns_of, through
 from attacker.attacks.networks.activations import Activation
 
 TELLING = 0.04
@@ -21,7 +21,7 @@ def other_side(activation: Activation, f: Tensor) -> Tensor:
     return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, level(f) * 1e-9))
 
 
-def doubted(system: System, target: Rows, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
+def doubted(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
     """At most one value of each problem, (N, *outputs) bool: the one whose other side explains most of what is left.
 
     x: (N, *inputs) what solves the equations, but for something. f, gradient: (N, *outputs), and that of the loss there.

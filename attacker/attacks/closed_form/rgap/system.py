@@ -22,22 +22,22 @@ from attacker.attacks.networks.chain import Layer, Linear, only_reshapes
 
 
 @dataclass(frozen=True)
-class Rows:
+class EquationValues:
     """One value an equation: weights (N, *outputs), gradients (N, C_out, values under the kernel)."""
 
     weights: Tensor
     gradients: Tensor
 
-    def __mul__(self, other: "Rows") -> "Rows":
-        return Rows(self.weights * other.weights, self.gradients * other.gradients)
+    def __mul__(self, other: "EquationValues") -> "EquationValues":
+        return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
-    def of(self, rows: slice) -> "Rows":
+    def of(self, rows: slice) -> "EquationValues":
         """Of these problems; what is the same for all stays."""
-        return Rows(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
+        return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
-    def plus(self, other: "Rows", share: Tensor) -> "Rows":
+    def plus(self, other: "EquationValues", share: Tensor) -> "EquationValues":
         """Itself and `share` (N,) of another."""
-        return Rows(
+        return EquationValues(
             self.weights + _along(share, other.weights) * other.weights,
             self.gradients + _along(share, other.gradients) * other.gradients,
         )
@@ -58,7 +58,7 @@ class System:
         self.layer = layer
         self.weight = weight.reshape(len(weight), layer.shape[0], -1)
         self.k = back_through(layer.after, k, layer.given).reshape(len(k), layer.shape[0], -1)
-        self.scale: Rows | None = None
+        self.scale: EquationValues | None = None
 
     def of(self, rows: slice) -> "System":
         """These of its problems."""
@@ -68,19 +68,19 @@ class System:
             part.scale = self.scale.of(rows)
         return part
 
-    def apply(self, x: Tensor) -> Rows:
+    def apply(self, x: Tensor) -> EquationValues:
         rows = self._applied(x)
         return rows if self.scale is None else rows * self.scale
 
-    def adjoint(self, rows: Rows) -> Tensor:
+    def adjoint(self, rows: EquationValues) -> Tensor:
         return self._transposed(rows if self.scale is None else rows * self.scale)
 
-    def _applied(self, x: Tensor) -> Rows:
+    def _applied(self, x: Tensor) -> EquationValues:
         columns = columns_of(self.layer, through(self.layer.before, x))
         given = (self.weight @ columns).reshape(len(x), *self.layer.given)
-        return Rows(through(self.layer.after, given), self.k @ columns.mT)
+        return EquationValues(through(self.layer.after, given), self.k @ columns.mT)
 
-    def _transposed(self, rows: Rows) -> Tensor:
+    def _transposed(self, rows: EquationValues) -> Tensor:
         given = back_through(self.layer.after, rows.weights, self.layer.given)
         columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
         return back_through(self.layer.before, fold(self.layer, columns), self.layer.inputs)
@@ -89,12 +89,12 @@ class System:
         """W^T k, the gradient of the loss at the layer's input, (N, *inputs)."""
         return back_through(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
 
-    def norms(self) -> Rows:
+    def norms(self) -> EquationValues:
         """The length of each row, which padding shortens; average pooling is taken for what it does to the squares."""
         inside = columns_of(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
         weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
         weights = through(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
-        return Rows(weights, (self.k.square() @ inside.mT).sqrt())
+        return EquationValues(weights, (self.k.square() @ inside.mT).sqrt())
 
 
 def columns_of(layer: Layer, x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ CHECK = 10
 
 def least_squares(
     system: System,
-    target: Rows,
+    target: EquationValues,
     *,
     tolerance: float = 1e-14,
     iterations: int = 2000,
@@ -188,14 +188,16 @@ def least_squares(
 class _Flat:
     """The equations of a system, scaled, as one vector a problem."""
 
-    def __init__(self, system: System, target: Rows) -> None:
+    def __init__(self, system: System, target: EquationValues) -> None:
         self.system = system
         self.sides = target.weights.shape, target.gradients.shape
         self.cut = target.weights[0].numel()
         self.scale = None
         if system.scale is not None:
             scale = system.scale
-            self.scale = _joined(Rows(scale.weights.expand_as(target.weights), scale.gradients.expand_as(target.gradients)))
+            self.scale = _joined(
+                EquationValues(scale.weights.expand_as(target.weights), scale.gradients.expand_as(target.gradients))
+            )
         self.target = self._scaled(_joined(target))
 
     def image(self, x: Tensor) -> Tensor:
@@ -204,13 +206,13 @@ class _Flat:
     def back(self, rows: Tensor) -> Tensor:
         scaled = self._scaled(rows)
         weights, gradients = scaled[:, : self.cut], scaled[:, self.cut :]
-        return self.system._transposed(Rows(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
+        return self.system._transposed(EquationValues(weights.reshape(self.sides[0]), gradients.reshape(self.sides[1])))
 
     def _scaled(self, rows: Tensor) -> Tensor:
         return rows if self.scale is None else rows * self.scale
 
 
-def _joined(rows: Rows) -> Tensor:
+def _joined(rows: EquationValues) -> Tensor:
     return torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import Head, read_heads
+from attacker.attacks.closed_form.heads import HeadReading, read_heads
 from attacker.attacks.closed_form.rgap.footprint import used_values
 from attacker.attacks.closed_form.rgap.preconditioning import Inverse, bytes_of, inverse_of
 from attacker.attacks.closed_form.rgap.signs import doubted, level, other_side
-from attacker.attacks.closed_form.rgap.system import Rows, Solved, System, least_squares, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, Solved, System, least_squares, through
 from attacker.attacks.networks.activations import settled
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
@@ -69,7 +69,7 @@ class Point:
     at: int
     f: Tensor
     gradient: Tensor
-    head: Head
+    head: HeadReading
     residuals: tuple[Tensor, ...] = ()
 
     @property
@@ -88,14 +88,14 @@ def beginnings(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> 
     return [_at_input(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]
 
 
-def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: Head, at: int) -> Point:
+def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading, at: int) -> Point:
     system = System(layer, weight, head.k)
     below = system.gradient_below()
     if only_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
     lengths = head.k.abs()[..., None].expand_as(gradient)  # what is pooled first comes back with least norm
-    system.scale = Rows(torch.zeros_like(head.k), _inverse(lengths))
-    solved = least_squares(system, Rows(torch.zeros_like(head.k), gradient))
+    system.scale = EquationValues(torch.zeros_like(head.k), _inverse(lengths))
+    solved = least_squares(system, EquationValues(torch.zeros_like(head.k), gradient))
     return Point(at, solved.x, below, head)
 
 
@@ -112,7 +112,9 @@ def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: 
     return replace(point, at=point.at - 1, f=x, gradient=below, residuals=(*point.residuals, residual))
 
 
-def equations(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS) -> tuple[System, Rows]:
+def equations(
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS
+) -> tuple[System, EquationValues]:
     """The system of the layer that `point` stands behind, its rows scaled, and its right-hand side."""
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
@@ -123,14 +125,14 @@ def equations(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, w
     sides = gradient[layer.weight].reshape(len(z), layer.shape[0], -1)
     if walk.scaled:
         errors = expected_errors(system, f * known, point.gradient.reshape(f.shape), sides)
-        system.scale = Rows(known * _inverse(errors.weights), _inverse(errors.gradients))
+        system.scale = EquationValues(known * _inverse(errors.weights), _inverse(errors.gradients))
     else:
-        system.scale = Rows(known, torch.ones_like(sides))
+        system.scale = EquationValues(known, torch.ones_like(sides))
     offset = _offset(layer, weights[layer.bias]) if layer.bias else 0
-    return system, Rows(z - offset, sides)
+    return system, EquationValues(z - offset, sides)
 
 
-def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> Rows:
+def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
     """How far each equation of a layer may be off, as a multiple of the relative error of f; inf where it says nothing.
 
     f, gradient: (N, *outputs) the layer's output, and the gradient of the loss there. sides: dL/dW, (N, C_out, ...).
@@ -143,7 +145,7 @@ def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
     doubt = torch.hypot(gradient * act.bend(f) * size, slope * level(gradient))
     lengths, k = (System(system.layer, system.weight, t).norms().gradients for t in (doubt, gradient * slope))
     inputs = sides.flatten(1).norm(dim=1) * _inverse(k.flatten(1).norm(dim=1))  # what K multiplies, about
-    return Rows(size / slope, lengths * inputs[:, None, None])
+    return EquationValues(size / slope, lengths * inputs[:, None, None])
 
 
 def finish(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS, *, until: int = -1) -> Point:
@@ -158,7 +160,7 @@ def homogeneous(chain: Chain) -> bool:
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
 
-_Solved = tuple[System, Rows, Tensor, Tensor]
+_Solved = tuple[System, EquationValues, Tensor, Tensor]
 """Equations, the x that solves them, and its residual."""
 
 
@@ -189,7 +191,9 @@ def _mended(
     return system, x, residual
 
 
-def _solution(system: System, target: Rows, unknowns: int, walk: Walk, *, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _solution(
+    system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """x and its residual; so many problems at a time as there is room for."""
     layer = system.layer
     if layer.kernel is None and only_reshapes(layer.before):
@@ -205,7 +209,7 @@ def _solution(system: System, target: Rows, unknowns: int, walk: Walk, *, start:
     return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
 
 
-def _part(system: System, target: Rows, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
+def _part(system: System, target: EquationValues, unknowns: int, walk: Walk, start: Tensor | None) -> Solved:
     spare, inverse = _spare(system, unknowns), inverse_of(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
@@ -236,7 +240,7 @@ def _room(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
-def _of_matrix(system: System, target: Rows, *, paper: bool) -> tuple[Tensor, Tensor]:
+def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
     """Of a matrix, gradient constraints alone give x: by least squares, or as the paper by the mean over outputs (its eq. 3)."""
     k, rows, scale = system.k[..., 0], target.gradients, system.scale
     assert scale is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import LOWEST, TURN, Head, logistic_roots, more_than_one, read_heads
+from attacker.attacks.closed_form.heads import LOWEST, TURN, HeadReading, logistic_roots, more_than_one, read_heads
 from fedsim.models import loss_of
 
 F64 = torch.float64
@@ -113,19 +113,19 @@ def loss_for(outputs: int) -> str:
     return "logistic" if outputs == 1 else "cross_entropy"
 
 
-def read(p: Problem, *, rounded: bool = False, with_bias: bool = True) -> list[Head]:
+def read(p: Problem, *, rounded: bool = False, with_bias: bool = True) -> list[HeadReading]:
     gradient, k = (p.gradient.float().double(), p.k.float().double()) if rounded else (p.gradient, p.k)
     loss = loss_for(p.weight.shape[1])
     return read_heads(loss, p.weight, p.bias, gradient, k if p.bias is not None and with_bias else None)
 
 
-def off(head: Head, p: Problem) -> Tensor:
+def off(head: HeadReading, p: Problem) -> Tensor:
     """(N,) how far the features of a reading are from the truth, as a share; infinite where it is none."""
     wrong = (head.features - p.features).norm(dim=1) / p.features.norm(dim=1)
     return torch.where(head.valid & (head.y == p.y), wrong, torch.inf)
 
 
-def truth_among(heads: list[Head], p: Problem) -> Tensor:
+def truth_among(heads: list[HeadReading], p: Problem) -> Tensor:
     return torch.stack([off(head, p) for head in heads]).amin(dim=0)
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks.closed_form.peeling.assembly import compose
-from attacker.attacks.closed_form.peeling.equations import Composed, Sides, Tangent
+from attacker.attacks.closed_form.peeling.equations import Composed, EquationSides, Tangent
 from attacker.attacks.closed_form.peeling.peeled import PEELING, Peeled, Peeling, conjugate_gradients, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
-from attacker.attacks.closed_form.rgap.system import Rows
+from attacker.attacks.closed_form.rgap.system import EquationValues
 from attacker.attacks.closed_form.rgap.walk import Point, Tensors, beginnings, finish, step
 from attacker.attacks.networks.chain import Chain, chain_of
 from fedsim import models
@@ -134,8 +134,8 @@ def test_adjoint_is_the_transpose_of_apply(seen: tuple[Seen, Tensor], doubtful: 
         tangent = problem.at(x, tangent.doubted([torch.full((2,), 0.02, dtype=x.dtype)] * len(problem.below)))
     v = torch.randn(x.shape, generator=rng, dtype=x.dtype)
     image = tangent.apply(v)
-    rows = Rows(*(torch.randn(t.shape, generator=rng, dtype=x.dtype) for t in (image.top.weights, image.top.gradients)))
-    sides = Sides(rows, tuple(torch.randn(t.shape, generator=rng, dtype=x.dtype) for t in image.below))
+    rows = EquationValues(*(torch.randn(t.shape, generator=rng, dtype=x.dtype) for t in (image.top.weights, image.top.gradients)))
+    sides = EquationSides(rows, tuple(torch.randn(t.shape, generator=rng, dtype=x.dtype) for t in image.below))
     there = (image.top.weights * rows.weights).sum() + (image.top.gradients * rows.gradients).sum()
     there = there + sum((a * b).sum() for a, b in zip(image.below, sides.below, strict=True))
     torch.testing.assert_close(there, (v * tangent.adjoint(sides)).sum(), rtol=1e-9, atol=1e-12)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rgap import preconditioning
 from attacker.attacks.closed_form.rgap.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
-from attacker.attacks.closed_form.rgap.system import Rows, System, least_squares
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, least_squares
 from attacker.attacks.networks.chain import Layer, chain_of
 
 F64 = torch.float64
@@ -35,11 +35,11 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
     system = System(layer, drawn(weights, *layer.shape, seed=1), drawn(count, *layer.outputs, seed=2))
     rows = drawn(count, layer.shape[0], 1, prod(layer.kernel or ()), seed=4).abs() + 0.1
     rows = rows.expand(-1, -1, layer.taken[0], -1).flatten(2)
-    system.scale = Rows(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
+    system.scale = EquationValues(drawn(count, *layer.outputs, seed=3).abs() + 0.3, rows)
     return system
 
 
-def right_of(system: System, x: Tensor) -> Rows:
+def right_of(system: System, x: Tensor) -> EquationValues:
     """What the equations give, before they are scaled."""
     plain = system.of(slice(0, len(x)))
     plain.scale = None
@@ -50,7 +50,7 @@ def normal(system: System, at: int, *, weights: bool) -> Tensor:
     """[W; K]^T [W; K], or K^T K alone, of one problem, a column at a time."""
     one = system.of(slice(at, at + 1))
     assert one.scale is not None
-    one.scale = Rows(one.scale.weights * weights, one.scale.gradients)
+    one.scale = EquationValues(one.scale.weights * weights, one.scale.gradients)
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
     return torch.stack([one.adjoint(one.apply(x)).flatten() for x in unit], dim=1)
 
@@ -138,7 +138,7 @@ def test_a_problem_rests_where_iterations_explain_less_than_its_noise() -> None:
     system = system_of("stride")
     x = drawn(2, *system.layer.inputs, seed=9)
     exact = right_of(system, x)
-    noise = Rows(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
+    noise = EquationValues(1e-3 * drawn(*exact.weights.shape, seed=5), 1e-3 * drawn(*exact.gradients.shape, seed=6))
     target = exact.plus(noise, torch.ones(2, dtype=F64))
     spare = torch.full((2,), float(exact.weights[0].numel() + exact.gradients[0].numel() - x[0].numel()), dtype=F64)
     whole, rested = (least_squares(system, target, spare=s) for s in (None, spare))

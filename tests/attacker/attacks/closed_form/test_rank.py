@@ -19,7 +19,7 @@ from attacker.attacks.closed_form.rank.trials import (
 )
 from attacker.attacks.closed_form.rank.verdict import headline, verdict
 from attacker.attacks.closed_form.rgap.footprint import used_values
-from attacker.attacks.closed_form.rgap.system import Rows, System, through
+from attacker.attacks.closed_form.rgap.system import EquationValues, System, through
 from attacker.attacks.closed_form.rgap.walk import Walk, beginnings, finish
 from attacker.attacks.networks.chain import chain_of
 from fedsim import models
@@ -221,7 +221,7 @@ def test_zeros_of_a_relu_remove_constraints_and_most_relations() -> None:
     alive = (torch.rand(3, 64, generator=rng).argsort(dim=1) < 32).double().reshape(1, 3, 8, 8)
     weight, k = (torch.randn(1, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 4, 3, 3), (3, 8, 8)))
     system = System(chain.layers[0], weight, k * alive)
-    system.scale = Rows(alive, torch.ones(1, 1, 1, dtype=torch.float64))
+    system.scale = EquationValues(alive, torch.ones(1, 1, 1, dtype=torch.float64))
     assert numerical_rank(written_down(system)) == half.rank
 
 

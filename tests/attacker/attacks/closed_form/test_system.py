@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from attacker.attacks.closed_form.rgap.system import Rows, System, back_through, columns_of, fold, least_squares, through
+from attacker.attacks.closed_form.rgap.system import (
+    EquationValues,
+    System,
+    back_through,
+    columns_of,
+    fold,
+    least_squares,
+    through,
+)
 from attacker.attacks.networks.chain import Layer, chain_of
 
 F64 = torch.float64
@@ -81,14 +89,14 @@ def dense(system: System, at: int = 0) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def stacked(rows: Rows, at: int = 0) -> Tensor:
+def stacked(rows: EquationValues, at: int = 0) -> Tensor:
     return torch.cat([rows.weights[at].flatten(), rows.gradients[at].flatten()])
 
 
-def random_rows(system: System, seed: int) -> Rows:
+def random_rows(system: System, seed: int) -> EquationValues:
     layer, count = system.layer, len(system.k)
     values = int(np.prod(layer.shape[1:]))
-    return Rows(drawn(count, *layer.outputs, seed=seed), drawn(count, layer.shape[0], values, seed=seed + 1))
+    return EquationValues(drawn(count, *layer.outputs, seed=seed), drawn(count, layer.shape[0], values, seed=seed + 1))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -163,7 +171,7 @@ def test_maps_go_back_through_by_their_transposes(name: str) -> None:
         assert torch.allclose((through(maps, x) * y).sum(), (x * back_through(maps, y, shape)).sum(), rtol=1e-12)
 
 
-def solved_by_numpy(system: System, target: Rows, at: int) -> Tensor:
+def solved_by_numpy(system: System, target: EquationValues, at: int) -> Tensor:
     matrix, right = dense(system, at).numpy(), stacked(target if system.scale is None else target * system.scale, at).numpy()
     return torch.from_numpy(np.linalg.lstsq(matrix, right, rcond=1e-11)[0]).reshape(system.layer.inputs)
 
@@ -174,7 +182,7 @@ def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str
     system, _ = built(name, count=2)
     if scaled:
         lengths = system.norms()
-        system.scale = Rows(1 / (lengths.weights + 0.1), 1 / (lengths.gradients + 0.1))
+        system.scale = EquationValues(1 / (lengths.weights + 0.1), 1 / (lengths.gradients + 0.1))
     target = random_rows(system, seed=11)
     found = least_squares(system, target)
     for at in (0, 1):
@@ -219,7 +227,7 @@ def test_many_problems_at_once_are_solved_as_each_alone(weights: int) -> None:
     for at in range(4):
         weight = system.weight[at if weights > 1 else 0].reshape(1, *system.layer.shape)
         alone = System(system.layer, weight, k[at : at + 1])
-        single = least_squares(alone, Rows(target.weights[at : at + 1], target.gradients[at : at + 1]))
+        single = least_squares(alone, EquationValues(target.weights[at : at + 1], target.gradients[at : at + 1]))
         assert torch.allclose(found.x[at], single.x[0], rtol=1e-8, atol=1e-10 * single.x.abs().max())
         assert found.residual[at] == pytest.approx(single.residual.item(), rel=1e-8)
 
@@ -230,7 +238,7 @@ def test_some_of_many_problems_are_the_same_equations(weights: int, scales: int 
     system, _ = built("pooling after", count=4, weights=weights)
     if scales is not None:
         scale = random_rows(system, seed=21)
-        system.scale = Rows(scale.weights[:scales], scale.gradients[:scales])
+        system.scale = EquationValues(scale.weights[:scales], scale.gradients[:scales])
     part = system.of(slice(1, 3))
     assert len(part.k) == 2
     for at in (0, 1):
@@ -245,7 +253,7 @@ def test_it_stops_at_once_where_there_is_nothing_to_explain() -> None:
     assert (found.x[0] == 0).all()
     assert found.residual[0] == 0
     assert torch.allclose(found.x[1], solved_by_numpy(system, target, 1), atol=1e-9)
-    alone = least_squares(system, Rows(torch.zeros_like(target.weights), torch.zeros_like(target.gradients)))
+    alone = least_squares(system, EquationValues(torch.zeros_like(target.weights), torch.zeros_like(target.gradients)))
     assert alone.iterations <= 10
     assert (alone.x == 0).all()
 
@@ -261,7 +269,7 @@ def test_what_is_no_number_ends_and_spoils_no_other_problem(value: float) -> Non
     assert torch.allclose(found.x[1], clean, rtol=1e-9)
     assert not torch.isfinite(found.residual[0])
     only = System(system.layer, drawn(1, *system.layer.shape, seed=1), drawn(1, *system.layer.outputs, seed=51))
-    assert least_squares(only, Rows(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
+    assert least_squares(only, EquationValues(target.weights[:1], target.gradients[:1]), iterations=10_000).iterations <= 20
 
 
 def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
@@ -275,8 +283,8 @@ def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
 
 
 def test_rows_add_multiply_and_measure() -> None:
-    one = Rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
-    other = Rows(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
+    one = EquationValues(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
+    other = EquationValues(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
     assert one.squared_norm().tolist() == [9, 25]
     both = one.plus(other, torch.tensor([1.0, -2.0]))
     assert both.weights.tolist() == [[2, 3], [1, 2]]

@@ -11,7 +11,7 @@ from torch.distributions import Laplace, Normal
 
 from attacker.attacks import Case, cpl, exact, without_gradient
 from attacker.attacks.closed_form.observations import observe as observe_closed
-from attacker.attacks.closed_form.rgap.inversion import Answer
+from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
 from attacker.attacks.matching.search import Search
@@ -114,7 +114,7 @@ def test_an_answer_that_fits_noise_gives_way_to_a_search_that_leaves_it(
 ) -> None:
     case, x, _ = image_case(1, defense="gaussian(0.002)")
     (fitted,) = cpl(optimiser="wolfe", denoised=False)([case], rng=seeded())
-    monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [Answer(fitted.x.double(), fitted.y, "layers")])
+    monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
     (routed,) = exact()([case], rng=seeded())
     seen = observe_closed([case])
     assert seen.missed(0, fitted.x, fitted.y) < seen.missed(0, routed.x, routed.y) < 1.1 * seen.noise(0)

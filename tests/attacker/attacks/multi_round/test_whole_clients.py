@@ -19,7 +19,7 @@ from attacker.reconstruction import Reconstruction, slots_of
 from attacker.replay.replay import Replay, Replayed
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 EXPERIMENT = {
@@ -71,7 +71,7 @@ def _grey(case: Case, seed: int) -> Reconstruction:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 
 
