@@ -28,7 +28,7 @@ from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import by_depth
-from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.assignment import assign
 from attacker.scoring.metrics import psnr
 

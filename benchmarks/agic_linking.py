@@ -13,8 +13,7 @@ from attacker.attacks.linking import Described
 from attacker.attacks.linking.described import likeness
 from attacker.attacks.linking.link import Matching
 from attacker.attacks.linking.matching import Filter, assignment, greedy
-from attacker.attacks.multi_round import agic
-from attacker.attacks.multi_round.agic import Comparison
+from attacker.attacks.multi_round.agic import Comparison, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ from single_cases import Client, client
 from splits import Images, Part, images
 from torch import Tensor
 
-from attacker.attacks import ATTACKS, Attack, Case, without_gradient
+from attacker.attacks import ATTACKS, Attack, Case
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.measures import answered
@@ -79,7 +79,7 @@ def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[A
     made, truth = cases(cell, data, asked)
     attack: Attack = ATTACKS[cell.attack](**cell.settings)
     if cell.null:
-        attack = without_gradient(attack)
+        attack = attack.null()
     try:
         found = attack(made, rng=torch.Generator().manual_seed(asked.seed))
     except ValueError as error:

@@ -89,7 +89,7 @@ def _cases(attack: Attack) -> list[Case]:
         rows = list(labels[:size])
         case = of.case([(x[rows], torch.tensor(rows))], "c")
         rounds.append(replace(case.observations[0], round=number))
-    return [Case(tuple(rounds))] if getattr(attack, "whole_clients", False) else [Case((one,)) for one in rounds]
+    return [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((one,)) for one in rounds]
 
 
 def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:

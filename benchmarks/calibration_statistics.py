@@ -23,7 +23,6 @@ from splits import Images, images
 from torch import Tensor
 
 from attacker.attacks import ATTACKS
-from attacker.attacks.registry import without_gradient
 from attacker.scoring.assignment import assign
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
@@ -248,7 +247,8 @@ class _Clients:
     def attacked(self, attack: Attack, *, null: bool, seed: int) -> Answers:
         name, arguments = attack
         built = ATTACKS[name](**arguments)
-        built = replace(without_gradient(built) if null else built, device=self.asked.device)
+        built.device = self.asked.device
+        built = built.null() if null else built
         network, own = client(self.model, self.images.data, seed=self.asked.seed), self.images
         batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
         cases = [network.case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]

@@ -6,7 +6,7 @@ from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
-from attacker.attacks.registry import ATTACKS, AttackSpec, without_gradient
+from attacker.attacks.registry import ATTACKS, AttackSpec
 
 __all__ = [
     "ATTACKS",
@@ -27,5 +27,4 @@ __all__ = [
     "inverting_gradients",
     "rgap",
     "unmet",
-    "without_gradient",
 ]

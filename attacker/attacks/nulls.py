@@ -1,12 +1,14 @@
-"""What a null may know: everything that a server knows before any client has answered."""
+"""Nulls: attacks that are given what a server knows before any client has answered, and nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Generator
 
-from attacker.attacks.base import Case
+from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, effort_of
 from attacker.attacks.linking import Links
+from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.observation import Observation
@@ -19,6 +21,37 @@ def blinded(cases: Sequence[Case]) -> list[Case]:
     nothing else cannot read an update by mistake, whatever it is made of.
     """
     return [Case(tuple(_blinded(observation) for observation in case.observations), links=case.links) for case in cases]
+
+
+@dataclass
+class Blinded:
+    """A null, whoever wrote it, whose cases hold nothing that a client sent."""
+
+    attack: Attack
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.attack.needs
+
+    @property
+    def effort(self) -> Effort:
+        return effort_of(self.attack)
+
+    @property
+    def device(self) -> str:
+        return self.attack.device
+
+    @device.setter
+    def device(self, device: str) -> None:
+        self.attack.device = device
+
+    def null(self) -> "Blinded":
+        return self
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        return self.attack(blinded(cases), rng=rng, progress=progress, memory=memory)
 
 
 def _blinded(observation: Observation) -> Observation:

@@ -1,23 +1,19 @@
-"""Attacks by name, with their arguments: the specification is data, printed into every row."""
+"""Attacks by name, with their arguments. A specification is plain data, printed into every row."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import signature
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 from attacker.attacks.base import Attack
-from attacker.attacks.closed_form.hybrid import Hybrid
-from attacker.attacks.closed_form.router import ClosedForm
-from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.multi_round.agic import Agic, agic
+from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.nulls import Blinded
 from attacker.attacks.papers.closed_form import exact, hgap, rgap
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from defenses._registry import Registry, bind
 
-AnyAttack = TypeVar("AnyAttack", bound=GradientMatching | ClosedForm | Hybrid | Agic)
-
-ATTACKS: Registry[Callable[..., GradientMatching | ClosedForm | Hybrid | Agic]] = Registry(
+ATTACKS: Registry[Callable[..., Attack]] = Registry(
     "attacker.attacks",
     {
         "agic": agic,
@@ -55,15 +51,16 @@ class AttackSpec:
     def knows_defense(self) -> bool:
         return bool(self.arguments.get("knows_defense", True))
 
+    def argument(self, name: str) -> Any:
+        """Return the value of an argument, given or by default; None where the attack has no such argument."""
+        parameter = signature(ATTACKS[self.name]).parameters.get(name)
+        return self.arguments.get(name, parameter.default) if parameter else None
+
     def build(self, *, device: str = "cpu") -> Attack:
-        """The attack itself."""
-        attack = replace(ATTACKS[self.name](**self.arguments), device=device)
-        return without_gradient(attack) if self.null else attack
-
-
-def without_gradient(attack: AnyAttack) -> AnyAttack:
-    """The null of an attack: the same search with the same prior and start, and no look at the gradient."""
-    return replace(attack, sees_gradient=False)
+        """Return the attack itself, or its null, which is given nothing that a client sent."""
+        attack = ATTACKS[self.name](**self.arguments)
+        attack.device = device
+        return Blinded(attack.null()) if self.null else attack
 
 
 def _check(what: str, value: Any, default: Any) -> None:

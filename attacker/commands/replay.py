@@ -141,7 +141,7 @@ def _oracles(
         raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels, logits")
     if not names:
         return {}
-    if "logits" in names and not getattr(attack.build(), "agreement", 0.0):
+    if "logits" in names and not attack.argument("agreement"):
         raise ValueError(f"{attack} makes nothing of the oracle logits: they are for cpl's label regulariser, --set agreement=1")
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import true_labels, true_logits

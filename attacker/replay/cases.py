@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, Case
-from attacker.attacks.base import case_key, refused
+from attacker.attacks.base import Need, case_key, refused
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM
 
@@ -62,7 +62,7 @@ def planned(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
     """
     complete = [row for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
-    if not getattr(attack, "whole_clients", False):
+    if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
     clients: dict[str, _Client] = {row.client: _Client() for row in complete}
     for row in sorted(rows, key=lambda row: (row.round, row.client)):

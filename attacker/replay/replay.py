@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Attack, AttackSpec
-from attacker.attacks.base import MAX_EXAMPLES, Look
+from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
 from attacker.replay.cases import Plan, Planned, planned
 from attacker.replay.checkpoints import tidy, unfinished
@@ -176,7 +176,7 @@ class Replay:
         plan, pending = self.plan, self._pending()
         make_private(self.out)
         make_private(self.folder)
-        oracles = (*getattr(self._attack, "oracles", ()), *(() if self.spec.null else self._oracles))
+        oracles = (*oracles_of(self._attack.needs), *(() if self.spec.null else self._oracles))
         write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
         replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
         for case in plan.cases:
@@ -225,7 +225,7 @@ class Replay:
 
     @cached_property
     def _footprint(self) -> CaseFootprint:
-        return CaseFootprint(self.recording.manifest, self.device, remembered(self._attack))
+        return CaseFootprint(self.recording.manifest, self.device, effort_of(self._attack).vectors)
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
@@ -236,7 +236,7 @@ class Replay:
         """About how long the tasks take, one after the other on one core; of an attack of unknown length, next to nothing."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
-        return once * evaluations(self._attack)
+        return once * effort_of(self._attack).evaluations
 
     def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
         """Cases as plain data, with what oracles tell of them; one of which they cannot tell anything has failed."""
@@ -273,23 +273,6 @@ class Replay:
     def _fail(self, key: str, reason: str, replayed: Replayed) -> None:
         replayed.failed[key] = reason
         write_failure(self.folder, key, reason)
-
-
-def evaluations(attack: object) -> int:
-    """Of the gradient, by a search of one start that comes to its end; 1 for what is no search."""
-    search = _search(attack)
-    return int(getattr(search, "steps", 1)) * int(getattr(getattr(search, "optimiser", None), "period", 1))
-
-
-def remembered(attack: object) -> int:
-    """By its optimiser, of each case, in vectors as long as a latent; 0 of what is no search."""
-    return int(getattr(getattr(_search(attack), "optimiser", None), "remembers", 0))
-
-
-def _search(attack: object) -> object:
-    """The search that an attack makes, if it makes any, else the attack itself."""
-    parts = (getattr(attack, name, None) for name in ("matching", "search", "fallback"))
-    return next((part for part in parts if part is not None), attack)
 
 
 def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:

@@ -212,6 +212,6 @@ class Rules:
 
 def _whole_clients(rule: Rule) -> bool:
     """Whether its attack uses all rounds of a client together."""
-    from attacker.attacks import AttackSpec
+    from attacker.attacks import AttackSpec, Need
 
-    return bool(getattr(AttackSpec(name=rule.attack, arguments=rule.arguments).build(), "whole_clients", False))
+    return Need.SAME_CLIENT in AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs

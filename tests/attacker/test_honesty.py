@@ -67,7 +67,7 @@ from inspect import signature
 from pathlib import Path
 import torch
 import attacker.replay.replay
-from attacker.attacks import ATTACKS, AttackSpec, Case
+from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 
 rounds = pickle.loads(Path(sys.argv[1]).read_bytes())
 opened = []
@@ -81,7 +81,7 @@ for name in ATTACKS:
     for null in (False, True):
         few = {key: 2 for key in ("steps", "pre_steps") if key in signature(ATTACKS[name]).parameters}
         attack = AttackSpec(name=name, arguments=few, null=null).build()
-        cases = [Case(tuple(rounds))] if getattr(attack, "whole_clients", False) else [Case((rounds[0],))]
+        cases = [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((rounds[0],))]
         (found,) = attack(cases, rng=torch.Generator().manual_seed(0))
         print("ran", name, null, found.attack, tuple(found.x.shape[1:]))
 print("opened", [path for path in opened if Path(path).resolve().is_relative_to(Path(sys.argv[1]).resolve().parent)])

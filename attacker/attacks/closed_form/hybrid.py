@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.plausibility import CRITERIA
 from attacker.attacks.closed_form.router import ClosedForm
@@ -29,7 +29,7 @@ def _number(value: Tensor) -> float:
     return float(value.mean().nan_to_num(nan=float("inf")))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Hybrid:
     """Both attacks on every case; neither looks at the other. criterion: a name of `judge`."""
 
@@ -39,9 +39,15 @@ class Hybrid:
     criterion: str
     knows_defense: bool = True
     sees_gradient: bool = True
-    oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset())
     device: str = "cpu"
+
+    @property
+    def effort(self) -> Effort:
+        return effort_of(self.search)
+
+    def null(self) -> "Hybrid":
+        return replace(self, sees_gradient=False)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Generator
 
-from attacker.attacks.base import Case, Memory, Need, Progress, generator_for, unmet
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for, unmet
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import OURS, Walk
@@ -27,7 +27,7 @@ EXACT = 1e-3
 """How far the gradient of an answer may be from the observed one, as a share of its length, for the answer to be exact."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ClosedForm:
     """An attack by closed forms.
 
@@ -46,9 +46,15 @@ class ClosedForm:
     stability: bool = True
     knows_defense: bool = True
     sees_gradient: bool = True
-    oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"
+
+    @property
+    def effort(self) -> Effort:
+        return effort_of(self.fallback)
+
+    def null(self) -> "ClosedForm":
+        return replace(self, sees_gradient=False)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -209,7 +215,7 @@ class Routing:
             seconds=seconds,
             route=answer.route,
             attack=self.attack.name,
-            oracles=self.attack.oracles + (("labels",) if case.known_labels is not None else ()),
+            oracles=("labels",) if case.known_labels is not None else (),
             seed=self.rng.initial_seed(),
             notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed), *judged.notes),
         )
@@ -224,7 +230,7 @@ class Routing:
 
     def _null(self) -> list[Reconstruction]:
         if self.attack.fallback is not None:
-            null = replace(self.attack.fallback, sees_gradient=False, device=self.attack.device)
+            null = replace(self.attack.fallback.null(), device=self.attack.device)
             found = null(self.cases, rng=self.rng, progress=self.progress, memory=self.memory)
             return [replace(one, attack=self.attack.name) for one in found]
         return [self._grey(case) for case in self.cases]
@@ -249,7 +255,7 @@ class Routing:
             seconds=0.0,
             route="prior alone",
             attack=self.attack.name,
-            oracles=self.attack.oracles,
+            oracles=(),
             seed=self.rng.initial_seed(),
         )
 

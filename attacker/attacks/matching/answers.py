@@ -4,7 +4,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from attacker.attacks.base import Case
+from attacker.attacks.base import Case, oracles_of
 from attacker.attacks.confidence import Judged, of_prior, of_search, undecided
 from attacker.attacks.matching.saved_state import Best
 from attacker.attacks.simulation import local_epochs
@@ -67,7 +67,7 @@ def _route(search: "Search", best: Best) -> str:
 def _oracles(search: "Search", case: Case) -> tuple[str, ...]:
     """What was used of what no server knows."""
     labels = ("labels",) if case.known_labels is not None and search.attack.sees_gradient else ()
-    return (*search.attack.oracles, *labels, *(("logits",) if search.told else ()))
+    return (*oracles_of(search.attack.needs), *labels, *(("logits",) if search.told else ()))
 
 
 def slots(search: "Search", i: int, o: int) -> list[Slot]:

@@ -9,13 +9,13 @@ with one row of z a problem, that is one restart of one case, and all rows at on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.base import Case, Memory, Need, Progress
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress
 from attacker.attacks.labels.rules import LabelRule
 from attacker.attacks.matching.initialisation import Init
 from attacker.attacks.matching.layer_weights import LayerWeights
@@ -31,7 +31,7 @@ from attacker.reconstruction import Reconstruction
 LocalSteps = Literal["one_batch", "simulated"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GradientMatching:
     """An attack put together from its parts. Steps of the search are steps in pixels, whatever the normalisation.
 
@@ -86,7 +86,6 @@ class GradientMatching:
     knows_defense: bool = True
     sees_gradient: bool = True
     first: First | None = None
-    oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
     device: str = "cpu"
 
@@ -101,6 +100,13 @@ class GradientMatching:
             raise ValueError("a given start holds each example once, and order_invariant searches for one in each local epoch")
         if not 0 <= self.coarse < 1:
             raise ValueError(f"coarse is a share of the steps in [0, 1): the last ones are in float32, got {self.coarse}")
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(evaluations=self.steps * self.optimiser.period, vectors=self.optimiser.remembers)
+
+    def null(self) -> "GradientMatching":
+        return replace(self, sees_gradient=False)
 
     def robust_loss(self, distance: Tensor) -> Tensor:
         """What a distance counts as (Cauchy's loss)."""

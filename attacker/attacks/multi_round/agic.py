@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from attacker.attacks.arguments import OneOf
-from attacker.attacks.base import Case, Memory, Need, Progress, generator_for
+from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.linking import Links, link, unlinked
@@ -31,7 +31,7 @@ Comparison = Literal["features", "images", "published", "none"]
 COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Agic:
     """Link a client's rounds, then reconstruct its examples from all of them at once.
 
@@ -51,10 +51,15 @@ class Agic:
     pre_steps: int
     knows_defense: bool = True
     sees_gradient: bool = True
-    oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD}))
     device: str = "cpu"
-    whole_clients: bool = True
+
+    @property
+    def effort(self) -> Effort:
+        return effort_of(self.matching)
+
+    def null(self) -> "Agic":
+        return replace(self, sees_gradient=False)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -155,7 +160,7 @@ def agic(
     rule, adam = labels.label_rule(label_rule), optimiser == "adam"
     if rule is None:
         raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
-    needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())
+    needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
     matching = GradientMatching(
         name="agic",
         objective=named.distance(distance),

@@ -92,5 +92,5 @@ def hgap(
         search=replace(dlg(steps=steps, restarts=restarts, knows_defense=knows_defense), labels=inferred),
         criterion=criterion,
         knows_defense=knows_defense,
-        needs=SINGLE | ({Need.IMAGES} if criterion in ("roughness", "total_variation") else set()),
+        needs=SINGLE | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),
     )

@@ -94,7 +94,12 @@ def cpl(
     compiled: as in `dlg`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
-    needs = {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES} | ({Need.LINEAR_HEAD} if rule else set()) | ({Need.IMAGES} if tv else set())
+    needs = (
+        {Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}
+        | ({Need.LINEAR_HEAD} if rule else set())
+        | ({Need.IMAGE_PRIOR} if tv else set())
+    )
+    needs |= {Need.OWN_IMAGES} if init == "insider" else set()
     attack = GradientMatching(
         name="cpl",
         objective=named.distance(distance),
@@ -111,7 +116,6 @@ def cpl(
         denoised=denoised,
         compiled=compiled,
         knows_defense=knows_defense,
-        oracles=("images of the same class",) if init == "insider" else (),
         needs=frozenset(needs),
     )
     if closed_form_start:
@@ -150,6 +154,6 @@ def inverting_gradients(
         boxed=True,
         compiled=compiled,
         knows_defense=knows_defense,
-        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGES} if tv else set())),
+        needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())),
     )
     return from_closed_form(attack) if closed_form_start else attack

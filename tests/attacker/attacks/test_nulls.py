@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import ATTACKS, AttackSpec, Case
+from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import Payload, encode
@@ -79,7 +79,7 @@ def null_of(spec: AttackSpec, observations: list[Observation]) -> list[Reconstru
     """The answers of a null, few of its steps."""
     few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
     attack = replace(spec, arguments={**few, **spec.arguments}).build()
-    whole = getattr(attack, "whole_clients", False)
+    whole = Need.SAME_CLIENT in attack.needs
     cases = [Case(tuple(observations))] if whole else [Case((one,)) for one in observations]
     return attack(cases, rng=torch.Generator().manual_seed(3))
 

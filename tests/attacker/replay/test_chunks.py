@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec
+from attacker.attacks.base import effort_of
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.replay import batching as chunks
 from attacker.replay.batching import CaseFootprint
-from attacker.replay.replay import remembered
 from defenses import DefenseSpec
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Training
 
@@ -20,7 +20,7 @@ CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 def footprint(attack: str, **arguments: object) -> CaseFootprint:
     training = Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
-    return CaseFootprint(manifest, "cpu", remembered(AttackSpec(name=attack, arguments=arguments).build()))
+    return CaseFootprint(manifest, "cpu", effort_of(AttackSpec(name=attack, arguments=arguments).build()).vectors)
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
@@ -60,7 +60,7 @@ def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch
     ],
 )
 def test_what_is_remembered_is_that_of_the_search_within(attack: str, arguments: dict[str, object], vectors: int) -> None:
-    assert remembered(AttackSpec(name=attack, arguments=arguments).build()) == vectors
+    assert effort_of(AttackSpec(name=attack, arguments=arguments).build()).vectors == vectors
 
 
 def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_again() -> None:

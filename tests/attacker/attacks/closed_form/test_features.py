@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, cpl, exact, without_gradient
+from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.features import likeliest
 from attacker.attacks.closed_form.peeling.smoothness import DEVIATION, smooth_spread
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -63,7 +63,7 @@ def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.Mo
     monkeypatch.setattr("attacker.attacks.closed_form.features.read_features", refuse)
     case, _, _ = batch(observe, [3, 0])
     for attack in (cpl(features=True, steps=1, tv=1e-5), exact(steps=1)):
-        assert without_gradient(attack)([case], rng=seeded())[0].route == "prior alone"
+        assert attack.null()([case], rng=seeded())[0].route == "prior alone"
 
 
 def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet, without_gradient
+from attacker.attacks import AttackSpec, Case, cpl, exact, inverting_gradients, rgap, unmet
 from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.closed_form.rgap.inversion import walk_through
 from attacker.attacks.closed_form.router import EXACT
@@ -203,7 +203,7 @@ def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..
 def test_a_null_looks_at_no_gradient(image_case: Make) -> None:
     (case, _, _), (other, _, _) = image_case(0), image_case(0, learning_rate=0.05)
     for attack in (exact(steps=1), rgap()):
-        null = without_gradient(attack)
+        null = attack.null()
         (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
         assert torch.equal(first.x, second.x)
         assert torch.equal(first.y, second.y)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap, without_gradient
+from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
 from attacker.attacks.confidence import curve, evidence, probabilities
 from attacker.attacks.confidence.curves import FILE, LEAST
 from attacker.reconstruction import Reconstruction
@@ -89,7 +89,7 @@ def test_the_confidence_of_a_null_is_the_base_rate_whatever_was_received(attack:
     observation = case.observations[0]
     noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
     other = Case((replace(observation, payload=Payload(tensors=noise)),))
-    (first,), (second,) = (without_gradient(attack)([one], rng=seeded()) for one in (case, other))
+    (first,), (second,) = (attack.null()([one], rng=seeded()) for one in (case, other))
     assert torch.equal(first.confidence, second.confidence)
     assert 0 <= float(first.confidence.max()) < 0.05
     assert first.explained is not None

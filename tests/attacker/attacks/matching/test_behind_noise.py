@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from attacker.attacks import Case, cpl, exact, without_gradient
+from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
 from attacker.attacks.matching.search import Search
-from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
@@ -138,7 +138,7 @@ def test_a_null_sees_nothing_of_what_was_received(image_case: Make, name: str, a
     (observation,) = cases[0].observations
     nothing = {key: torch.zeros_like(t) for key, t in observation.update.items()}
     cases.append(Case((replace(observation, payload=encode(nothing)),)))
-    null = without_gradient(attack)
+    null = attack.null()
     (first,), *others = (null([case], rng=seeded()) for case in cases)
     for (other,) in others:
         assert torch.equal(first.x, other.x)
@@ -146,9 +146,9 @@ def test_a_null_sees_nothing_of_what_was_received(image_case: Make, name: str, a
 
 def test_a_null_prefers_smooth_images_too_and_sees_nothing_else(image_case: Make) -> None:
     (case, _, _), (other, _, _) = (image_case(1, defense="gaussian(0.002)", learning_rate=rate) for rate in (0.1, 0.05))
-    null = without_gradient(cpl(optimiser="wolfe", steps=20))
+    null = cpl(optimiser="wolfe", steps=20).null()
     (found,), (again,) = null([case], rng=seeded()), null([other], rng=seeded())
-    (start,) = without_gradient(cpl(denoised=False))([case], rng=seeded())
+    (start,) = cpl(denoised=False).null()([case], rng=seeded())
     variation = total_variation(1.0)
     assert torch.equal(found.x, again.x)
     assert variation(found.x) < 0.2 * variation(start.x)

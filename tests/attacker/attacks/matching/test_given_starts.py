@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, GradientMatching, cpl, without_gradient
+from attacker.attacks import Case, GradientMatching, cpl
 from attacker.attacks.matching.warm_starts import Given, placed
 from attacker.scoring.metrics import mse
 
@@ -94,8 +94,8 @@ def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_
 
 def test_a_null_is_told_nothing(image_case: Make) -> None:
     case, x, _ = image_case(1)
-    (null,) = without_gradient(given(x, steps=1))([case], rng=seeded())
-    (plain,) = without_gradient(cpl(optimiser="wolfe", steps=1))([case], rng=seeded())
+    (null,) = given(x, steps=1).null()([case], rng=seeded())
+    (plain,) = cpl(optimiser="wolfe", steps=1).null()([case], rng=seeded())
     assert torch.equal(null.x, plain.x)
     assert (null.restarts, null.route) == (1, "prior alone")
 

@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet, without_gradient
+from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet
 from attacker.attacks.matching.initialisation import start
 from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise
 from attacker.attacks.matching.search import Search
@@ -36,7 +36,7 @@ def test_one_image_and_its_label_come_back(attack, image_case) -> None:
 def test_inverting_gradients_comes_closer_than_its_null_and_stays_in_the_box(image_case) -> None:
     case, x, y = image_case(1)
     attack = inverting_gradients(steps=400)
-    (found,), (null,) = attack([case], rng=seeded()), without_gradient(attack)([case], rng=seeded())
+    (found,), (null,) = attack([case], rng=seeded()), attack.null()([case], rng=seeded())
     assert torch.equal(found.y, y)
     assert found.x.min() >= 0
     assert found.x.max() <= 1
@@ -77,7 +77,7 @@ def test_the_null_never_looks_at_the_payload(image_case) -> None:
     noise = {name: torch.randn_like(t) for name, t in observation.payload.tensors.items()}
     other = Case((replace(observation, payload=Payload(tensors=noise)),))
     for attack in (cpl(steps=5), dlg(steps=5), inverting_gradients(steps=30)):
-        null = without_gradient(attack)
+        null = attack.null()
         (first,), (second,) = null([case], rng=seeded()), null([other], rng=seeded())
         assert torch.equal(first.x, second.x)
         assert torch.equal(first.y, second.y)
@@ -155,7 +155,7 @@ def test_an_oracle_is_written_down_and_used(image_case) -> None:
     (found,) = cpl(steps=2)([told], rng=seeded())
     assert found.oracles == ("labels",)
     assert torch.equal(found.y, (y + 1) % 4)
-    assert without_gradient(cpl(steps=2))([told], rng=seeded())[0].oracles == ()
+    assert cpl(steps=2).null()([told], rng=seeded())[0].oracles == ()
     assert cpl(steps=2)([case], rng=seeded())[0].oracles == ()
 
 
@@ -177,7 +177,7 @@ def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_cas
     assert (found.oracles, plain.oracles) == (("logits",), ())
     without = replace(pull, agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
     assert without[0].oracles == ()  # nothing was made of it
-    assert without_gradient(pull)([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
+    assert pull.null()([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
 
 
 def test_needs_are_said_in_words(image_case) -> None:
@@ -214,7 +214,7 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
         return starts[-1]
 
     attack = replace(cpl(steps=1), init=watched)
-    attack([case], rng=seeded()), without_gradient(attack)([case], rng=seeded())
+    attack([case], rng=seeded()), attack.null()([case], rng=seeded())
     assert torch.equal(starts[0], starts[1])
 
 

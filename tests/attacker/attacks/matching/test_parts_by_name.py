@@ -92,8 +92,8 @@ def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_c
     for name, worst in (("euclidean", power), ("cosine", 1.0)):
         (weight,) = Search(cpl(tv=0.3, distance=name), [case], seeded(), None).smoothing
         assert weight.item() == pytest.approx(0.3 * float(worst), rel=1e-4)
-    assert Need.IMAGES in cpl(tv=0.3).needs
-    assert Need.IMAGES not in cpl().needs
+    assert Need.IMAGE_PRIOR in cpl(tv=0.3).needs
+    assert Need.IMAGE_PRIOR not in cpl().needs
 
 
 def test_steps_that_are_simulated_are_seen_through(observe) -> None:

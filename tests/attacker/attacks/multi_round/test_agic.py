@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case, unmet, without_gradient
+from attacker.attacks import AttackSpec, Case, unmet
 from attacker.attacks.linking import Links
-from attacker.attacks.multi_round import agic
+from attacker.attacks.multi_round.agic import agic
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 
@@ -71,7 +71,7 @@ def test_without_links_every_place_is_an_example_of_its_own(client: Client) -> N
 def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_two_are_the_same(client: Client) -> None:
     """More than the six examples: scoring compares the first six. See also test_nulls."""
     case, _ = client()
-    (null,) = without_gradient(agic(steps=3))([case], rng=seeded())
+    (null,) = agic(steps=3).null()([case], rng=seeded())
     assert len(null.x) == 12
     assert null.route == "prior alone"
     assert null.explained.max() == 0

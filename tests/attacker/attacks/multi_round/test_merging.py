@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, without_gradient
-from attacker.attacks.multi_round import agic
+from attacker.attacks import Case
+from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.multi_round.merging import MOST, groups_of, merged
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -112,5 +112,5 @@ def test_an_attack_that_does_not_link_merges_what_it_finds_twice(observe: Callab
         assert len({slot.example for slot in found.slots if slot.round == number}) == 2
     errors = (found.x.clamp(0, 1)[:, None] - x[None]).flatten(2).square().mean(dim=2)
     assert (errors.min(dim=0).values < 0.009).sum() >= 3
-    (null,) = without_gradient(attack)([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
+    (null,) = attack.null()([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
     assert len(null.x) == 12

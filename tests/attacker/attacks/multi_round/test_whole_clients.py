@@ -32,15 +32,15 @@ EXPERIMENT = {
 SEEN: list[list[Case]] = []
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Together:
     """Answers grey, and remembers what it was given."""
 
-    whole_clients: bool = True
-    sees_gradient: bool = True
-    oracles: tuple[str, ...] = ()
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES}))
     device: str = "cpu"
+
+    def null(self) -> "Together":
+        return self
 
     def __call__(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
         SEEN.append(list(cases))
@@ -233,13 +233,13 @@ def test_an_attack_on_images_says_which_argument_mends_it_where_there_are_rows()
         observations=[SimpleNamespace(num_examples=1, data=SimpleNamespace(is_image=False), client="c")], known_labels=None
     )
     prior = "its prior is one of images, and these data are rows; "
-    needs = frozenset({Need.IMAGES})
-    agic, hgap = (replace(AttackSpec(name=name).build(), needs=needs) for name in ("agic", "hgap"))
+    agic, hgap = (AttackSpec(name=name).build() for name in ("agic", "hgap"))
+    agic.needs, hgap.needs = (frozenset({need}) for need in (Need.IMAGE_PRIOR, Need.IMAGE_CRITERION))
     assert refused(agic, rows) == prior + "--set tv=0 leaves it out"
-    assert refused(hgap, rows) == prior + "--set criterion=gradient does without"
+    assert refused(hgap, rows) == prior.replace("prior", "criterion") + "--set criterion=gradient does without"
     assert refused(replace(agic, needs=frozenset()), rows) == ""
     for name, setting in (("agic", {"tv": 0.0}), ("inverting_gradients", {"tv": 0.0}), ("hgap", {"criterion": "gradient"})):
-        assert Need.IMAGES not in AttackSpec(name=name, arguments=setting).build().needs
+        assert not {Need.IMAGE_PRIOR, Need.IMAGE_CRITERION} & AttackSpec(name=name, arguments=setting).build().needs
 
 
 def test_weights_that_are_no_numbers_take_their_round_from_every_client(run: Path) -> None:

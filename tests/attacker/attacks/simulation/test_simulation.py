@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet, without_gradient
+from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet
 from attacker.attacks.base import Need
 from attacker.attacks.matching.search import Search
 from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
@@ -194,7 +194,7 @@ def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, b
     assert found.loss[-1] < found.loss[0]
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
     assert found.loss[-1] < 0.1 * attack.objective.distance(simulated(case.observations[0], guess, y), seen(case.observations[0]))
-    (null,) = without_gradient(attack)([case], rng=torch.Generator().manual_seed(1))
+    (null,) = attack.null()([case], rng=torch.Generator().manual_seed(1))
     assert null.explained.max() == 0
     assert null.confidence.max() < 0.05
 

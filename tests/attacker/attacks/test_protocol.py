@@ -1,0 +1,127 @@
+"""The attack protocol: a class of somebody else that has its four members is taken through everything an attack goes through."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacker.attacks import ATTACKS, AttackSpec, Case, Need
+from attacker.attacks.base import Effort, effort_of, oracles_of, reconstruction_of
+from attacker.reconstruction import Reconstruction
+from attacker.replay.checkpoints import SUFFIX
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer, summarise
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import Run
+from fedsim.recording import Recording
+
+EXPERIMENT = {
+    "rounds": 2,
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": "digits",
+    "clients": {"count": 2},
+    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+}
+
+
+class Brightness:
+    """Answers with one grey, which the length of the update chooses. No dataclass, and nothing beside the four members."""
+
+    def __init__(self, whole: bool = False) -> None:
+        self.whole, self.device = whole, "cpu"
+        self.needs = frozenset({Need.SAME_CLIENT if whole else Need.ONE_OBSERVATION, Need.NUM_EXAMPLES})
+
+    def null(self) -> "Brightness":
+        return self
+
+    def __call__(self, cases: Sequence[Case], *, rng, progress=None, memory=None) -> list[Reconstruction]:
+        if memory is not None:
+            memory.keep("seen", {"cases": torch.tensor(len(cases))})
+        return [self._answer(case, rng) for case in cases]
+
+    def _answer(self, case: Case, rng: torch.Generator) -> Reconstruction:
+        length = sum(float(t.norm()) for o in case.observations for t in o.update.values())
+        count = sum(o.num_examples or 0 for o in case.observations)
+        x = torch.full((count, *case.observations[0].data.shape), length / (1 + length))
+        return reconstruction_of(case, x, torch.zeros(count).long(), attack="brightness", rng=rng, route="grey")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    engine.run(Run(experiment=validate(EXPERIMENT, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(ATTACKS._builtin, "brightness", Brightness)
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def replay(run: Path, *, null: bool = False, **arguments: object) -> Replay:
+    spec = AttackSpec(name="brightness", arguments=arguments, null=null)
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions")
+
+
+def test_it_is_replayed_with_its_null_and_scored(run: Path) -> None:
+    done, null = replay(run).run(), replay(run, null=True).run()
+    assert (done.done, done.failed, null.done, null.failed) == (4, {}, 4, {})
+    assert done.routes == {"grey": 4}
+    assert not list(done.folder.glob(f"*{SUFFIX}"))
+    scorer = Scorer(run, [run / "truth"])
+    rows = [row for folder in (done.folder, null.folder) for row in scorer.score(folder)]
+    (summary,) = summarise(rows)
+    assert summary.examples == 4
+    assert summary.null is not None
+    assert json.loads((done.folder / "attack.json").read_text())["oracles"] == []
+
+
+def test_its_null_is_given_nothing_that_was_sent_though_it_would_look(run: Path) -> None:
+    for path in replay(run, null=True).run().folder.glob("*.safetensors"):
+        assert not Reconstruction.read(path).x.any()
+    for path in replay(run).run().folder.glob("*.safetensors"):
+        assert Reconstruction.read(path).x.any()
+
+
+def test_one_that_needs_rounds_of_the_same_client_gets_them_as_one_case(run: Path) -> None:
+    done = replay(run, whole=True).run()
+    assert done.done == 2
+    rounds = {slot.round for path in done.folder.glob("*.safetensors") for slot in Reconstruction.read(path).slots}
+    assert rounds == {1, 2}
+
+
+def test_the_device_is_set_once_and_reaches_the_attack_of_a_null(run: Path) -> None:
+    assert AttackSpec(name="brightness").build(device="meta").device == "meta"
+    null = AttackSpec(name="brightness", null=True).build(device="meta")
+    assert null.device == null.null().device == "meta"
+    for name in ATTACKS:
+        assert AttackSpec(name=name).build(device="meta").device == "meta"
+
+
+def test_an_attack_may_say_what_it_costs_and_needs_not() -> None:
+    assert effort_of(Brightness()) == Effort(evaluations=1, vectors=0)
+    search = AttackSpec(name="inverting_gradients", arguments={"steps": 7}).build()
+    null = AttackSpec(name="inverting_gradients", arguments={"steps": 7}, null=True).build()
+    assert effort_of(search) == effort_of(null) == Effort(evaluations=7, vectors=2)
+
+
+def test_oracles_are_named_by_the_needs(tmp_path: Path) -> None:
+    (tmp_path / "own.npz").write_bytes(b"")
+    insider = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}).build()
+    assert oracles_of(insider.needs) == ("images of the same class",)
+    assert oracles_of(AttackSpec(name="cpl").build().needs) == ()
+
+
+def test_an_answer_at_its_least_fills_the_places_of_every_observation(image_case) -> None:
+    case, x, y = image_case(0)
+    several = Case((case.observations[0], case.observations[0]))
+    found = reconstruction_of(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
+    assert [slot.example for slot in found.slots] == [0, 1]
+    assert found.confidence.isnan().all()
+    fewer = reconstruction_of(several, x, y, attack="own", rng=torch.Generator(), route="r")
+    assert [slot.example for slot in fewer.slots] == [0, 0]
