@@ -4,7 +4,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test test-page test-deploy format clean
+.PHONY: demo test test-page test-deploy docs reference format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
@@ -14,6 +14,7 @@ test: .venv/.installed-dev  ## all that a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs  # small tensors: a second thread only waits where the machine is shared
 
 test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
@@ -22,6 +23,13 @@ test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched
 
 test-deploy: .venv/.installed-dev  ## federations of separate processes, and on several hosts where the system allows it
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy -m 'deploy or not deploy' -rs
+
+docs: .venv/.installed-dev  ## the documentation as a site in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo build/site/index.html
+
+reference: .venv/.installed-dev  ## the pages that repeat what the code says: commands and names
+	$(BIN)/python docs/generate_reference.py
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -37,5 +45,5 @@ clean:
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@

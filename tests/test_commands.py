@@ -1,6 +1,5 @@
-"""What a newcomer types: the README's commands, help, exit states."""
+"""What a newcomer types: help, mistakes, exit statuses. The commands of README and documentation are run in tests/docs."""
 
-import json
 import os
 import re
 import subprocess
@@ -15,34 +14,6 @@ ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}
 
 def call(command: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-
-
-def readme_commands() -> list[str]:
-    block = re.search(r"## Step by step\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block is not None
-    return [line for line in block[1].splitlines() if line.startswith(("fedsim", "attacker"))]
-
-
-def test_the_readmes_steps_lead_from_an_experiment_to_a_page(tmp_path: Path) -> None:
-    """As the README says them, on the local engine and with few steps, so that it takes seconds."""
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    shorter = {"fedsim run": " --engine local --set rounds=1", "attacker replay": " --set steps=2"}
-    commands = readme_commands()
-    assert [" ".join(command.split()[:2]) for command in commands] == [
-        "fedsim run",
-        "attacker replay",
-        "attacker score",
-        "attacker report",
-    ]
-    for command in commands:
-        told = call(command + shorter.get(" ".join(command.split()[:2]), ""), tmp_path)
-        assert told.returncode == 0, f"{command}\n{told.stderr}"
-        assert "Traceback" not in told.stderr
-    page = tmp_path / "runs" / "first" / "report.html"
-    assert page.exists()
-    assert told.stdout.strip() == str(page.relative_to(tmp_path))
-    again = call(readme_commands()[1] + shorter["attacker replay"] + " --json", tmp_path)
-    assert [(part["done"], part["skipped"]) for part in json.loads(again.stdout)] == [(0, 8), (0, 8)]
 
 
 @pytest.mark.parametrize("program", ["fedsim", "attacker"])

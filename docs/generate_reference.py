@@ -1,0 +1,127 @@
+"""Write the reference pages that repeat what the code says: docs/commands.md and docs/names.md.
+
+`make reference` runs this; a test fails where the pages differ from what it would write.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+from typer.testing import CliRunner
+
+from attacker.cli import app as attacker
+from fedsim.cli import app as fedsim
+
+FOLDER = Path(__file__).parent
+KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
+PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
+
+
+def pages() -> dict[Path, str]:
+    """The text of every generated page, by its file."""
+    return {FOLDER / "commands.md": _commands(), FOLDER / "names.md": _names()}
+
+
+def _commands() -> str:
+    lines = ["# Commands", "", "This page is generated from the command lines by `make reference`.", ""]
+    for program, app in PROGRAMS.items():
+        group = typer.main.get_command(app)
+        assert isinstance(group, click.Group)
+        lines += [f"## {program}", "", _plain(group.help), "", "| command | |", "|---|---|"]
+        lines += [
+            f"| [`{program} {name}`](#{program}-{name}) | {_cell(_plain(command.help).partition(chr(10))[0])} |"
+            for name, command in group.commands.items()
+        ]
+        lines.append("")
+        for name, command in group.commands.items():
+            lines += _command(program, name, command)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(program: str, name: str, command: click.Command) -> Iterator[str]:
+    yield f"### {program} {name}"
+    yield ""
+    yield _plain(command.help)
+    yield ""
+    if command.epilog:
+        yield "<!-- check: options -->"
+        yield "```bash"
+        yield _plain(command.epilog).removeprefix("Example:").strip()
+        yield "```"
+        yield ""
+    rows = [row for parameter in command.params if (row := _parameter(parameter)) is not None]
+    if rows:
+        yield "| argument or option | default | |"
+        yield "|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def _parameter(parameter: click.Parameter) -> str | None:
+    words = _cell(_plain(getattr(parameter, "help", None)))
+    if isinstance(parameter, click.Option):
+        metavar = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper()}"
+        named = ", ".join(f"`{option}{metavar}`" for option in [*parameter.opts, *parameter.secondary_opts])
+    else:
+        named = f"`{(parameter.metavar or parameter.name or '').upper()}`" + (" ..." if parameter.nargs == -1 else "")
+    default = parameter.default
+    shown = "" if default is None or default is False or callable(default) or "UNSET" in repr(default) else f"`{default}`"
+    return f"| {named} | {'required' if parameter.required else shown} | {words} |"
+
+
+def _names() -> str:
+    lines = [
+        "# Names",
+        "",
+        "What an experiment or a command can name. This page is generated from the code by `make reference`; `fedsim list` and",
+        "`attacker list` print the same, with what installed packages add.",
+        "",
+    ]
+    for kind in KINDS:
+        lines += [f"## {kind.capitalize()}", "", "| name | | arguments | source |", "|---|---|---|---|"]
+        for name, told in _said(fedsim, "list", kind).items():
+            arguments = f"`{told['arguments']}`" if told["arguments"] else ""
+            lines.append(f"| `{name}` | {_cell(told['summary'])} | {_cell(arguments)} | {_cell(told['reference'])} |")
+        lines.append("")
+    lines += ["## Attacks", ""]
+    for attack in _said(attacker, "list"):
+        lines += [f"### {attack['name']}", "", attack["summary"], "", f"Needs: {', '.join(attack['needs'])}.", ""]
+        lines += ["| argument | default | published | tuned |", "|---|---|---|---|"]
+        presets = attack["presets"]
+        for name, default in attack["arguments"].items():
+            published = presets.get("published", {}).get(name)
+            tuned = {family: own[name] for family, own in presets.get("tuned", {}).items() if name in own}
+            cells = [f"`{default!r}`", "" if published is None else f"`{published!r}`"]
+            cells.append(", ".join(f"{family} `{value!r}`" for family, value in tuned.items()))
+            lines.append(f"| `{name}` | {' | '.join(map(_cell, cells))} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _said(app: typer.Typer, *words: str) -> Any:
+    """What a command prints with --json."""
+    told = CliRunner().invoke(app, [*words, "--json"])
+    if told.exit_code:
+        raise RuntimeError(f"{' '.join(words)} failed: {told.output}")
+    return json.loads(told.stdout)
+
+
+def _plain(text: str | None) -> str:
+    """Help as plain text: no markup of rich's, and paragraphs on one line each."""
+    unmarked = re.sub(r"\[/?(?:bold|dim|red|green|yellow)[^\]]*\]", "", (text or "").replace("\b", ""))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in unmarked.split("\n\n")).strip()
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path)

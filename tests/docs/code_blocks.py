@@ -1,0 +1,115 @@
+"""Fenced code blocks of the README and the documentation, and what the tests do with each.
+
+A block runs unless an HTML comment in the line above it says otherwise:
+
+    <!-- check: options -->                        read the options of every command, and start nothing
+    <!-- check: fedsim run --set rounds=1; ... --> run, with these options added to commands that begin with these two words
+
+The blocks of a page run one after the other in one folder, Python in one namespace. A Python block with a title, such as
+```python title="task.py", is a file of that name.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import typer.main
+
+from attacker.cli import app as attacker
+from fedsim.cli import app as fedsim
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.relative_to(ROOT).parts),
+)
+LANGUAGES = ("python", "bash", "toml", "json", "text")
+PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
+_BLOCK = re.compile(
+    r"^(?P<indent> *)(?:<!-- check: (?P<check>[^\n]*?) -->\n(?P=indent))?(?P<fence>```+)(?P<language>\w*)"
+    r'(?: title="(?P<title>[\w.]+)")?\n(?P<code>.*?)^(?P=indent)(?P=fence) *$',
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One fenced block. line: where it begins in its page. check: what the comment above it says. title: name of a file."""
+
+    line: int
+    language: str
+    code: str
+    check: str = ""
+    title: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        return self.check != "options"
+
+    def added(self, words: list[str]) -> list[str]:
+        """The options that the comment adds to a command."""
+        for part in map(shlex.split, self.check.split(";")):
+            if part and part[:2] == words[:2]:
+                return part[2:]
+        return []
+
+    def commands(self) -> Iterator[list[str]]:
+        """The words of each command, without comments; lines that end in a backslash are joined."""
+        for line in re.sub(r"\\\n *", " ", self.code).splitlines():
+            words = shlex.split(line, comments=True)
+            while "&&" in words:
+                at = words.index("&&")
+                yield words[:at]
+                words = words[at + 1 :]
+            if words:
+                yield words
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page in their order."""
+    text = page.read_text()
+    found = []
+    for match in _BLOCK.finditer(text):
+        indent = match["indent"]
+        code = "".join(line.removeprefix(indent) for line in match["code"].splitlines(keepends=True))
+        found.append(
+            Block(
+                line=text.count("\n", 0, match.start()) + 1,
+                language=match["language"],
+                code=code,
+                check=match["check"] or "",
+                title=match["title"] or "",
+            )  # fmt: skip
+        )
+    return found
+
+
+def check_options(words: list[str]) -> None:
+    """Read the options of a command as its command line does, and start nothing.
+
+    Raises click.UsageError for an unknown command or option, and for an argument that is missing or too many.
+    """
+    program, name, *rest = words if len(words) > 1 else [*words, ""]
+    group = typer.main.get_command(PROGRAMS[program])
+    assert isinstance(group, click.Group)
+    if name in ("", "--help"):
+        return
+    context = click.Context(group, info_name=program)
+    command = group.get_command(context, name)
+    if command is None:
+        raise click.UsageError(f"{program} has no command {name!r}")
+    if "--help" in rest:
+        return
+    inner = click.Context(command, info_name=name, parent=context)
+    given, extra, _ = command.make_parser(inner).parse_args(list(rest))
+    if extra:
+        raise click.UsageError(f"{program} {name} takes no argument {extra[0]!r}")
+    for parameter in command.params:
+        value = given.get(parameter.name or "")
+        if parameter.required and (value is None or value == () or repr(value) == "Sentinel.UNSET"):
+            raise click.UsageError(f"{program} {name} needs {parameter.name}")

@@ -1,0 +1,47 @@
+"""Generated pages are up to date; the README is short; no page is left out of the site."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_commands_and_names_are_what_the_code_says(generator: ModuleType) -> None:
+    for path, text in generator.pages().items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)} is out of date: run `make reference`"
+
+
+def test_every_command_and_option_is_in_the_reference(generator: ModuleType) -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    for heading in ("fedsim run", "fedsim import", "attacker replay", "attacker score", "attacker serve"):
+        assert f"### {heading}\n" in text
+    assert "`--knows" not in text  # an argument of attacks, and no option
+    assert "| `--resume` |" in text
+
+
+def test_the_readme_can_be_read_in_ten_minutes_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r": ([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    pages |= {f"results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md")}
+    assert named == pages
