@@ -77,15 +77,9 @@ def blocks(page: Path) -> list[Block]:
     for match in _BLOCK.finditer(text):
         indent = match["indent"]
         code = "".join(line.removeprefix(indent) for line in match["code"].splitlines(keepends=True))
-        found.append(
-            Block(
-                line=text.count("\n", 0, match.start()) + 1,
-                language=match["language"],
-                code=code,
-                check=match["check"] or "",
-                title=match["title"] or "",
-            )  # fmt: skip
-        )
+        line = text.count("\n", 0, match.start()) + 1
+        about = {name: match[name] or "" for name in ("language", "check", "title")}
+        found.append(Block(line=line, code=code, **about))
     return found
 
 

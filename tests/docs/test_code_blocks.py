@@ -1,4 +1,4 @@
-"""What README and documentation show is run: Python and commands, with fewer steps where a page says so; TOML and JSON are read."""
+"""Code blocks of README and documentation are run, with fewer steps where a page says so; TOML and JSON are parsed."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=NAMED[1:])
+@pytest.mark.parametrize("page", PAGES[1:], ids=NAMED[1:])
 def test_every_block_of_a_page_does_what_it_shows(page: Path, folder: Path) -> None:
     _run(page)
 
