@@ -1,4 +1,4 @@
-"""Defenses: what a client does to its update before it leaves, and what an attacker who knows that does about it."""
+"""Defenses of clients against the server, and their channels: the attacker's model of each defense."""
 
 from defenses.base import Defense, State, Update, chain, global_norm, identity, stateless
 from defenses.channel import Channel

@@ -1,13 +1,14 @@
-"""What differential privacy promises for a defense: epsilon over rounds, and how often reconstruction may then succeed.
+"""Differential privacy of a defense: epsilon over rounds, and upper bounds on the success of reconstruction.
 
-Noise hides whatever is of bounded length. Everything here follows from one number, the noise multiplier: the noise's standard
-deviation over the greatest length of what it hides. Two relations between neighbouring inputs occur:
+Everything follows from the noise multiplier: the standard deviation of the noise divided by the sensitivity, which is the largest
+norm of what the noise hides. Two relations between neighbouring inputs are used:
 
-* replace-one: the hidden part is exchanged for any other one, at most twice its greatest length away. All of `epsilon` and
-  `epsilon_drawn` is meant so: sizes and numbers stay the same, and may be public.
-* add-or-remove-one: the hidden part is there or not, at most its length away. Poisson sampling is accounted for so.
+* replace-one: the hidden part is replaced by any other one, so that the message moves by at most twice the sensitivity. `epsilon`
+  and `epsilon_drawn` use it. Batch sizes and numbers of clients do not change and may be public.
+* add-or-remove-one: the hidden part is present or absent, so that the message moves by at most the sensitivity.
+  `epsilon_poisson` uses it.
 
-Where nothing is hidden, epsilon is infinite and the bound on reconstruction is 1.
+Without noise, epsilon is infinite and the bound on reconstruction is 1.
 """
 
 import math
@@ -19,22 +20,24 @@ from defenses.sensitivity import Noise
 
 ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for i in range(18)), *range(11, 64), 128, 256, 512)
 SAMPLED_ORDERS = tuple(order for order in ORDERS if order >= 2 and (order > 4 or order == int(order)))
-"""Orders of Renyi divergence; for sampled noise without the small fractions, of which the series may not converge."""
+"""Orders of Renyi divergence for sampled noise. Small fractional orders are left out, since their series may not converge."""
 LEAST, MOST = 1e-3, 1e4
-"""Noise multipliers beyond which formulas are lost in rounding. Below, the bound by Renyi divergence, 2 % larger, stands for the
-exact epsilon; on both sides, sampling is not accounted for: it hides next to nothing, or all is hidden already."""
+"""Range of noise multipliers in which the formulas are numerically exact. Below it, the bound by Renyi divergence is used instead
+of the exact epsilon (2 % larger). Outside of it, amplification by sampling is ignored, since it changes next to nothing."""
 
 
 # --- epsilon ---
 
 
 def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
-    """Epsilon of (epsilon, delta)-differential privacy of `times` releases, relation replace-one; infinite without noise.
+    """Return epsilon of (epsilon, delta)-differential privacy for `times` releases, relation replace-one; infinite without noise.
 
-    Gaussian noise is exact: `times` releases are one with a noise multiplier smaller by sqrt(times), and the analytic Gaussian
-    mechanism (Balle & Wang 2018, theorem 8) says the rest. Laplace noise of scale b hides a shift d of one coordinate with a
-    Renyi divergence of order a of at most a * d**2 / (2 * b**2), as Gaussian noise of standard deviation b does; the sum over
-    coordinates needs the Euclidean length alone, and no factor for their number as the bound by the L1 norm would.
+    Gaussian noise: exact. `times` releases equal one release with a noise multiplier smaller by sqrt(times), for which the
+    analytic Gaussian mechanism gives epsilon (Balle & Wang 2018, theorem 8).
+
+    Laplace noise of scale b: an upper bound. The Renyi divergence of order a for a shift d of one coordinate is at most
+    a * d**2 / (2 * b**2), as for Gaussian noise of standard deviation b. Summed over coordinates, this depends on the Euclidean
+    norm of the shift only, without the factor for the number of coordinates that a bound by the L1 norm has.
     """
     if _nothing(noise, delta, times):
         return 0.0 if times == 0 else math.inf
@@ -43,10 +46,11 @@ def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
 
 
 def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, population: int) -> float:
-    """Epsilon of `times` sums over `drawn` of `population` clients, drawn anew without replacement; relation replace-one.
+    """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`; relation replace-one.
 
-    For those who see the sums, and neither who was drawn nor the parts. Gaussian noise; Wang, Balle & Kasiviswanathan 2019,
-    theorem 27, or no amplification at all where that is smaller.
+    This holds against an observer who sees only the sums: neither which clients were sampled nor their messages. Gaussian noise.
+    Returns the smaller of the epsilon without amplification and Wang, Balle & Kasiviswanathan 2019, theorem 27.
+    Raises ValueError if `drawn` is not in 1 .. population.
     """
     if not 0 < drawn <= population:
         raise ValueError(f"drawn must lie in 1 .. population = {population}, got {drawn}")
@@ -57,9 +61,10 @@ def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, populat
 
 
 def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
-    """Epsilon of `times` sums that each example enters by chance, with probability `rate`; relation add-or-remove-one.
+    """Return epsilon of `times` sums that include each example independently with probability `rate`; add-or-remove-one.
 
-    An assumption: batches out of shuffled epochs are not drawn so. Gaussian noise; Mironov, Talwar & Zhang 2019.
+    Poisson sampling is an assumption: batches of shuffled epochs are sampled differently. Gaussian noise; Mironov, Talwar &
+    Zhang 2019. Raises ValueError if `rate` is not in (0, 1].
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate must be in (0, 1], got {rate}")
@@ -72,14 +77,14 @@ def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> f
 
 
 def check_delta(delta: float) -> float:
-    """`delta` itself. Raises ValueError outside of (0, 1)."""
+    """Return `delta`. Raises ValueError if it is not in (0, 1)."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be greater than 0 and less than 1, got {delta}")
     return delta
 
 
 def check_prior(prior: float) -> float:
-    """`prior` itself. Raises ValueError outside of (0, 1)."""
+    """Return `prior`. Raises ValueError if it is not in (0, 1)."""
     if not 0 < prior < 1:
         raise ValueError(f"prior must be greater than 0 and less than 1, got {prior}")
     return prior
@@ -139,13 +144,13 @@ def _divergences(event: Any, relation: Any) -> tuple[tuple[float, float], ...]:
 
 
 def reconstruction_bound(prior: float, mu: float) -> float:
-    """The greatest chance of a reconstruction through Gaussian noise: gamma = Phi(Phi^-1(prior) + mu).
+    """Return the largest possible success probability of a reconstruction through Gaussian noise: Phi(Phi^-1(prior) + mu).
 
-    prior: chance of success, as success is judged, of the best guess of someone who sees no message; in (0, 1).
-    mu:    sqrt(T) * C / sigma for T messages of length at most C, each with noise of standard deviation sigma; not negative.
+    prior: success probability of the best guess without seeing any message; in (0, 1).
+    mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma; not negative.
 
-    Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3, against the message that holds noise alone,
-    at most C away; with the trade-off function of the Gaussian mechanism and its composition (Dong, Roth & Su 2022, section 3).
+    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3, compared with a message of noise
+    only, at distance at most C; composition by Dong, Roth & Su 2022, section 3.
     """
     _check_guess(prior, mu)
     if mu == math.inf:
@@ -154,18 +159,19 @@ def reconstruction_bound(prior: float, mu: float) -> float:
 
 
 def reconstruction_bound_renyi(prior: float, mu: float) -> float:
-    """The same where noise is only known to diverge at each order a by a * mu**2 / 2 or less, as Laplace noise does.
+    """Return the same bound for noise whose Renyi divergence of order a is at most a * mu**2 / 2, such as Laplace noise.
 
-    gamma = min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a) = exp(-(sqrt(-ln prior) - mu / sqrt(2))**2), or 1 beyond
-    the peak of that. Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries",
-    for a guarantee by Renyi divergence.
+    The bound is min over a of (prior * exp(a * mu**2 / 2))^((a - 1) / a) = exp(-(sqrt(-ln prior) - mu / sqrt(2))**2), and 1 for
+    mu beyond the maximum of that expression.
+
+    Source: Balle, Cherubin & Hayes 2022, "Reconstructing training data with informed adversaries".
     """
     _check_guess(prior, mu)
     return math.exp(-(max(0.0, math.sqrt(-math.log(prior)) - mu / math.sqrt(2)) ** 2))
 
 
 def bound_of(noise: Noise, *, prior: float, times: int) -> float:
-    """The bound on reconstruction from `times` releases through `noise`; 1 where nothing is hidden."""
+    """Return the bound on reconstruction from `times` releases with `noise`; 1 if there is no noise."""
     mu = math.sqrt(times) / noise.multiplier if noise.multiplier > 0 else math.inf if times else 0.0
     return reconstruction_bound(prior, mu) if noise.family == "gaussian" else reconstruction_bound_renyi(prior, mu)
 

@@ -1,4 +1,4 @@
-"""What a client does to its update before it leaves: pure pairs of functions, put together with `chain`."""
+"""Defenses of an update: pairs of pure functions, composed with `chain`."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -10,14 +10,14 @@ Update = Mapping[str, Tensor]
 """Local minus global weights, by parameter name."""
 
 State = Mapping[str, Tensor]
-"""What a defense keeps between two rounds of one client, by name: flat, so that any framework can store it."""
+"""State of a defense between two rounds of one client: tensors by name. It is flat so that any framework can store it."""
 
 
 class Defense(NamedTuple):
-    """What a client does to its update before it leaves.
+    """A transformation that a client applies to its update before sending it.
 
-    init:  from an update-shaped template, the state before round one.
-    apply: from (update, state, rng), the update to send and the next state. Changes none of its arguments.
+    init:  maps a template shaped like an update to the state before the first round.
+    apply: maps (update, state, rng) to the update to send and the next state. Does not change its arguments.
     """
 
     init: Callable[[Update], State]
@@ -25,12 +25,12 @@ class Defense(NamedTuple):
 
 
 def stateless(function: Callable[[Update, Generator], Update]) -> Defense:
-    """A defense that remembers nothing between rounds."""
+    """Return a defense that applies `function` and keeps no state between rounds."""
     return Defense(init=lambda template: {}, apply=lambda update, state, rng: (function(update, rng), state))
 
 
 def chain(*defenses: Defense) -> Defense:
-    """Apply `defenses` from left to right; `chain()` is the identity."""
+    """Return the defense that applies `defenses` from left to right; `chain()` is the identity."""
 
     def init(template: Update) -> State:
         return {f"{i}/{name}": tensor for i, defense in enumerate(defenses) for name, tensor in defense.init(template).items()}
@@ -51,12 +51,12 @@ identity = chain()
 
 
 def global_norm(update: Update) -> Tensor:
-    """Euclidean norm of all tensors of `update` taken as one vector; a 0-d tensor of float32 or finer."""
+    """Return the Euclidean norm of all tensors of `update` as one vector: a 0-d tensor in float32 or higher precision."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack([tensor_norm(t) for t in update.values()]))
     return norm
 
 
 def tensor_norm(tensor: Tensor) -> Tensor:
-    """Euclidean norm, 0-d, in float32 or finer: the squares of a float16 soon exceed its range."""
+    """Return the Euclidean norm as a 0-d tensor in float32 or higher precision, since squares overflow float16."""
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return norm

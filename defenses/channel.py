@@ -1,8 +1,7 @@
-"""What an attacker who knows a defense does about it.
+"""Channels: an attacker's model of a defense.
 
-The algorithm of a defense is public and its randomness is private (Kerckhoffs). A channel is what that leaves: what can be
-learnt from a received update alone, what to expect of an update that is simulated, and the power of the noise, which no
-attacker can remove.
+The algorithm of a defense is public and its randomness is private (Kerckhoffs's principle). A channel has three parts: what the
+attacker can learn from a received update, the expected effect on a simulated update, and the power of the remaining noise.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from torch import Tensor
 from defenses.base import Update
 
 ChannelFacts = Mapping[str, Tensor]
-"""What an attacker learns from one received update: a mask, a scale, the width of a cell; flat, by names of the channel's own."""
+"""What a channel learned from one received update, such as a mask, a scale or a quantisation step: tensors by name."""
 
 
 def _nothing(seen: Update) -> ChannelFacts:
@@ -22,16 +21,16 @@ def _nothing(seen: Update) -> ChannelFacts:
 
 
 def silent(seen: Update) -> Tensor:
-    """No noise: a 0-d zero."""
+    """Return the power of no noise: a 0-d zero."""
     return next(iter(seen.values())).new_zeros(())
 
 
 class Channel(NamedTuple):
-    """The public part of a defense. All three are functions of tensors alone, without branches on values: they are mapped.
+    """The public part of a defense, as three functions. They must not branch on tensor values, since they run under `vmap`.
 
-    expect: from the update before the defense and what is known, the expected update after it; differentiable.
-    learn:  from the received update, what is known. It is asked once, and `expect` many times.
-    noise:  from the received update, the expected squared length of the noise in it, a 0-d tensor, in the update's units.
+    expect: maps (simulated update, known) to the expected update after the defense; differentiable.
+    learn:  maps the received update to `known`. It is called once per update, `expect` once per iteration.
+    noise:  maps the received update to the expected squared norm of its noise: a 0-d tensor in the update's units.
     """
 
     expect: Callable[[Update, ChannelFacts], Update]
@@ -40,14 +39,14 @@ class Channel(NamedTuple):
 
 
 transparent = Channel(lambda update, known: update)
-"""What no defense does."""
+"""Channel of an update without a defense."""
 
 
 def compose(*channels: Channel) -> Channel:
-    """The channel of a chain of defenses, from left to right.
+    """Return the channel of a chain of defenses, from left to right.
 
-    Each of them learns from what was received at the end of the chain. Noise that a later clip would shorten is counted in full:
-    the bound that an attacker takes from it may be too wide.
+    Every channel learns from the received update, which is the output of the whole chain. Noise is counted at full power even if
+    a later clip would reduce it, so the total is an upper bound.
     """
 
     if not channels:

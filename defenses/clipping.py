@@ -1,4 +1,4 @@
-"""Defenses that bound the length of an update."""
+"""Defenses that clip the norm of an update."""
 
 import math
 
@@ -9,14 +9,14 @@ from defenses.base import Defense, Update, global_norm, stateless
 
 
 def scale_to(update: Update, max_norm: float) -> Update:
-    """Scale the whole update down to `max_norm` when it is longer: no branch, no epsilon, exact for short updates."""
+    """Scale the update so that its norm is at most `max_norm`. Shorter updates stay unchanged, bit for bit."""
     norm = global_norm(update)
-    scale = torch.full_like(norm, max_norm) / norm.clamp(min=max_norm)  # a / a is 1, and a * (1 / a) need not be
+    scale = torch.full_like(norm, max_norm) / norm.clamp(min=max_norm)  # exactly 1 if norm <= max_norm
     return {name: t * scale.to(t.dtype) for name, t in update.items()}
 
 
 def scale_each_to(update: Update, max_norm: float) -> Update:
-    """As `scale_to`, each tensor on its own."""
+    """Scale each tensor of the update so that its norm is at most `max_norm`."""
     return {name: scale_to({name: t}, max_norm)[name] for name, t in update.items()}
 
 

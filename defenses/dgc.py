@@ -1,4 +1,4 @@
-"""Deep gradient compression: sparse updates with momentum and memory on the client."""
+"""Deep gradient compression: sparse updates with momentum and a residual on the client."""
 
 import math
 
@@ -21,18 +21,20 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Defense:
-    """Deep gradient compression: the largest entries of what momentum has gathered and not yet sent.
+    """Deep gradient compression: send the largest entries of the accumulated momentum, and keep the rest for later rounds.
 
-    keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code finds
-                    about as many by a threshold that it samples.
-    momentum:       m in [0, 1). A round with the update d: u <- m u + d, v <- v + u; what is sent of v is taken out of it.
-    clip_norm:      clip the whole update to clip_norm / sqrt(workers), in the update's units, before it is added; positive.
-    workers:        how many clients share the norm; at least 1.
-    warm_up_rounds: E: in round e of this client's own, from 0, the share is keep ** ((e + 1) / (E + 1)) until e = E.
-    masking:        momentum factor masking: what is sent is taken out of u as well.
-    nesterov:       u <- m (u + d), v <- v + u + d.
-    dense_vectors:  tensors of fewer than two dimensions are sent whole, u itself, or u + d with `nesterov`; as released.
-    The server must add no momentum of its own. The equations are linear: they hold for updates as they do for gradients.
+    With the update d of a round: u <- m u + d, then v <- v + u. The largest entries of v are sent and set to zero in v. The
+    server must not add momentum of its own. The equations are linear, so they hold for updates as for gradients.
+
+    keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code estimates
+                    a threshold from a sample and sends about as many.
+    momentum:       m in [0, 1).
+    clip_norm:      clip d to the norm clip_norm / sqrt(workers) first, in the update's units; positive.
+    workers:        number of clients in that formula; at least 1.
+    warm_up_rounds: E. In the client's round e, counted from 0, the share is keep ** ((e + 1) / (E + 1)) until e = E.
+    masking:        momentum factor masking: entries that are sent are set to zero in u as well.
+    nesterov:       use u <- m (u + d), v <- v + u + d.
+    dense_vectors:  send tensors of fewer than two dimensions completely: u, or u + d with `nesterov`; as in the released code.
     Source: Lin et al. 2018, sections 3.1 to 3.3, and its released code.
     """
     _check(keep, momentum, clip_norm, workers, warm_up_rounds)
@@ -64,17 +66,17 @@ def dgc(
 
 
 def density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """The share that is sent in the round after `done` rounds; the paper's warm-up, section 3.3."""
+    """Return the share to send after `done` rounds, with the paper's warm-up (section 3.3)."""
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
 
 
 def is_dense(tensor: Tensor, dense_vectors: bool) -> bool:
-    """Whether DGC sends a tensor whole."""
+    """Return whether DGC sends all entries of a tensor."""
     return dense_vectors and tensor.ndim < 2
 
 
 def _corrected(u: Tensor, d: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Momentum after a round, and what it adds to what is to be sent."""
+    """Return the momentum after a round, and the term that is added to the residual."""
     if nesterov:
         u = momentum * (u + d)
         return u, u + d

@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor loses in one round is added to the update of the next."""
+"""Error feedback: the compression error of one round is added to the update of the next."""
 
 from torch import Generator
 
@@ -6,9 +6,9 @@ from defenses.base import Defense, State, Update
 
 
 def with_feedback(compressor: Defense) -> Defense:
-    """Send C(u + e) and keep e' = u + e - C(u + e), by parameter name, from e = 0.
+    """Return a defense that sends C(u + e) and keeps the residual e' = u + e - C(u + e), starting from e = 0.
 
-    All that was sent and the residual add up to all updates: nothing is lost, it is late.
+    The sum of all sent updates plus the residual equals the sum of all updates: entries are delayed, not lost.
     Source: Karimireddy et al. 2019, algorithm 2; first in Seide et al. 2014.
     """
 

@@ -1,4 +1,4 @@
-"""How a client computes the gradient of one batch: plainly, or so that it tells less about any example."""
+"""Rules for computing the gradient of one batch, such as DP-SGD, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
 
 @dataclass(frozen=True)
 class GradientSpec(Choice):
-    """A rule for the gradient of one batch, by name."""
+    """Specification of a gradient rule, such as `dp_sgd(max_norm=1, noise=1.1)`."""
 
     registry: ClassVar[Registry[Callable[..., GradientRule]]] = GRADIENTS
     what: ClassVar[str] = "gradient"
     nothing: ClassVar[str] = "plain"
 
     def build(self) -> GradientRule:
-        """The rule itself, for the client, and what an attacker who knows it makes of it."""
+        """Return the rule: the client's computation, and its model for the attacker."""
         rule: GradientRule = self.made()
         return rule

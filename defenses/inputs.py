@@ -1,4 +1,4 @@
-"""What a client may do to its examples before it trains on them: mixtures with soft labels."""
+"""Transformations of training examples: mixtures with soft labels."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from defenses._registry import Choice, Registry
 
 
 class PublicPool(Protocol):
-    """Public examples, in [0, 1]: by an index tensor (M,), a tensor (M, *shape). A tensor is one."""
+    """Public examples with values in [0, 1]. Indexing with (M,) indices gives (M, *shape); a tensor satisfies the protocol."""
 
     def __len__(self) -> int: ...
 
@@ -22,12 +22,12 @@ class PublicPool(Protocol):
 
 
 class Mixing(NamedTuple):
-    """A change of a batch before training.
+    """A transformation of a batch before training.
 
-    mix:    from x (N, *shape) in [0, 1], soft labels y (N, K), randomness and public examples where there are any, the x and y
-            to train on, of the same shapes and ranges. Changes none of its arguments.
-    least:  the smallest batch of which anything is mixed; a smaller one trains as it is, or nearly so.
-    public: names the data set that public examples come from; "" for none.
+    mix:    maps x (N, *shape) in [0, 1], soft labels y (N, K), a generator, and public examples or None to the x and y to train
+            on, with the same shapes and ranges. Does not change its arguments.
+    least:  smallest batch size at which examples are mixed.
+    public: name of the data set of public examples; "" for none.
     """
 
     mix: Callable[[Tensor, Tensor, Generator, PublicPool | None], tuple[Tensor, Tensor]]
@@ -36,17 +36,17 @@ class Mixing(NamedTuple):
 
 
 MAX_SHARE = 0.65
-"""Largest coefficient in a mixture of InstaHide, c1 in the paper."""
+"""Largest coefficient of one image in a mixture of InstaHide, c1 in the paper."""
 MAX_IMAGES = 1000
-"""In a mixture; published are 4 and 6."""
+"""Largest number of images in a mixture of InstaHide. The paper uses 4 and 6."""
 MIN_PRIVATE = 0.3
-"""Smallest sum of the coefficients of private images beside public ones, c2 in the paper."""
+"""Smallest sum of the coefficients of private images in a mixture with public ones, c2 in the paper."""
 
 
 def mixup(alpha: float = 0.4) -> Mixing:
-    """Mix each example with another of its batch, and their labels likewise.
+    """Mix each example with another one of its batch, and their labels in the same way.
 
-    alpha: the share is drawn from Beta(alpha, alpha), once a batch, and the partners are a permutation of the batch; positive.
+    alpha: the mixing coefficient is drawn from Beta(alpha, alpha) once per batch; positive. Partners are a random permutation.
     Source: Zhang et al. 2018, "mixup: beyond empirical risk minimization".
     """
     if not 0 < alpha < math.inf:
@@ -61,16 +61,16 @@ def mixup(alpha: float = 0.4) -> Mixing:
 
 
 def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
-    """Mix k images by random shares, and mirror pixels at mid-grey at random.
+    """Mix k images with random coefficients, and invert random pixels.
 
-    k:      images in a mixture; 1 to 1000, with public ones at least 3.
-    public: a data set for k - 2 of them, beside two private ones, whose labels alone are mixed: their shares add up to less
-            than 1, as published. Without one, all k come from the batch, by permutations of it that may meet an image twice.
+    k:      number of images in a mixture: 1 to 1000, and at least 3 with public images.
+    public: name of a data set. k - 2 images of a mixture come from it and two from the batch; only the labels of the latter are
+            mixed, so that label weights sum to less than 1, as published. Without it all k come from permutations of the batch,
+            and an image may occur twice in a mixture.
+    flips:  probability that a pixel is inverted, in [0, 0.5]; 0.5 as published, which is hard to learn from.
 
-    flips:  probability of each pixel to be mirrored, in [0, 0.5]; 0.5 as published, which is hard to learn from.
-
-    Shares are uniform on the simplex, none above 0.65; with public images, those of private ones add up to at least 0.3.
-    The paper flips signs of values around 0; in [0, 1], x becomes 1 - x. Nothing is flipped or mixed in evaluation.
+    Coefficients are uniform on the simplex with none above 0.65; with public images, private coefficients sum to at least 0.3.
+    The paper flips the sign of values around 0; for values in [0, 1], x becomes 1 - x. Evaluation uses unchanged images.
 
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
@@ -102,23 +102,23 @@ INPUTS: Registry[Callable[..., Mixing]] = Registry("defenses.inputs", {"mixup": 
 
 @dataclass(frozen=True)
 class InputsSpec(Choice):
-    """A change of the examples before training; nothing leaves them as they are."""
+    """Specification of a transformation of the training examples; empty for none."""
 
     registry: ClassVar[Registry[Callable[..., Mixing]]] = INPUTS
     what: ClassVar[str] = "inputs"
 
     def build(self) -> Mixing | None:
-        """The change itself, for the client; None for none."""
+        """Return the transformation, or None if there is none."""
         return None if self.step is None else self.made()
 
 
 def soft(y: Tensor, num_classes: int) -> Tensor:
-    """(N, K) float32: labels (N,) as certain probabilities."""
+    """Return labels (N,) as one-hot probabilities (N, K) in float32."""
     return functional.one_hot(y, num_classes).float()
 
 
 def _shares(count: int, k: int, private: int, rng: np.random.Generator) -> Tensor:
-    """(count, k) float64, rows of sum 1 within the bounds; the first `private` columns are those of private images."""
+    """Draw coefficients (count, k) in float64; rows sum to 1. The first `private` columns are private images."""
     rows = np.empty((count, k))
     missing = np.arange(count)
     while len(missing):
@@ -135,5 +135,5 @@ def _columns(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _numpy(rng: Generator) -> Any:
-    """What torch cannot draw from a generator, seeded from it."""
+    """Return a NumPy generator seeded from `rng`, for distributions that torch cannot draw from a generator."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device)))

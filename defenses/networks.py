@@ -1,4 +1,4 @@
-"""Public changes to the network that make gradients tell less: blocks before the last linear layer."""
+"""Changes of the network that reduce leakage: blocks before its last linear layer. They are public."""
 
 import copy
 import math
@@ -18,11 +18,13 @@ MAX_BOTTLENECK = 2**16
 
 
 class Stochastic(nn.Module):
-    """A block that draws while a client trains, whatever mode the rest of the network is in (`draw` switches it on).
+    """Base class of random blocks.
 
-    In evaluation mode it gives what does not depend on chance, so that held-out accuracy and simulated gradients repeat.
-    penalty: what it adds to the loss, set by every forward, in both modes; None where it adds nothing.
-    hides:   whether the gradients of its own parameters say more of what it drew than of the data.
+    `draw` puts them in training mode while a client trains, whatever the mode of the rest of the network. In evaluation mode they
+    are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
+
+    penalty: term added to the loss; every forward pass sets it, in both modes. None for no term.
+    hides:   whether the gradients of the block's own parameters depend more on its random draws than on the data.
     """
 
     penalty: Tensor | None = None
@@ -67,11 +69,11 @@ class Dropout(Stochastic):
 
 
 def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.Module:
-    """A copy of `model` with a variational bottleneck before its last linear layer.
+    """Return a copy of `model` with a variational bottleneck before its last linear layer.
 
-    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence, in bits; not negative.
-    Published code draws in evaluation, too; here evaluation goes by the mean.
-    Raises ValueError where there is no linear layer.
+    bottleneck: number K of random values, from 1 to 65536. beta: weight of the KL divergence in bits; not negative.
+    Evaluation uses the mean; the released code also draws in evaluation.
+    Raises ValueError if the model has no linear layer.
     Source: PRECODE, Scheliga et al. 2022, with the sizes of its released code.
     """
     if type(bottleneck) is not int or not 1 <= bottleneck <= MAX_BOTTLENECK:
@@ -86,9 +88,9 @@ def precode(model: nn.Module, bottleneck: int = 256, beta: float = 0.001) -> nn.
 
 
 def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
-    """A copy of `model` with dropout before its last linear layer.
+    """Return a copy of `model` with dropout before its last linear layer.
 
-    p: probability that a feature is dropped, in [0, 1). Raises ValueError where there is no linear layer.
+    p: probability that a feature is dropped, in [0, 1). Raises ValueError if the model has no linear layer.
     Source: Srivastava et al. 2014, section 4.
     """
     if not 0 <= p < 1:
@@ -97,18 +99,18 @@ def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
 
 
 NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"precode": precode, "dropout": dropout})
-"""By name, functions of a model and public arguments that give the changed model; what they are given stays as it is."""
+"""Functions by name that map a model and public arguments to a changed copy of the model."""
 
 
 @dataclass(frozen=True)
 class NetworkSpec(Choice):
-    """A public change to the network; nothing leaves it as it is."""
+    """Specification of a change of the network; empty for none."""
 
     registry: ClassVar[Registry[Callable[..., nn.Module]]] = NETWORKS
     what: ClassVar[str] = "network"
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """The changed network, or `model` itself."""
+        """Return the changed copy of `model`, or `model` itself if there is no change."""
         return model if self.step is None else NETWORKS[self.step.name](model, **dict(self.step.arguments))
 
     def check(self) -> None:
@@ -121,16 +123,16 @@ class NetworkSpec(Choice):
 
 
 def draw(model: nn.Module) -> None:
-    """Switch on what is random in a client's training, and nothing else."""
+    """Put the random blocks of `model` in training mode, and leave all other modules as they are."""
     for module in model.modules():
         if isinstance(module, Stochastic):
             module.train()
 
 
 def penalty_of(model: nn.Module) -> Tensor | None:
-    """What the last forward adds to the loss, a differentiable 0-d tensor, or None for nothing.
+    """Remove and return the penalty of the last forward pass: a differentiable 0-d tensor, or None.
 
-    It is there once: asking takes it away, so that no graph outlives its step.
+    The penalty is removed so that no autograd graph outlives its step.
     """
     total = None
     for module in model.modules():
@@ -141,13 +143,13 @@ def penalty_of(model: nn.Module) -> Tensor | None:
 
 
 def hidden(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters whose gradients say more of a client's randomness than of its data."""
+    """Return the names of the parameters whose gradients depend more on the client's random draws than on its data."""
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, Stochastic) and m.hides]
     return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
 
 
 def last_linear(model: nn.Module) -> str:
-    """The name of the last linear layer, "" for the model itself. Raises ValueError where there is none."""
+    """Return the name of the last linear layer, "" for the model itself. Raises ValueError if there is none."""
     names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
         raise ValueError(f"{type(model).__name__} has no linear layer")

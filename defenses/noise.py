@@ -10,17 +10,17 @@ from defenses.scopes import Scope, check_scope
 
 
 def normal_like(tensor: Tensor, rng: Generator) -> Tensor:
-    """Standard normal values in the shape of `tensor`, drawn on the generator's device."""
+    """Draw standard normal values in the shape of `tensor`, on the generator's device."""
     return torch.randn(tensor.shape, generator=rng, device=rng.device, dtype=tensor.dtype).to(tensor.device)
 
 
 def uniform_like(tensor: Tensor, rng: Generator) -> Tensor:
-    """Uniform values in [0, 1) in the shape of `tensor`, in float32 or finer, drawn on the generator's device."""
+    """Draw uniform values in [0, 1) in the shape of `tensor`, on the generator's device, in float32 or higher precision."""
     return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_at_least_float32(tensor)).to(tensor.device)
 
 
 def laplace_like(tensor: Tensor, rng: Generator) -> Tensor:
-    """Laplace values of scale 1 in the shape of `tensor`, drawn on the generator's device: a difference of two exponentials."""
+    """Draw Laplace values of scale 1 in the shape of `tensor`, on the generator's device, as differences of two exponentials."""
     drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_at_least_float32(tensor)).exponential_(generator=rng)
     return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
 
@@ -33,9 +33,9 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     """Add independent normal noise to every coordinate.
 
     std:    standard deviation in the update's units; not negative.
-    snr_db: instead of `std`, the ratio of signal to noise in decibel; any finite number. The standard deviation is
-            norm / (sqrt(n) * 10 ** (snr_db / 20)) for n coordinates. It depends on the data: no differential privacy.
-    scope:  whose norm `snr_db` goes by: "global": the whole update's; "tensor": each tensor's own.
+    snr_db: signal-to-noise ratio in decibels, instead of `std`; finite. The standard deviation is
+            norm / (sqrt(n) * 10 ** (snr_db / 20)) for n coordinates. It depends on the data and gives no differential privacy.
+    scope:  norm that `snr_db` refers to: "global": of the whole update; "tensor": of each tensor.
     Source: Dwork & Roth 2014, section 3.5.3; with snr_db Yue et al. 2022, equation 18.
     """
     check_gaussian(std, snr_db, scope)
@@ -53,7 +53,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
-    """Raises ValueError for arguments that `gaussian` does not take."""
+    """Raise ValueError for arguments that `gaussian` does not accept."""
     if (std is None) == (snr_db is None):
         raise ValueError(f"gaussian: give either std or snr_db, got std={std} and snr_db={snr_db}")
     if std is not None and not 0 <= std < math.inf:
@@ -64,7 +64,7 @@ def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
 
 
 def _root_mean_square(update: Update, scope: Scope) -> dict[str, Tensor]:
-    """By parameter name, 0-d tensors."""
+    """Return the root mean square of each tensor, or of the whole update, as 0-d tensors by parameter name."""
     if scope == "tensor":
         return {name: tensor_norm(t) / math.sqrt(max(t.numel(), 1)) for name, t in update.items()}
     return dict.fromkeys(update, global_norm(update) / math.sqrt(max(sum(t.numel() for t in update.values()), 1)))

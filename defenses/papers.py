@@ -1,6 +1,6 @@
-"""What papers call their defenses: each an alias, a function from the paper's setting to a specification, with its source.
+"""Defenses under the names of papers: functions that map the paper's settings to a specification.
 
-Where a paper gives numbers for gradients, the alias works in units of the gradient and asks for the clients' learning rate.
+If a paper states numbers for gradients, the alias converts them and takes the clients' learning rate.
 """
 
 import re
@@ -12,7 +12,8 @@ CPL_NOISE = re.compile(r"([GL])-10e-(\d+)")
 def cpl_noise(name: str, learning_rate: float) -> str:
     """CPL's noise on the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
 
-    name:          "G-10e-K" or "L-10e-K" for 10 ** -K, not 10 * 10 ** -K; no variance, though the paper's text calls it one.
+    name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). It is not a variance, although the paper's text calls
+                   it one.
     learning_rate: of the clients' training; positive.
     Source: Wei et al. 2020, table 8, and its released code.
     """
@@ -24,9 +25,10 @@ def cpl_noise(name: str, learning_rate: float) -> str:
 
 
 def cpl_prune(percent: float) -> str:
-    """CPL's gradient compression: theta per cent of all entries, the smallest, are left out.
+    """CPL's gradient compression: leave out the smallest theta per cent of all entries.
 
-    percent: theta, in [0, 100). One threshold, and none of the memory of the deep gradient compression that the paper cites.
+    percent: theta, in [0, 100). One threshold for all tensors, without the residual of deep gradient compression, which the paper
+             cites.
     Source: Wei et al. 2020, table 7.
     """
     if not 0 <= percent < 100:
@@ -35,7 +37,7 @@ def cpl_prune(percent: float) -> str:
 
 
 def signsgd(learning_rate: float) -> str:
-    """signSGD: a step of the learning rate against the sign of the gradient.
+    """signSGD: send a step of the learning rate against the sign of the gradient.
 
     learning_rate: of the clients' training; positive.
     Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
@@ -44,7 +46,7 @@ def signsgd(learning_rate: float) -> str:
 
 
 def ef_signsgd() -> str:
-    """EF-signSGD: signs times the mean magnitude, with error feedback.
+    """EF-signSGD: send signs times the mean magnitude, with error feedback.
 
     Source: Karimireddy et al. 2019, algorithm 1.
     """
@@ -52,28 +54,28 @@ def ef_signsgd() -> str:
 
 
 def rog_uniform(bits: int = 3) -> str:
-    """ROG's uniform quantiser: the nearest of 2 ** bits - 1 values of each tensor.
+    """ROG's uniform quantiser: round to the nearest of 2 ** bits - 1 values of each tensor.
 
-    bits: 2 to 24; the paper has 3, its code's `quant_level` is 2 ** (bits - 1).
+    bits: 2 to 24. The paper uses 3; `quant_level` in its code is 2 ** (bits - 1).
     Source: Yue et al. 2022, equation 6.
     """
     return f"uniform({bits!r})"
 
 
 def rog_qsgd(bits: int = 3) -> str:
-    """ROG's QSGD: rounded at random to 2 ** bits - 1 values up to each tensor's largest magnitude.
+    """ROG's QSGD: round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor.
 
-    bits: 2 to 24; the paper has 3.
-    Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude for a norm, as in its code.
+    bits: 2 to 24; the paper uses 3.
+    Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
     """
     return f"uniform({bits!r}, stochastic=True)"
 
 
 def rog_top_k(sparsity: float = 0.95) -> str:
-    """ROG's top-k: all but the largest entries of each tensor are left out, and nothing is kept for later.
+    """ROG's top-k: send only the largest entries of each tensor, without error feedback.
 
-    sparsity: share in [0, 1) that is left out; the paper has 0.95. Exactly ceil(n (1 - sparsity)) of n are sent, and by the
-              released code one less.
+    sparsity: share in [0, 1) that is left out; the paper uses 0.95. Exactly ceil(n (1 - sparsity)) of n entries are sent; the
+              released code sends one less.
     Source: Yue et al. 2022, example 3.
     """
     if not 0 <= sparsity < 1:
@@ -82,9 +84,9 @@ def rog_top_k(sparsity: float = 0.95) -> str:
 
 
 def liu_clip(max_norm: float, learning_rate: float) -> str:
-    """Gradient clipping of Liu et al.: the whole gradient of a batch is clipped.
+    """Gradient clipping of Liu et al.: clip the whole gradient of a batch.
 
-    max_norm:      C, of the gradient; 2, 4 and 8 in the paper.
+    max_norm:      C, largest norm of the gradient; 2, 4 and 8 in the paper.
     learning_rate: of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """
@@ -92,9 +94,9 @@ def liu_clip(max_norm: float, learning_rate: float) -> str:
 
 
 def liu_noise(std: float, learning_rate: float) -> str:
-    """Gradient noise of Liu et al.: Gaussian on every entry of the gradient.
+    """Gradient noise of Liu et al.: add Gaussian noise to every entry of the gradient.
 
-    std:           of the gradient; 0.001, 0.01 and 0.1 in the paper.
+    std:           standard deviation in units of the gradient; 0.001, 0.01 and 0.1 in the paper.
     learning_rate: of the clients' training; positive.
     Source: Liu et al. 2024, table 4.
     """

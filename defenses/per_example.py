@@ -1,4 +1,4 @@
-"""Rules that bound what one example does to a gradient, and hide the rest in noise."""
+"""Gradient rules that clip the gradient of each example and add noise: DP-SGD and Fed-CDP."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from defenses.noise import normal_like
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, LocalStep, Weights
 
 PER_EXAMPLE_BYTES = 2**28
-"""About how much memory the gradients of single examples may take at once."""
+"""Approximate limit of memory for gradients of single examples that are computed at once."""
 
 
 def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
-    """Clip the gradient of each example, add noise to their sum, divide by the batch.
+    """Clip the gradient of each example, add noise to their sum, and divide by the batch size.
 
     max_norm: bound C on the Euclidean norm of one example's whole gradient; positive.
     noise:    standard deviation of the noise on the sum, in units of C; not negative.
-    The divisor is the true number of examples in the batch. Needs a loss that is a mean over examples: batch norm that goes by
+    The divisor is the true number of examples in the batch. The loss must be a mean over examples: batch norm with statistics of
     the batch is refused.
     Source: DP-SGD, Abadi et al. 2016, algorithm 1.
     """
@@ -36,13 +36,13 @@ def dp_sgd(max_norm: float = 1.0, noise: float = 1.1) -> GradientRule:
 def fed_cdp(
     max_norm: float = 4.0, noise: float | None = None, snr_db: float | None = None, snr_scope: str = "tensor"
 ) -> GradientRule:
-    """Clip each tensor of each example's gradient, average, add noise.
+    """Clip each tensor of each example's gradient, average over examples, and add noise.
 
     max_norm:  bound C on the Euclidean norm of one tensor (a kernel, a bias) of one example's gradient; positive.
-    noise:     standard deviation of the noise on the sum over examples, in units of C: on the mean it is noise * C / batch.
-    snr_db:    instead, signal to noise in decibels: the noise has 10^(-snr_db / 10) of the mean square of the clipped and
-               averaged gradient. It then depends on the data: there is no differential privacy to account for.
-    snr_scope: that mean square is one of each "tensor", or of the whole "gradient".
+    noise:     standard deviation of the noise on the sum over examples, in units of C; on the mean it is noise * C / batch size.
+    snr_db:    signal-to-noise ratio in decibels, instead of `noise`: the mean square of the noise is 10^(-snr_db / 10) times that
+               of the clipped and averaged gradient. The noise then depends on the data and gives no differential privacy.
+    snr_scope: mean square of each "tensor", or of the whole "gradient".
     Source: Fed-CDP, Wei et al. 2021, with the bound on each tensor of its released code.
     """
     _check_bounds("fed_cdp", max_norm, noise or 0.0)
@@ -57,22 +57,22 @@ def fed_cdp(
 
 
 class _Fixed(NamedTuple):
-    """Noise of `std` on every coordinate of the sum over a batch."""
+    """Noise with standard deviation `std` on every coordinate of the sum over a batch."""
 
     std: float
 
     def stds(self, mean: Gradient, size: int) -> dict[str, Tensor]:
-        """Of the noise on the mean over `size` examples, 0-d, by name."""
+        """Return the standard deviations of the noise on the mean over `size` examples: 0-d tensors by name."""
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
     def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """The squared length of the noise in an update."""
+        """Return the expected squared norm of the noise in an update."""
         of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
         return silent(seen) + of_one * sum(u.numel() for u in seen.values())
 
 
 class _Relative(NamedTuple):
-    """Noise whose mean square is `ratio` times that of the mean over a batch, of each tensor or of all of it."""
+    """Noise whose mean square is `ratio` times that of the mean gradient, per tensor or over all tensors."""
 
     ratio: float
     by_tensor: bool
@@ -82,7 +82,10 @@ class _Relative(NamedTuple):
         return {name: (self.ratio * (_mean_square({name: g}) if self.by_tensor else every)).sqrt() for name, g in mean.items()}
 
     def power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """As if all steps had one gradient: it adds up along a line, and the noise does not."""
+        """Return the expected squared norm of the noise in an update, assuming equal gradients in all steps.
+
+        Equal gradients add up linearly, and independent noise adds up in squares.
+        """
         ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
         return silent(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
 
@@ -106,7 +109,7 @@ def _per_example(clip: Callable[[Gradient], Update], noise: _Fixed | _Relative) 
 def _clipped_mean(
     clip: Callable[[Gradient], Update], problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor
 ) -> tuple[Gradient, Tensor]:
-    """The mean over examples of their clipped gradients, by name, and the mean loss."""
+    """Return the mean of the clipped gradients of all examples, by name, and the mean loss."""
     _check_separable(problem.model)
     of_batch = grad_and_value(problem.loss)
 
@@ -122,12 +125,12 @@ def _clipped_mean(
 
 
 def _check_separable(model: nn.Module) -> None:
-    """Raises ValueError where the loss of one example depends on its batch."""
+    """Raise ValueError if the loss of one example depends on the rest of its batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
-                f"gradients of single examples do not exist where batch norm goes by the batch, as {name or 'the model'} does: "
-                "set training.mode to 'eval', which goes by the running statistics, or use a model without batch norm"
+                f"gradients of single examples do not exist if batch norm uses batch statistics, as {name or 'the model'} does: "
+                "set training.mode to 'eval', which uses the running statistics, or use a model without batch norm"
             )
 
 

@@ -1,4 +1,4 @@
-"""Defenses that send each coordinate as one of few values. Per tensor; the true number of bits is the codec's business."""
+"""Defenses that round each coordinate to one of a few values per tensor. The codec packs them into the true number of bits."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -11,20 +11,20 @@ from defenses.feedback import with_feedback
 from defenses.noise import uniform_like
 
 Rounding = Callable[[Tensor], Tensor]
-"""From positions (real numbers from 0 to the number of steps) to whole ones."""
+"""Maps real positions in [0, number of steps] to whole ones."""
 SignScale = Literal["none", "mean"]
 Norm = Literal["l2", "linf"]
 
 MAX_BITS = 24
-"""More does not fit into the 24 bits of a float32 fraction."""
+"""Largest number of bits: a float32 significand has 24."""
 MAX_LEVELS = 2 ** (MAX_BITS - 1) - 1
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Defense:
     """Send the sign of every coordinate; a zero counts as positive.
 
-    scale:          "none": +1 and -1; "mean": times the tensor's mean magnitude.
-    error_feedback: add what was lost to the next update; with scale="mean" EF-signSGD.
+    scale:          "none": +1 and -1; "mean": multiplied by the tensor's mean magnitude.
+    error_feedback: add the compression error to the next update; with scale="mean" this is EF-signSGD.
     Source: Bernstein et al. 2018, algorithm 1; EF-signSGD Karimireddy et al. 2019, algorithm 1.
     """
     if scale not in get_args(SignScale):
@@ -43,11 +43,11 @@ def _sign(values: Tensor, scale: SignScale) -> Tensor:
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Defense:
-    """Round every coordinate up or down at random to one of 2 * levels + 1 values of each tensor.
+    """Round every coordinate stochastically to one of 2 * levels + 1 values of each tensor.
 
-    levels: s, the number of steps between zero and the largest value; 1 to 8388607. "3 bit" is 3.
-    norm:   of each tensor, "l2" or "linf" (the largest magnitude).
-    kappa:  the largest value as a share of that norm, in (0, 1]; beyond it values are cut off. The mean is the update with 1.
+    levels: s, number of steps between zero and the largest value; 1 to 8388607. "3 bit" means 3.
+    norm:   norm of each tensor that scales the values: "l2" or "linf" (the largest magnitude).
+    kappa:  largest value as a share of that norm, in (0, 1]; larger magnitudes are cut off. With 1 the rounding is unbiased.
     Source: Alistarh et al. 2017, section 3.1, with norm="l2"; Yue et al. 2022, equations 6 and 7, whose code has norm="linf".
     """
     if not (isinstance(levels, int) and 1 <= levels <= MAX_LEVELS):
@@ -63,9 +63,9 @@ def uniform(bits: int, *, stochastic: bool = False) -> Defense:
     """Round every coordinate to the nearest of 2 ** bits - 1 equally spaced values of each tensor.
 
     bits:       2 to 24. The values are k * M / s with the tensor's largest magnitude M, s = 2 ** (bits - 1) - 1 and whole k
-                from -s to s: one less than the bits would hold, so that zero is one of them.
-    stochastic: round up or down at random, so that the mean is the update: qsgd(s, norm="linf").
-    Source: Yue et al. 2022, equation 6, uniform quantiser; halves go to the even k, as in its code.
+                from -s to s: one value less than the bits could hold, so that zero is included.
+    stochastic: round up or down at random without bias; equal to qsgd(s, norm="linf").
+    Source: Yue et al. 2022, equation 6, uniform quantiser; ties round to the even k, as in its code.
     """
     if not (isinstance(bits, int) and 2 <= bits <= MAX_BITS):
         raise ValueError(f"uniform: bits must be a whole number from 2 to {MAX_BITS}, got {bits}")
@@ -80,12 +80,12 @@ def uniform(bits: int, *, stochastic: bool = False) -> Defense:
 
 
 def steps_of(bits: int) -> int:
-    """How many steps lie between zero and the largest value, where there are at most 2 ** bits values and zero is one."""
+    """Return the number of steps between zero and the largest value for at most 2 ** bits values that include zero."""
     return int(2 ** (bits - 1) - 1)
 
 
 def size_of(values: Tensor, norm: Norm) -> Tensor:
-    """The norm of one tensor, 0-d, in float32 or finer; zero where it is empty."""
+    """Return the norm of one tensor as a 0-d tensor in float32 or higher precision; zero for an empty tensor."""
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     if values.numel() == 0:
         return values.new_zeros(())
@@ -107,7 +107,7 @@ def _at_random(update: Update, levels: int, norm: Norm, kappa: float, rng: Gener
 
 
 def _quantised(values: Tensor, levels: int, largest: Tensor, rounded: Rounding) -> Tensor:
-    """At most 2 * levels + 1 different values, of which zero is +0.0."""
+    """Round to at most 2 * levels + 1 distinct values; zero is +0.0."""
     safe = torch.where(largest > 0, largest, 1)
     positions = (values.abs().to(largest.dtype) / safe).clamp(max=1) * levels
     whole = rounded(positions) * values.sign().to(largest.dtype)

@@ -1,4 +1,4 @@
-"""What a rule for the gradient of one batch is, for a client who computes by it and an attacker who knows it."""
+"""Protocol of gradient rules: the client's computation of the gradient of one batch, and the attacker's model of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,12 +15,12 @@ Gradient = dict[str, Tensor]
 
 
 class GradientProblem(NamedTuple):
-    """What a gradient is taken of.
+    """The loss that is differentiated.
 
-    model:     the network, in the mode that it trains in; its weights are those that `forward` is given.
-    forward:   from weights by name and x (N, *shape) in [0, 1], logits (N, K).
-    criterion: from logits and y, (N,) or soft (N, K), the mean loss over the batch.
-    penalised: whether what the network itself adds to the loss counts (`networks.penalty_of`).
+    model:     the network in its training mode; its weights are replaced by those passed to `forward`.
+    forward:   maps (weights by name, x (N, *shape) in [0, 1]) to logits (N, K).
+    criterion: maps (logits, y) to the mean loss of the batch; y is (N,) or soft (N, K).
+    penalised: whether the network's own penalty is added to the loss (`networks.penalty_of`).
     """
 
     model: nn.Module
@@ -29,16 +29,16 @@ class GradientProblem(NamedTuple):
     penalised: bool = True
 
     def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """The mean over the batch, 0-d."""
+        """Return the mean loss of the batch, 0-d."""
         loss = self.criterion(self.forward(weights, x), y)
         penalty = penalty_of(self.model)
         return loss if penalty is None or not self.penalised else loss + penalty
 
 
 class LocalStep(NamedTuple):
-    """One step of a client's training, as the server knows it.
+    """One step of a client's training as the server knows it.
 
-    size:  examples in its batch. share: how much of its gradient the update holds: the learning rate, for plain SGD.
+    size: examples in its batch. share: factor of its gradient in the update; the learning rate for plain SGD.
     """
 
     size: int
@@ -46,10 +46,10 @@ class LocalStep(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the server knows of the training behind one update, where it asks what a rule makes of it.
+    """The server's knowledge of the training behind one update, from which a rule builds its channel.
 
-    steps:  of the client. exact: whether zeros of a gradient are zeros of what is received: one step, no weight decay and no
-    defense after it that fills them.
+    steps: local steps of the client. exact: whether zeros of a gradient arrive as zeros: one step, without weight decay or a
+    later defense that fills them.
     """
 
     model: nn.Module
@@ -71,14 +71,14 @@ def _expect_plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tens
 
 
 class GradientRule(NamedTuple):
-    """How a client computes the gradient of one batch.
+    """A way to compute the gradient of one batch, and its model for an attacker.
 
-    gradient: from (problem, weights, x, y, rng), the gradient by name and the mean loss, 0-d. The weights require gradients.
-    expected: from (problem, weights, x, y), the gradient that it gives in the mean over its noise, as far as that can be told
-              from the batch alone: differentiable and mappable, for an attacker who knows the rule.
-    channel:  what that attacker expects beside it of the update. Its `learn` and `noise` are asked of a whole update.
-    omitted:  names of tensors that the attacker had better leave out, on both sides.
-    separate: whether it needs the gradient of each example by itself.
+    gradient: maps (problem, weights, x, y, rng) to the gradient by name and the mean loss, 0-d. The weights require gradients.
+    expected: maps (problem, weights, x, y) to the expectation of that gradient over its noise, as far as the batch determines it;
+              differentiable and compatible with `vmap`. Attackers use it.
+    channel:  returns the channel that the attacker applies to the whole update in addition.
+    omitted:  returns names of tensors that the attacker should leave out of the comparison.
+    separate: whether the gradient of each example is computed separately.
     """
 
     gradient: Callable[[GradientProblem, Weights, Tensor, Tensor, Generator], tuple[Gradient, Tensor]]
@@ -95,5 +95,5 @@ def _plain(problem: GradientProblem, weights: Weights, x: Tensor, y: Tensor, rng
 
 
 def plain() -> GradientRule:
-    """The gradient of the mean loss."""
+    """Return the rule of plain training: the gradient of the mean loss."""
     return GradientRule(_plain)

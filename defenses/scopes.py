@@ -1,4 +1,4 @@
-"""Over what a defense takes its norms and its ranks: each tensor on its own, or the whole update as one vector."""
+"""Scopes of norms and ranks: each tensor separately, or the whole update as one vector."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -12,19 +12,19 @@ from defenses.base import Update
 Scope = Literal["tensor", "global"]
 
 Mask = Mapping[str, Tensor]
-"""Truth values in the shape of an update, by parameter name."""
+"""Boolean tensors in the shape of an update, by parameter name."""
 
 
 def check_scope(name: str, scope: str) -> None:
-    """Raises ValueError, naming the defense, where `scope` is none."""
+    """Raise ValueError, naming the defense, if `scope` is unknown."""
     if scope not in get_args(Scope):
         raise ValueError(f"{name}: scope must be 'tensor' or 'global', got {scope!r}")
 
 
 def masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Ask `choose`, from a vector (n,) to truth values (n,), for every tensor or once for all of them.
+    """Apply `choose`, which maps a vector (n,) to booleans (n,), to every tensor or once to all of them concatenated.
 
-    Names are taken in alphabetical order, whatever the order of `update`: what is drawn belongs to names.
+    Tensors are processed in alphabetical order, so that random draws belong to names and not to the order of `update`.
     """
     names = sorted(update)
     if scope == "tensor":
@@ -35,15 +35,15 @@ def masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor]) -> d
 
 
 def magnitudes(values: Tensor) -> Tensor:
-    """Absolute values to rank by; what is not a number ranks highest, so that it is seen and not dropped."""
+    """Return absolute values for ranking. NaN ranks highest, so that it is sent and noticed."""
     return values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def kth_largest(magnitudes: Tensor, k: int) -> Tensor:
-    """The k-th largest of (n,) values, 1 <= k <= n; a 0-d tensor."""
+    """Return the k-th largest of (n,) values as a 0-d tensor; 1 <= k <= n."""
     return torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values
 
 
 def exact_share(share: float, count: int) -> Fraction:
-    """`share * count` of the decimal number that was written: 0.1 of 30 is 3, and in floating point more than that."""
+    """Return `share * count` computed with the decimal number as written: 0.1 * 30 is 3, which floats exceed."""
     return Fraction(str(float(share))) * count

@@ -1,4 +1,4 @@
-"""Defenses that choose tensors by name."""
+"""Defenses that act on tensors selected by name."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from defenses.base import Defense, State, Update
 
 
 def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    """The patterns that a user gave as one string or as several. Raises ValueError for anything else."""
+    """Return patterns given as one string or several as a tuple. Raises ValueError for anything else."""
     patterns = (names,) if isinstance(names, str) else tuple(names)
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -18,9 +18,9 @@ def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Those of `names`, in their order, that are or match one of `patterns`.
+    """Return those of `names` that equal or match one of `patterns`, in their order.
 
-    Raises ValueError for a pattern that matches none: what a user means to protect must not go out because of a misspelling.
+    Raises ValueError for a pattern without a match, so that a typing error cannot leave a tensor unprotected.
     """
     there = list(names)
     for pattern in patterns:
@@ -35,10 +35,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def withhold(names: str | Sequence[str]) -> Defense:
-    """Do not send some tensors: they arrive as zeros.
+    """Do not send some tensors; they arrive as zeros.
 
-    names: names of parameters, or patterns of them with the shell's `*`, `?` and `[...]`: "6.*", "*.bias". One that matches
-           nothing raises ValueError when the names are known, before the first round.
+    names: names of parameters, or patterns with `*`, `?` and `[...]` as in a shell: "6.*", "*.bias". A pattern without a match
+           raises ValueError before the first round.
     """
     patterns = check_patterns("withhold", names)
 
@@ -54,10 +54,10 @@ def withhold(names: str | Sequence[str]) -> Defense:
 
 
 def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
-    """Apply a defense to some tensors only; the others are sent as they are.
+    """Apply a defense to some tensors only; the others are sent unchanged.
 
-    defense: what acts on them, taken together as one update: masked(clip(1) | gaussian(0.1), ["6.*"]).
-    names:   names of parameters, or patterns of them as for `withhold`; at least one.
+    defense: defense of the selected tensors, which it sees as one update: masked(clip(1) | gaussian(0.1), ["6.*"]).
+    names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):
         raise ValueError(f"masked: defense must be one, as in masked(clip(1), ['6.*']), got {defense!r}")

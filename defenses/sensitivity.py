@@ -1,4 +1,4 @@
-"""Sensitivity: how long what a client sends can be at most, and with it how well the noise that it adds hides anything."""
+"""Sensitivity of a chain of defenses: the largest norm of what its noise hides, and the resulting noise multiplier."""
 
 import inspect
 import math
@@ -13,15 +13,15 @@ from defenses.spec import DEFENSES, DefenseSpec
 
 Family = Literal["gaussian", "laplace"]
 Given = Mapping[str, Any]
-"""Arguments of a step, by name."""
+"""Arguments of a step by name."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise that hides something of bounded length.
+    """Noise relative to the sensitivity of what it hides.
 
-    multiplier: standard deviation (Gaussian) or scale (Laplace) over the greatest length of what is hidden; 0 hides nothing.
-    why:        what is missing where the multiplier is 0.
+    multiplier: standard deviation (Gaussian) or scale (Laplace) divided by the largest norm of what is hidden; 0 hides nothing.
+    why:        reason for a multiplier of 0.
     """
 
     multiplier: float = 0.0
@@ -36,32 +36,31 @@ NO_SCALE = Noise(why="the scale of the noise follows the data")
 
 
 class _Sent(NamedTuple):
-    """An update on its way through a chain: it is at most so long, and the best noise so far hides all that went before."""
+    """Bounds of an update at one point of a chain: its largest norm, and the strongest noise so far."""
 
     length: float = math.inf
     noise: Noise = NO_NOISE
 
 
 def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
-    """How well one message of a client is hidden by the chain of defenses that it goes through; unit: the client.
+    """Return the strongest noise that hides one message of a client behind a chain of defenses; unit: the client.
 
-    Noise counts by the nearest bound before it. What comes after it is post-processing and changes nothing, whatever it keeps
-    between rounds; what comes before a clip does not matter. A defense that is not known here may send anything: it takes the
-    bound away. An alias of a paper is the chain that it stands for. Noise whose scale follows the data (`gaussian(snr_db=...)`)
-    hides nothing, and ends the bound.
+    The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
+    nothing, whatever state they keep. A defense without an entry in `LENGTHS` may send anything and removes the bound. Aliases
+    of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the bound.
 
-    The server knows whom it asked, and sees each message by itself: no sampling of clients makes this any better.
-    tensors: number of tensors in an update, for bounds on each of them.
+    There is no amplification by sampling of clients, since the server knows whom it asked and sees each message separately.
+    tensors: number of tensors in an update, for per-tensor bounds.
     """
     return _through(spec.steps, _Sent(), tensors).noise
 
 
 def noise_of_gradient(rule: GradientSpec, *, tensors: int) -> Noise:
-    """How well one example is hidden in the gradient of a batch that it is part of; unit: the example.
+    """Return the noise that hides one example in the gradient of its batch; unit: the example.
 
-    dp_sgd:  every example's gradient is at most `max_norm` long, the sum gets noise of `noise * max_norm` (Abadi et al. 2016).
-    fed_cdp: as many such sums as there are tensors, each with a bound and a noise of its own (Wei et al. 2021).
-    Noise by signal-to-noise ratio follows the data and hides nothing; nor does any other rule.
+    dp_sgd:  each example's gradient has norm at most `max_norm`; the sum gets noise of `noise * max_norm` (Abadi et al. 2016).
+    fed_cdp: one such sum per tensor, each with its own bound and noise (Wei et al. 2021).
+    Noise given by a signal-to-noise ratio depends on the data and hides nothing. Other rules add no noise.
     """
     if rule.step is None or rule.step.name not in ("dp_sgd", "fed_cdp"):
         return NO_NOISE
@@ -100,7 +99,7 @@ def _adds_noise(steps: Sequence[Step], tensors: int) -> bool:
 
 
 def _given(step: Step, factory: Callable[..., Any]) -> Given:
-    """The arguments of a step, with the defaults of those that were left out."""
+    """Return the arguments of a step, completed by defaults."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(step.arguments)
 
@@ -129,7 +128,7 @@ SCALES: dict[str, Callable[[Given], tuple[Family, float | None]]] = {
     "gaussian": lambda given: ("gaussian", given["std"]),
     "laplace": lambda given: ("laplace", given["scale"]),
 }
-"""Defenses that add noise: its family, and its scale, None where that follows the data."""
+"""Defenses that add noise: functions that return its family and its scale, or None if the scale depends on the data."""
 
 LENGTHS: dict[str, Callable[[float, Given, int], float]] = {
     "clip": lambda length, given, tensors: min(length, given["max_norm"]),
@@ -141,4 +140,4 @@ LENGTHS: dict[str, Callable[[float, Given, int], float]] = {
     "sign": lambda length, given, tensors: length if given["scale"] == "mean" else math.inf,
     "withhold": _no_longer,
 }
-"""The greatest length of an update after a defense, from the one before it; without error feedback, which adds what was kept."""
+"""Largest norm of an update after a defense, as a function of the one before; without error feedback, which adds a residual."""

@@ -1,4 +1,4 @@
-"""Soteria: a gradient that keeps quiet about some features of a linear layer (Sun et al. 2021)."""
+"""Soteria: zeroes the columns of a linear layer's gradient that help a reconstruction most (Sun et al. 2021)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +12,16 @@ from defenses.networks import last_linear
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, Weights
 
 ROWS = 64
-"""About how many derivatives of one feature of one example are taken at once."""
+"""Approximate number of derivatives that are computed in one batched backward pass."""
 
 
 def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
-    """Zero those columns of a linear layer's gradient whose lack misleads a reconstruction most.
+    """Zero those columns of a linear layer's gradient whose absence misleads a reconstruction most.
 
     prune: share of the layer's R input features whose columns are zeroed, those with the smallest `scores`; in [0, 1).
     layer: name of the layer; "" for the last linear one.
-    All other gradients stay as they are, those of earlier layers among them, and so does the network. A step costs as much as
-    R more backward passes.
-    An attacker who knows it compares the columns that were sent, or, where zeros do not show, leaves the layer out.
+    All other gradients and the network stay unchanged. A step costs R additional backward passes.
+    The attacker's model compares the columns that were sent; if zeros are not visible, it leaves the layer out.
     Source: Sun et al. 2021, with the magnitude of the feature in the denominator.
     """
     if not 0 <= prune < 1:
@@ -49,10 +48,10 @@ def soteria(prune: float = 0.8, layer: str = "") -> GradientRule:
 
 
 def scores(features: Tensor, x: Tensor) -> Tensor:
-    """(R,): sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape), norms over one example.
+    """Return (R,) scores: the sum over the batch of |d r_i / d x| / |r_i| for features r (N, R) of x (N, *shape).
 
-    The features must carry the graph from x. Where batch norm goes by the batch, r_i is that of all examples together, as in
-    the official code. A feature that is 0 and stays 0 scores 0: its column is zero anyway.
+    Norms are over one example. The features must carry the autograd graph from x. With batch norm in training mode, r_i depends
+    on all examples of the batch, as in the official code. A feature that is constantly 0 scores 0; its column is zero anyway.
     """
     count, width = features.shape
     norms = []
@@ -65,7 +64,7 @@ def scores(features: Tensor, x: Tensor) -> Tensor:
 
 
 def kept(scores: Tensor, prune: float) -> Tensor:
-    """(R,) truth values: False for the share `prune` with the smallest scores, to the nearest whole number; ties go by index."""
+    """Return (R,) booleans: False for the share `prune` (rounded) with the smallest scores; ties go by index."""
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep[scores.argsort(stable=True)[: round(prune * len(scores))]] = False
     return keep
@@ -83,7 +82,7 @@ def _columns_sent(weight: str) -> Channel:
 
 @contextmanager
 def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What enters `module` while this lasts."""
+    """Collect the inputs of `module` while the context is active."""
     entered: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0]))
     try:

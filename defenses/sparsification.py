@@ -1,4 +1,4 @@
-"""Defenses that send some coordinates and leave out the others, which arrive as zeros."""
+"""Defenses that send some coordinates only; the others arrive as zeros."""
 
 import math
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from defenses.scopes import Mask, Scope, check_scope, exact_share, kth_largest, 
 
 
 def kept(keep: float, count: int) -> int:
-    """How many of `count` coordinates the share `keep` stands for: rounded up."""
+    """Return the number of coordinates for the share `keep` of `count`, rounded up."""
     return math.ceil(exact_share(keep, count))
 
 
 def largest(values: Tensor, k: int) -> Tensor:
-    """Truth values (n,) of which exactly k are true: the largest magnitudes of (n,) values, of equal ones the first."""
+    """Return booleans (n,), exactly k of them true, at the largest magnitudes of (n,) values; ties go to the first."""
     if not 0 < k < values.numel():
         return torch.full_like(values, k > 0, dtype=torch.bool)
     magnitude = magnitudes(values)
@@ -28,7 +28,7 @@ def largest(values: Tensor, k: int) -> Tensor:
 
 
 def only(update: Update, mask: Mask, factor: float = 1.0) -> Update:
-    """`update` times `factor` where `mask` is true, and +0.0 elsewhere."""
+    """Return `update * factor` where `mask` is true, and +0.0 elsewhere."""
     sent = {name: torch.where(mask[name], t, torch.zeros_like(t)) for name, t in update.items()}
     return sent if factor == 1 else {name: t * factor for name, t in sent.items()}
 
@@ -36,10 +36,10 @@ def only(update: Update, mask: Mask, factor: float = 1.0) -> Update:
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Defense:
     """Send the coordinates of largest magnitude.
 
-    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates, of equal magnitudes the first.
+    keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates; ties go to the first.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
-    error_feedback: add what was left out to the next update.
-    Source: Yue et al. 2022, example 3, whose code sends one coordinate less in every tensor; first in Aji & Heafield 2017.
+    error_feedback: add the unsent part to the next update.
+    Source: Aji & Heafield 2017; Yue et al. 2022, example 3, whose code sends one coordinate less in every tensor.
     """
     _check_keep("top_k", keep)
     check_scope("top_k", scope)
@@ -51,12 +51,12 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Defense:
-    """Send coordinates drawn at random.
+    """Send a random subset of the coordinates.
 
     keep:           share in (0, 1] that is sent: exactly ceil(keep * n) of n coordinates, drawn without replacement.
     scope:          "tensor": the share of each tensor; "global": of all tensors together.
-    rescale:        divide what is sent by the true share, so that the mean is the update.
-    error_feedback: add what was left out to the next update; not together with `rescale`.
+    rescale:        divide the sent values by the true share, so that the result is unbiased.
+    error_feedback: add the unsent part to the next update; not together with `rescale`.
     Source: Stich et al. 2018, section 2; rescaled: Wangni et al. 2018, with equal probabilities.
     """
     _check_keep("random_k", keep)
@@ -88,13 +88,12 @@ def rescaling(update: Update, keep: float, scope: Scope) -> dict[str, float]:
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Defense:
-    """Send the coordinates above one threshold of magnitude for all tensors together.
+    """Send the coordinates whose magnitude exceeds one threshold for all tensors.
 
-    ratio:          share in [0, 1) that is left out: the threshold is entry floor(ratio * n), counted from 1, of the n sorted
-                    magnitudes, and what equals it is left out as well. CPL's theta; its code counts from 0 and so leaves out
-                    one coordinate more.
-    threshold:      instead of `ratio`, the threshold itself, in the update's units; not negative.
-    error_feedback: add what was left out to the next update.
+    ratio:          share in [0, 1) that is left out, CPL's theta. The threshold is entry floor(ratio * n), counted from 1, of the
+                    n sorted magnitudes; values equal to it are left out, too. CPL's code counts from 0 and leaves out one more.
+    threshold:      the threshold itself instead of `ratio`, in the update's units; not negative.
+    error_feedback: add the unsent part to the next update.
     Source: Wei et al. 2020, table 7.
     """
     if (ratio is None) == (threshold is None):
@@ -116,7 +115,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def unpruned(ratio: float, count: int) -> int:
-    """How many of `count` coordinates prune leaves at most."""
+    """Return the largest number of coordinates that `prune` sends of `count`."""
     return count - math.floor(exact_share(ratio, count))
 
 
@@ -124,8 +123,8 @@ def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = 
     """Leave out every coordinate with the same probability.
 
     p:              probability in [0, 1) of being left out.
-    rescale:        divide what is sent by 1 - p, so that the mean is the update.
-    error_feedback: add what was left out to the next update; not together with `rescale`.
+    rescale:        divide the sent values by 1 - p, so that the result is unbiased.
+    error_feedback: add the unsent part to the next update; not together with `rescale`.
     Source: Liu et al. 2024, table 4, which does not rescale.
     """
     if not 0 <= p < 1:
@@ -153,4 +152,6 @@ def _check_keep(name: str, keep: float) -> None:
 
 def _check_rescale(name: str, rescale: bool, error_feedback: bool) -> None:
     if rescale and error_feedback:
-        raise ValueError(f"{name}: rescale=True with error_feedback=True makes up twice for what is left out; give one of them")
+        raise ValueError(
+            f"{name}: rescale=True and error_feedback=True both compensate for unsent coordinates; use only one of them"
+        )

@@ -1,4 +1,4 @@
-"""The specification of a defense is data: `"clip(4) | gaussian(0.1)"`, parsed, printed, and built from."""
+"""Specifications of defenses as data, such as `"clip(4) | gaussian(0.1)"`: parsed, printed and built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ MAX_DEPTH = 8
 
 
 class Kind(NamedTuple):
-    """A defense by name: how a client builds it, what an attacker who knows it does about it, and what is claimed of it.
+    """A registered defense: its two halves and the properties that tests check.
 
-    defense, channel: take the same arguments.
-    codec:    the lossless packing that suits what comes out; None where it leaves that to what came before.
-    example:  a setting that changes any update, without the name: "0.5" stands for clip(0.5).
-    limit:    arguments in whose limit an update stays as it is, bit for bit; None where there is none.
-    random:   whether the example draws anything. unbiased: whether the mean over what it draws is the update.
+    defense, channel: build the client's defense and the attacker's channel; they take the same arguments.
+    codec:    lossless packing that suits the output; None keeps the codec of the previous step.
+    example:  arguments that change any update: "0.5" stands for clip(0.5).
+    limit:    arguments that leave an update unchanged, bit for bit; None if there are none.
+    random:   whether the example draws random numbers. unbiased: whether its mean over the draws is the update.
     """
 
     defense: Callable[..., Defense]
@@ -51,7 +51,7 @@ def alias(
     random: bool = False,
     unbiased: bool = False,
 ) -> Kind:
-    """The kind of a function that writes a specification, with its arguments and its docstring."""
+    """Return the `Kind` of a function that returns a specification; it keeps the function's parameters and docstring."""
 
     @wraps(written)
     def defense(*args: Any, **kwargs: Any) -> Defense:
@@ -103,16 +103,16 @@ DEFENSES: Registry[Kind] = Registry(
 
 @dataclass(frozen=True)
 class DefenseSpec:
-    """A chain of defenses as public data. The empty chain sends the update as it is."""
+    """A chain of defenses as public data. The empty chain sends updates unchanged."""
 
     steps: tuple[Step, ...] = ()
 
     @classmethod
     def parse(cls, text: str, *, learning_rate: float | None = None) -> "DefenseSpec":
-        """Read `text`: calls with literal arguments, joined by `|`, applied from left to right.
+        """Parse calls with literal arguments, joined by `|` and applied from left to right.
 
-        learning_rate: of the clients' training, for defenses that work in units of the gradient and do not say it themselves.
-        Raises ValueError for anything else, and for unknown names and arguments, listing what exists.
+        learning_rate: the clients' learning rate, for defenses in units of the gradient that do not state it.
+        Raises ValueError for anything else, and for unknown names and arguments, listing the known ones.
         """
         fill = {} if learning_rate is None else {"learning_rate": learning_rate}
         spec = cls(calls.parse(text, lambda name: DEFENSES[name].defense, "defense", fill=fill, nested=_nested))
@@ -127,20 +127,20 @@ class DefenseSpec:
 
     @property
     def depth(self) -> int:
-        """How deep its defenses are nested; 1 where none is within another."""
+        """Nesting depth; 1 if no defense contains another."""
         inner = [v.depth for step in self.steps for _, v in step.arguments if isinstance(v, DefenseSpec)]
         return 1 + max(inner, default=0)
 
     def build(self) -> Defense:
-        """The defense itself, for the client."""
+        """Return the defense, for the client."""
         return chain(*(DEFENSES[step.name].defense(**_built(step, DefenseSpec.build)) for step in self.steps))
 
     def channel(self) -> Channel:
-        """Its public part, for the attacker."""
+        """Return the channel, for the attacker."""
         return compose(*(DEFENSES[step.name].channel(**_built(step, DefenseSpec.channel)) for step in self.steps))
 
     def codec(self, before: CodecName = "dense") -> CodecName:
-        """The lossless packing that suits what this chain sends, after one whose packing is `before`."""
+        """Return the lossless packing that suits the output of this chain; `before` is the codec of its input."""
         codec = before
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _inner_codec(step, codec)
@@ -149,7 +149,7 @@ class DefenseSpec:
 
 
 def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
-    """Raises ValueError where one defense is within another too often: what walks through specifications calls itself."""
+    """Return the nested specification. Raises ValueError beyond `MAX_DEPTH`, since functions that walk through it recurse."""
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
         raise ValueError(f"defenses may be nested {MAX_DEPTH} deep, not more")
@@ -161,5 +161,5 @@ def _inner_codec(step: Step, before: CodecName) -> CodecName:
 
 
 def _built(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:
-    """The arguments of a step, with `build` of those that are specifications themselves."""
+    """Return the arguments of a step, with `build` applied to nested specifications."""
     return {key: build(value) if isinstance(value, DefenseSpec) else value for key, value in step.arguments}

@@ -1,4 +1,4 @@
-"""Defenses in units of the gradient, as papers give them."""
+"""Defenses in units of the gradient, as papers state them."""
 
 import math
 
@@ -8,21 +8,21 @@ from defenses.base import Defense, State, Update
 
 
 def to_gradient(update: Update, learning_rate: float) -> Update:
-    """The gradient that an update of one step of plain SGD stands for."""
+    """Return the gradient that corresponds to an update of one step of plain SGD."""
     return {name: t / -learning_rate for name, t in update.items()}
 
 
 def to_update(gradient: Update, learning_rate: float) -> Update:
-    """The update of one step of plain SGD. A zero is +0.0: what a defense left out stays free on the wire."""
+    """Return the update of one step of plain SGD. Zeros are +0.0, so that sparse codecs omit them."""
     return {name: t * -learning_rate + 0.0 for name, t in gradient.items()}
 
 
 def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
-    """Apply a defense to update / (-learning_rate), and turn what comes out back into an update.
+    """Apply a defense to update / (-learning_rate), and convert the result back into an update.
 
-    defense:       in units of the gradient: in_gradient_units(clip(4) | gaussian(0.01), 0.1).
-    learning_rate: of the clients' training; positive. An experiment fills in its own where it is left out. Of several local
-                   steps the quotient stands for the sum of their gradients.
+    defense:       defense in units of the gradient, as in in_gradient_units(clip(4) | gaussian(0.01), 0.1).
+    learning_rate: learning rate of the clients' training; positive. Experiments fill in their own. For several local steps the
+                   quotient is the sum of their gradients.
     Source: Wei et al. 2020, algorithm 1.
     """
     if not isinstance(defense, Defense):

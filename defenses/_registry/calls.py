@@ -1,4 +1,4 @@
-"""Specifications are data: calls with literal arguments, joined by `|`, such as `"clip(4) | gaussian(0.1)"`; nothing is run."""
+"""Parser of specifications: calls with literal arguments, joined by `|`, such as `"clip(4) | gaussian(0.1)"`. No code is run."""
 
 import ast
 import inspect
@@ -14,18 +14,18 @@ Value = Any
 """A number, a string, a truth value, a tuple of these, or a specification within a specification."""
 
 PAPER_NAMES = re.compile(r"(?<!['\"])\b([GL]-10e-\d+)\b(?!['\"])")
-"""How papers write noise (CPL, table 8): no Python, and short for `cpl_noise('G-10e-2')`; not where that is written already."""
+"""CPL's names for noise (table 8), outside of quotes: `G-10e-2` is short for `cpl_noise('G-10e-2')`."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One name of a specification and its arguments, by parameter name."""
+    """One call of a specification: a name and its arguments by parameter name."""
 
     name: str
     arguments: tuple[tuple[str, Value], ...] = ()
 
     def printed(self, factory: Factory) -> str:
-        """As `parse` reads it back; the first parameter and those without a default by position, the others by name."""
+        """Return the text that `parse` reads back. The first parameter and required ones are positional, the others named."""
         parameters = inspect.signature(factory).parameters
         free = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         by_position = {p.name for i, p in enumerate(free) if i == 0 or p.default is p.empty}
@@ -41,13 +41,13 @@ def parse(
     fill: Mapping[str, Value] | None = None,
     nested: Callable[[tuple[Step, ...]], Value] | None = None,
 ) -> tuple[Step, ...]:
-    """Read `text`; empty text gives no steps.
+    """Parse `text` into steps; an empty text gives none.
 
-    factory_of: from a name, the function whose parameters its arguments are; raises ValueError where it is unknown.
-    what:       the word for it in errors, for example "defense".
-    fill:       values of parameters that may be left out, where a function has such a parameter without a default.
-    nested:     makes an argument out of steps that stand where one is expected; None allows literal arguments only.
-    Raises ValueError for anything but calls with literal arguments, and for unknown names and arguments, listing what exists.
+    factory_of: maps a name to the function that takes its arguments; raises ValueError if the name is unknown.
+    what:       what is parsed, for error messages: "defense", for example.
+    fill:       values for required parameters that the text leaves out.
+    nested:     maps the steps of a nested specification to an argument; None allows literal arguments only.
+    Raises ValueError for anything but calls with literal arguments, and for unknown names and arguments, listing the known ones.
     """
     if not text.strip():
         return ()
@@ -113,9 +113,9 @@ WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "
 
 
 def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
-    """Raises ValueError for what its annotation does not allow: 'no' would be true, and True the number 1.
+    """Raise ValueError if an argument has another type than its annotation: 'no' is not a bool, and True is not a number.
 
-    Whether a number is whole is left to what has its range.
+    Integers and floats are interchangeable here; functions that need whole numbers check that themselves.
     """
     parameters = inspect.signature(factory).parameters
     for key, value in arguments.items():

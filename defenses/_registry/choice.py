@@ -1,4 +1,4 @@
-"""Specifications of one name with its arguments, or of nothing: the keys `gradient`, `network` and `inputs`."""
+"""Specifications with at most one name: the keys `gradient`, `network` and `inputs` of an experiment."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from defenses._registry.registry import Registry
 
 @dataclass(frozen=True)
 class Choice:
-    """What a key of an experiment names, as public data.
+    """A name with arguments, or nothing. Each subclass is one key of an experiment.
 
-    A key has a registry, a word for it in errors, and a word for what nobody needs to ask for, with which it begins.
+    registry: names that the key accepts. what: the key, for error messages. nothing: the value that stands for no choice.
     """
 
     registry: ClassVar[Registry[Callable[..., Any]]]
@@ -24,9 +24,9 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `text`: one name with literal arguments, or none.
+        """Parse one name with literal arguments, or an empty text.
 
-        Raises ValueError for anything else, and for unknown names and arguments, listing what exists.
+        Raises ValueError for anything else, and for unknown names and arguments, listing the known ones.
         """
         if text.strip() in ("", cls.nothing):
             return cls()
@@ -44,15 +44,15 @@ class Choice:
         return self.nothing if self.step is None else self.step.printed(self._factory(self.step.name))
 
     def check(self) -> None:
-        """Raises ValueError or TypeError where the arguments are out of range."""
+        """Raise ValueError or TypeError if an argument is out of range."""
         self.made()
 
     def made(self) -> Any:
-        """What the registry makes of the arguments."""
+        """Call the registered factory with the arguments and return its result."""
         step = self.step or Step(self.nothing)
         return self.registry[step.name](**dict(step.arguments))
 
     @classmethod
     def _factory(cls, name: str) -> Callable[..., Any]:
-        """What the arguments are those of."""
+        """Return the function whose parameters the arguments are bound to."""
         return cls.registry[name]

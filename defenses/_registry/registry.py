@@ -1,4 +1,4 @@
-"""Things that users name: built in, or added by third parties through an entry point."""
+"""Registries: objects by name, built in or added by installed packages through entry points."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names and what they stand for.
+    """A mapping from names to objects, built in or from entry points.
 
-    group: the entry point group through which an installed package adds names; what is built in wins over it.
-    of:    the type of what a package adds; None takes whatever can be called.
+    group: entry point group through which installed packages add names. Built-in names take precedence.
+    of:    required type of objects from packages; None accepts any callable.
     """
 
     def __init__(self, group: str, builtin: Mapping[str, T], *, of: type[T] | None = None) -> None:
@@ -22,7 +22,10 @@ class Registry(Generic[T]):
         self._builtin = dict(builtin)
 
     def __getitem__(self, name: str) -> T:
-        """Raises ValueError, listing what exists, where `name` is unknown, and where what a package adds cannot be used."""
+        """Return the object called `name`.
+
+        Raises ValueError, listing known names, if `name` is unknown, or if the object of an entry point cannot be used.
+        """
         if name in self._builtin:
             return self._builtin[name]
         for entry in entry_points(group=self.group, name=name):
@@ -49,11 +52,11 @@ class Registry(Generic[T]):
 def bind(
     name: str, function: Callable[..., Any], *args: Any, given: Mapping[str, Any] | None = None, hidden: int = 0
 ) -> dict[str, Any]:
-    """The arguments of `function` by name, positional and named ones joined.
+    """Return positional and named arguments of `function` as one dictionary by parameter name.
 
-    hidden: how many of the first parameters are not the user's to give.
+    hidden: number of leading parameters that the program passes itself; messages leave them out.
 
-    Raises ValueError, naming `name` and the parameters that exist, where an argument is unknown, missing or given twice.
+    Raises ValueError, stating `name` and the parameters, if an argument is unknown, missing or given twice.
     """
     signature = inspect.signature(function)
     try:
@@ -65,11 +68,11 @@ def bind(
 
 
 def reference(thing: Any) -> str:
-    """Where a thing comes from: what follows "Source:" in its docstring, to the end of the paragraph; empty without one."""
+    """Return the source that the docstring of `thing` cites: the text after "Source:" to the end of its paragraph, or ""."""
     _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
 
 
 def summary(thing: Any) -> str:
-    """The first line of a docstring, for listings."""
+    """Return the first line of the docstring of `thing`."""
     return (inspect.getdoc(thing) or "").split("\n", 1)[0]

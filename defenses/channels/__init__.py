@@ -1,4 +1,4 @@
-"""What an attacker who knows a defense does about it: for each defense one channel, of the same name and arguments."""
+"""Channels: the attacker's model of each defense, under the same name and with the same arguments."""
 
 from defenses.channels.clipping import clip, clip_each
 from defenses.channels.noise import gaussian, laplace

@@ -1,4 +1,4 @@
-"""Noise: the attacker expects the update itself, and knows how far from zero its residual must end."""
+"""Channels of noise: the expected update is unchanged, and the power of the noise is known."""
 
 from torch import Tensor
 
@@ -8,9 +8,10 @@ from defenses.scopes import Scope
 
 
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Channel:
-    """A power of n * std ** 2; for a ratio r of signal to noise, the share 1 / (1 + r) of the power that was received.
+    """Return the channel of Gaussian noise: power n * std ** 2 for n coordinates.
 
-    The second is an estimate: signal and noise are uncorrelated, so that their powers add up in the mean.
+    With a signal-to-noise ratio r, the power is estimated as the share 1 / (1 + r) of the received power, since the powers of
+    uncorrelated signal and noise add up in expectation.
     """
     if std is not None:
         return _noisy(std**2)
@@ -24,7 +25,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
 
 
 def laplace(scale: float) -> Channel:
-    """A power of 2 * n * scale ** 2."""
+    """Return the channel of Laplace noise: power 2 * n * scale ** 2 for n coordinates."""
     return _noisy(2 * scale**2)
 
 

@@ -1,4 +1,4 @@
-"""Quantisers: the attacker knows between which values a coordinate lies, or how much rounding at random adds."""
+"""Channels of quantisers: the attacker knows the interval of each coordinate, or the power of stochastic rounding."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ from defenses.quantisation import Norm, SignScale, size_of, steps_of
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
-    """A sign that is soft on the wrong side: s (1 - max(0, -s u / c)), for the sign s that was received.
+    """Return the channel of `sign`: a soft sign s (1 - max(0, -s u / c)) for the received sign s and the simulated value u.
 
-    c is each tensor's own mean magnitude. At the true update it is s itself. Scaled, it goes by the mean magnitude of the
-    simulated update; with error feedback, which adds to that what is not simulated, by the one that was received.
+    c is the mean magnitude of the tensor. At the true update the soft sign equals s. With scale="mean" it is multiplied by the
+    mean magnitude of the simulated update, or of the received one with error feedback, whose residual is not simulated.
 
-    Yue et al. 2022, section 4.3, has tanh(u): for the small values of an update that is no sign but the identity, and tanh(u / c)
-    is not the sign at the true update either.
+    Yue et al. 2022, section 4.3, use tanh(u) instead, which is nearly linear for the small values of an update, and tanh(u / c)
+    does not equal the sign at the true update.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -38,18 +38,18 @@ def _agreeing(values: Tensor, signs: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor) -> Tensor:
-    """The mean, and zero of nothing."""
+    """Return the mean, or zero for an empty tensor."""
     return values.sum() / max(values.numel(), 1)
 
 
 def _mean_magnitude(values: Tensor) -> Tensor:
-    """One where that is as good as zero: a quotient of two zeros has no gradient."""
+    """Return the mean magnitude, or 1 if it is nearly zero, since 0 / 0 has no gradient."""
     mean = _mean(values.abs())
     return torch.where(mean > torch.finfo(values.dtype).tiny ** 0.5, mean, 1)
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
-    """Inside the cell of what was received any value is as good; beyond it, the distance to the cell is what counts."""
+    """Return the channel of `uniform`: values inside the received cell count as equal, others by their distance to it."""
     levels = steps_of(bits)
     if stochastic:
         return qsgd(levels, norm="linf")
@@ -65,16 +65,17 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
 
 
 def _pulled(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
-    """The centre of a cell, plus by how much each value leaves the cell."""
+    """Return the centre of the cell plus the signed distance by which each value leaves the cell."""
     difference = values - centre
     return centre + (difference - difference.maximum(-half).minimum(half))
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
-    """The update itself, cut off at `kappa` of its norm, and the power that rounding at random adds.
+    """Return the channel of `qsgd`: the update cut off at `kappa` times its norm, and the power of stochastic rounding.
 
-    The power is an estimate, on gradients of networks within a third: the step is read off what was received, and values
-    are taken to be spread evenly between two steps, but for those between zero and the first step, most of which are small.
+    The power is an estimate; for gradients of networks it was within a third of the true one. The step size is read off the
+    received values. Values are assumed to be uniform between two steps, except between zero and the first step, where most are
+    small.
     """
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -90,11 +91,11 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
 
 
 def _rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
-    """Expected squared length of what rounding at random added to one tensor, 0-d.
+    """Return the expected squared norm of the rounding error of one tensor, 0-d.
 
-    A value that is a share p of the way to the next step adds p (1 - p) squared steps, which is a sixth in the mean over
-    even p. Below the first step the mean of p is told by how many were rounded up, less those that came down from above; with
-    that mean p (1 - p) / (1 + p) is right for a mean of a half and for small ones.
+    A value at the fraction p between two steps adds p (1 - p) squared steps; for uniform p the mean is 1/6. Between zero and the
+    first step, the mean of p is estimated from the number of values that were rounded up to the first step, minus those that were
+    rounded down to it. For that mean, p (1 - p) / (1 + p) is exact at 1/2 and for small values.
     """
     if seen.numel() == 0:
         return seen.new_zeros(())

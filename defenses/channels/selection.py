@@ -1,4 +1,4 @@
-"""Tensors chosen by name: the attacker knows which."""
+"""Channels of defenses that act on tensors chosen by name. The names are public."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from defenses.selection import check_patterns, chosen
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
-    """Nothing of the tensors that are not sent."""
+    """Return the channel of `withhold`: tensors that are not sent are zero."""
     patterns = check_patterns("withhold", names)
 
     def expect(update: Update, known: ChannelFacts) -> Update:
@@ -22,7 +22,7 @@ def withhold(names: str | Sequence[str]) -> Channel:
 
 
 def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
-    """The channel of what acts on some tensors, and the others as they are."""
+    """Return the channel of `masked`: `defense` for the matching tensors, the identity for the others."""
     patterns = check_patterns("masked", names)
 
     def part(update: Update) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Sparsifiers: the attacker compares what was sent, and knows of the rest only that it was not.
+"""Channels of sparsifiers: the attacker compares the coordinates that were sent.
 
-Where more follows that fills the zeros, such as noise, the mask is a guess: the largest of what was received, as many as the
-defense sends. For a message that is still sparse it is exact.
+For a sparse message the mask of sent coordinates is exact. If a later step fills the zeros, such as noise, the mask is estimated
+as the largest received magnitudes, as many as the defense sends.
 """
 
 import math
@@ -18,12 +18,12 @@ from defenses.sparsification import kept, only, rescaling, unpruned
 
 
 def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False) -> Channel:
-    """The update where it was sent. Where less than k is not zero, all was sent, and the zeros are known as well."""
+    """Return the channel of `top_k`: the sent coordinates. With fewer than k nonzero values, zeros were sent as well."""
     return Channel(only, learn=lambda seen: masks(seen, scope, lambda values: _at_least_kth(values, kept(keep, values.numel()))))
 
 
 def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """The update where it was sent, times what it was rescaled by."""
+    """Return the channel of `random_k`: the sent coordinates, rescaled as the client does."""
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         sent = only(update, known)
@@ -34,7 +34,7 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
 
 def prune(ratio: float | None = None, *, threshold: float | None = None, error_feedback: bool = False) -> Channel:
-    """The update where it was sent."""
+    """Return the channel of `prune`: the sent coordinates."""
 
     def sent(values: Tensor) -> Tensor:
         return _sent(values, unpruned(ratio or 0, values.numel()))
@@ -43,7 +43,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = False) -> Channel:
-    """The update where it was sent, times what it was rescaled by."""
+    """Return the channel of `gradient_dropout`: the sent coordinates, rescaled as the client does."""
     factor = 1 / (1 - p) if rescale else 1
     return Channel(lambda update, known: only(update, known, factor), learn=lambda seen: {n: t != 0 for n, t in seen.items()})
 
@@ -59,10 +59,10 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Channel:
-    """The update where it was sent, clipped and with its share of the momentum: what is left of earlier rounds is not simulated.
+    """Return the channel of `dgc`: the sent coordinates of the clipped update. The residual of earlier rounds is not simulated.
 
-    With `nesterov` a round's own update goes out 1 + momentum times. During a warm-up the attacker, who need not have seen all
-    rounds of a client, takes every entry that is not zero as sent.
+    With `nesterov` the round's own update is multiplied by 1 + momentum. During a warm-up the attacker may not know the client's
+    round number, and takes every nonzero entry as sent.
     """
 
     def sent(values: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def dgc(
 
 
 def _at_least_kth(values: Tensor, k: int) -> Tensor:
-    """Truth values (n,): which are not below the k-th largest magnitude."""
+    """Return booleans (n,): magnitude at least the k-th largest one."""
     magnitude = magnitudes(values)
     return magnitude >= kth_largest(magnitude, k) if k else torch.ones_like(values, dtype=torch.bool)
 
 
 def _sent(values: Tensor, k: int) -> Tensor:
-    """As above, of those that are not zero."""
+    """Return booleans (n,): not zero, and magnitude at least the k-th largest one."""
     return _at_least_kth(values, k) & (values != 0)
