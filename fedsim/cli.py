@@ -2,6 +2,7 @@
 
 from fedsim.commands.console import command_line, run_to_the_end
 from fedsim.commands.deploy import enrol, keys, part, prepare, split, start
+from fedsim.commands.init import init
 from fedsim.commands.list import list_
 from fedsim.commands.recordings import delete, import_, verify
 from fedsim.commands.run import run
@@ -11,6 +12,7 @@ EXPERIMENT = "deploy/experiments/photos.toml"
 TRUST = "--root-certificates federation/trust/ca.crt"
 
 app = command_line("Run a federation and write down what its honest-but-curious server sees.")
+app.command(epilog="Example:  fedsim init imagefolder mine --data ~/pictures")(init)
 app.command(epilog=f"Example:  fedsim run {EXPERIMENT} --out runs/first --set 'defense=clip(1) | gaussian(0.1)'")(run)
 app.command(epilog="Example:  fedsim show runs/first")(show)
 app.command(epilog="Example:  fedsim verify runs/first")(verify)

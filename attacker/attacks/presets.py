@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from defenses._registry import suggest
 from fedsim import models
 from fedsim.recording.observation import DataSpec, ModelSpec
 
@@ -50,7 +51,7 @@ def arguments_of(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> 
     """
     settings = settings_of(attack)
     if preset not in settings:
-        raise ValueError(f"unknown preset {preset!r} of {attack}. Known: {', '.join(settings)}")
+        raise ValueError(f"unknown preset {preset!r} of {attack}.{suggest(preset, settings)} Known: {', '.join(settings)}")
     found = settings[preset]
     if preset == "tuned":
         found = found.get(family_of(models.layout(model, data)), {})

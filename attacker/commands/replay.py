@@ -9,6 +9,7 @@ import typer
 
 from attacker.commands.options import Overrides, check_takes_route, device_of
 from attacker.commands.truth_location import truth_of
+from defenses._registry import suggest
 from fedsim.commands.console import IN_PART, Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _oracles(
 ) -> dict[str, Callable[[Any], Any]]:
     """From a row, what each oracle asked for tells of it, as arguments of a replay."""
     if unknown := sorted(set(names) - {"labels", "logits"}):
-        raise ValueError(f"unknown oracle {unknown[0]!r}. Known: labels, logits")
+        raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest(unknown[0], ('labels', 'logits'))} Known: labels, logits")
     if not names:
         return {}
     if "logits" in names and not attack.argument("agreement"):

@@ -1,7 +1,7 @@
 """Registries: objects by name, built in or added by installed packages through entry points."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -30,9 +30,7 @@ class Registry(Generic[T]):
             return self._builtin[name]
         for entry in entry_points(group=self.group, name=name):
             return self._loaded(entry)
-        close = get_close_matches(name, list(self), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown name {name!r} in {self.group}.{hint} Known: {', '.join(sorted(self))}")
+        raise ValueError(f"unknown name {name!r} in {self.group}.{suggest(name, self)} Known: {', '.join(sorted(self))}")
 
     def _loaded(self, entry: EntryPoint) -> T:
         where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
@@ -64,7 +62,15 @@ def bind(
     except TypeError as error:
         own = [p for p in signature.parameters.values() if p.name != "self"]
         parameters = ", ".join(map(str, own[hidden:]))
-        raise ValueError(f"{name}: {error}. Its parameters: ({parameters})") from None
+        names = [p.name for p in own[hidden:]]
+        unknown = next((key for key in given or {} if key not in signature.parameters), "")
+        raise ValueError(f"{name}: {error}.{suggest(unknown, names)} Its parameters: ({parameters})") from None
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'NAME'?" with the known name that is closest to an unknown one; "" where none is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def reference(thing: Any) -> str:

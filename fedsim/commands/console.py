@@ -2,12 +2,14 @@
 
 import json
 import os
+import platform
 import sys
 import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -26,14 +28,33 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 def command_line(words: str) -> typer.Typer:
-    """An empty command line that says `words` of itself."""
-    return typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        help=words,
-    )
+    """Return a command line without commands that says `words` of itself, with --version and shell completion.
+
+    An unknown command is refused with those whose names are close to it.
+    """
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
+    app.suggest_commands = False  # Click does
+
+    @app.callback(help=words)
+    def _options(
+        show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+VERSION = "Print the versions of fedleak, Python and what its results depend on, and stop."
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the versions, one package a line, and end the command."""
+    if wanted:
+        print(f"fedleak {version('fedleak')}")
+        print(f"python {platform.python_version()}")
+        for package in ("torch", "flwr", "numpy"):
+            print(f"{package} {version(package)}")
+        raise typer.Exit
 
 
 PROGRESS_SECONDS = 30.0

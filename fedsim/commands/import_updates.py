@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from safetensors.torch import load_file
 from torch import Tensor
 
+from defenses._registry import suggest
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, Named, told
@@ -55,7 +56,7 @@ class ImportSettings(BaseModel):
     def _data_has_no_unknown_key(cls, value: Any) -> Any:
         known = [field.name for field in fields(DataSpec)]
         if unknown := [key for key in value if key not in known] if isinstance(value, dict) else []:
-            raise ValueError(f"unknown key {unknown[0]!r}. Known: {', '.join(known)}")
+            raise ValueError(f"unknown key {unknown[0]!r}.{suggest(unknown[0], known)} Known: {', '.join(known)}")
         return value
 
     @model_validator(mode="after")
@@ -70,7 +71,7 @@ class ImportSettings(BaseModel):
         try:
             return cls.model_validate(tomllib.loads(path.read_text()))
         except ValidationError as error:
-            raise ExperimentError(told(error, str(path))) from None
+            raise ExperimentError(told(error, str(path), cls)) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise ExperimentError(f"{path}: not a TOML file: {error}") from None
 

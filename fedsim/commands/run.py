@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from defenses._registry import suggest
 from fedsim.commands.console import Json, assignment, err, errors_told, out, print_json, progress_bar
 from fedsim.commands.deploy import link_of
 from fedsim.commands.show import shown
@@ -60,7 +61,8 @@ def run(
     """Run a federation to its end and record it."""
     with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local", "deployment"):
-            raise ValueError(f"--engine {engine!r} is unknown. Known: ray, local, deployment")
+            hint = suggest(engine, ("ray", "local", "deployment"))
+            raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
             raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
         link = link_of(superlink, root_certificates, insecure=insecure)

@@ -1,7 +1,7 @@
-"""`fedsim show`: what was recorded, round by round."""
+"""`fedsim show`: what was recorded, by round and by client."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -10,6 +10,13 @@ from rich.table import Table
 
 from fedsim.commands.console import Json, errors_told, out, print_json
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedsim.recording import Row
+
+MOST_CLIENTS = 50
+"""Clients that are listed for people."""
 EPSILONS = {
     "epsilon_client": "epsilon (client)",
     "epsilon_example": "epsilon (example)",
@@ -18,7 +25,7 @@ EPSILONS = {
 
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
-    """Show what was recorded."""
+    """Show what was recorded, round by round, and the names of the clients."""
     with errors_told():
         result = shown(folder)
         if as_json:
@@ -36,6 +43,33 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             scores += [f"{row[key]:.3g}" if _is_number(row[key]) else str(row[key] or "") for key in spent]
             table.add_row(*(str(row[key]) for key in ("round", *states, "bytes")), *scores)
         out.print(table)
+        _print_clients(result["per_client"])
+
+
+def _print_clients(clients: list[dict[str, Any]]) -> None:
+    """The names that `attacker replay --client` and `--record-clients` take, or beginnings of which."""
+    table = Table("client", "rounds", "complete", "examples a round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in clients[:MOST_CLIENTS]:
+        least, most = row["num_examples"]
+        examples = "not reported" if least is None else str(least) if least == most else f"{least}-{most}"
+        table.add_row(escape(row["client"]), str(row["rounds"]), str(row["complete"]), examples)
+    out.print(table)
+    if len(clients) > MOST_CLIENTS:
+        out.print(f"and {len(clients) - MOST_CLIENTS} more clients; --json names all")
+
+
+def _per_client(rows: "Iterable[Row]") -> list[dict[str, Any]]:
+    """By client, in order of names: in how many rounds it was, and the least and largest number of examples that it reported."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.client, []).append(row)
+    clients = []
+    for client, own in sorted(found.items()):
+        reported = [row.num_examples for row in own if row.num_examples is not None]
+        complete = sum(row.status == "complete" for row in own)
+        span = [min(reported), max(reported)] if reported else [None, None]
+        clients.append({"client": client, "rounds": len(own), "complete": complete, "num_examples": span})
+    return clients
 
 
 def _is_number(value: Any) -> bool:
@@ -56,6 +90,7 @@ def shown(folder: Path) -> dict[str, Any]:
 
     from fedsim.recording import Recording
     from fedsim.recording.files import read_json_lines
+    from fedsim.recording.masked_vectors import SUM
 
     recording = Recording(folder / "recording")
     m, counts = recording.manifest, recording.counts()
@@ -76,6 +111,7 @@ def shown(folder: Path) -> dict[str, Any]:
         "rounds": len(counts),
         "complete": sum(own.complete for own in counts),
         "clients": recording.clients(),
+        "per_client": _per_client(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM),
         "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
         "per_round": per_round,
     }

@@ -2,12 +2,14 @@
 
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from defenses._registry import suggest
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
@@ -204,20 +206,31 @@ def validate(raw: dict[str, Any], *, source: str) -> Experiment:
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
-        raise ExperimentError(told(error, source)) from None
+        raise ExperimentError(told(error, source, Experiment)) from None
 
 
-def told(error: ValidationError, source: str) -> str:
-    """What is wrong, one line a problem, each naming `source` and the key."""
-    return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e)}" for e in error.errors())
+def told(error: ValidationError, source: str, model: type) -> str:
+    """Return what is wrong with values of `model`, one line a problem, each naming `source` and the key."""
+    return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e, model)}" for e in error.errors())
 
 
-def _told(error: Any) -> str:
+def _told(error: Any, model: type) -> str:
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "unknown key"
+        *tables, key = map(str, error["loc"])
+        return f"unknown key{(hint := suggest(key, _keys(model, tables))) and '.'}{hint}"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     return message if isinstance(given, dict) or error["type"] == "value_error" else f"{message}, got {given!r}"
+
+
+def _keys(model: Any, tables: Sequence[str]) -> list[str]:
+    """The keys of a table of `model`; none where the table is of another kind."""
+    for table in tables:
+        field = getattr(model, "model_fields", {}).get(table)
+        model = field.annotation if field is not None else None
+    if is_dataclass(model):
+        return [field.name for field in fields(model)]
+    return list(getattr(model, "model_fields", ()))
 
 
 def _default(key: str) -> Any:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from logging import INFO
 from pathlib import Path
 from time import gmtime, strftime
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
@@ -35,6 +37,7 @@ def record(
 ) -> Strategy:
     """`strategy` itself, from now on recorded in `out`: it samples, aggregates and evaluates as before.
 
+    out:      folder of the run; a relative one lies where this process was started, which Flower decides, and is logged in full.
     model:    a name of this project, or `module:function` of the app; the function takes nothing, or (shape, num_classes).
               Its state dict must have the names that the server sends; buffers may be missing there.
     training: what clients are told to do; the attacker goes by it. data: the public shape of their data.
@@ -46,7 +49,7 @@ def record(
     Raises ValueError where `out` holds a recording already, or a name is unknown. The strategy does so before it sends anything,
     where `model` is not the network that it sends, or it sends each client other weights.
     """
-    folder = Path(out)
+    folder = Path(out).expanduser().absolute()
     _check_new(folder)
     spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
     if ":" in spec.name and spec.name not in models.MODELS:
@@ -72,6 +75,7 @@ def record(
     def start() -> RecordingStrategy:
         _check_new(folder)
         recorder = Recorder(folder / "recording", manifest)
+        log(INFO, "fedleak records this federation in %s", folder)
         types = {name: tensor.dtype for name, tensor in state.items()}
         return RecordingStrategy(own, recorder, wanted=wanted, foreign=True, buffers=frozenset(state) - weights, types=types)
 

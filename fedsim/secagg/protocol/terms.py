@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
+from defenses._registry import suggest
 from fedsim.recording.observation import Training
 from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
 
@@ -97,7 +98,7 @@ class Terms:
         if not isinstance(given, dict):
             raise ValueError(f"expected false, true or a table of {', '.join(known)}, got {value!r}")
         if unknown := sorted(given.keys() - set(known)):
-            raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}")
+            raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}.{suggest(unknown[0], known)}")
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:

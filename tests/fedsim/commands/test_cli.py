@@ -255,6 +255,11 @@ def test_show_tells_what_was_recorded(small: Path) -> None:
     assert "mlp(hidden=[4])" in people
     assert "clip(2)" in people
     assert f"{metrics[2]['loss']:.3f}" in people
+    assert len(told["clients"]) == 3
+    assert [(row["client"], row["rounds"], row["num_examples"]) for row in told["per_client"]] == [
+        (client, 2, [4, 4]) for client in told["clients"]
+    ]
+    assert all(client in people for client in told["clients"])
     assert not re.search("gradient|network|inputs|secure", people)
 
 
@@ -335,3 +340,69 @@ def test_every_commands_help_has_an_example(command: str) -> None:
 def test_what_a_run_writes_is_its_owners(small: Path) -> None:
     run()
     assert stat.S_IMODE((small.parent / "out").stat().st_mode) == 0o700
+
+
+# --- names that are nearly right, versions and completion ---
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ruonds = 3", "ruonds: unknown key. Did you mean 'rounds'?"),
+        ("[training]\nlerning_rate = 1", "training.lerning_rate: unknown key. Did you mean 'learning_rate'?"),
+        ("[clients]\nfractoin = 1", "clients.fractoin: unknown key. Did you mean 'fraction'?"),
+        ("[record]\nroudns = 1", "record.roudns: unknown key. Did you mean 'rounds'?"),
+        ("colour = 1", "colour: unknown key"),
+    ],
+)
+def test_a_key_that_is_nearly_right_is_suggested(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "typo.toml").write_text(text)
+    with pytest.raises(ValueError, match="unknown key") as refused:
+        read(tmp_path / "typo.toml")
+    assert told in [line.removeprefix(f"{tmp_path / 'typo.toml'}: ") for line in str(refused.value).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("defense=clp(1)", "Did you mean 'clip'?"),
+        ("defense=clip(max_nrm=1)", "Did you mean 'max_norm'?"),
+        ("model=mpl", "Did you mean 'mlp'?"),
+        ("data=digts", "Did you mean 'digits'?"),
+        ("gradient=dp_sdg(1, 1)", "Did you mean 'dp_sgd'?"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_suggested(small: Path, given: str, told: str) -> None:
+    refused = run("--set", given)
+    assert refused.exit_code == 2, refused.output
+    assert told in words(refused.stderr)
+    assert not (small.parent / "out").exists()
+
+
+@pytest.mark.parametrize(("program", "given", "meant"), [("fedsim", "verfy", "verify"), ("attacker", "repaly", "replay")])
+def test_a_command_that_is_nearly_right_is_suggested_once(program: str, given: str, meant: str) -> None:
+    from attacker.cli import app as attacker
+
+    refused = CliRunner().invoke({"fedsim": app, "attacker": attacker}[program], [given])
+    assert refused.exit_code == 2
+    assert refused.stderr.count(f"Did you mean '{meant}'?") == 1
+
+
+def test_versions_are_told_and_nothing_else() -> None:
+    from importlib.metadata import version
+
+    told = fedsim("--version")
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[0] == f"fedleak {version('fedleak')}"
+    assert f"torch {version('torch')}" in told.stdout
+
+
+def test_shells_complete_commands_and_options() -> None:
+    """As a shell asks: the words so far in the environment, and the answer on stdout."""
+
+    def complete(line: str) -> str:
+        environment = {"_FEDSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        return CliRunner().invoke(app, prog_name="fedsim", env=environment).stdout
+
+    assert "verify" in complete("fedsim ver").split()
+    assert "--resume" in complete("fedsim run --res").split()
