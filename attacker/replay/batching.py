@@ -71,9 +71,14 @@ class CaseFootprint:
 
 
 def budget(device: str) -> tuple[float, int]:
-    """Bytes for one chunk, and how many workers there may be: of all memory, for what is free changes from day to day."""
+    """Bytes for one chunk, and how many workers there may be.
+
+    Of a GPU, a share of what is free now, for other searches may be on it. Of the machine, a share of all memory: what is free of
+    that changes from day to day.
+    """
     if device.startswith("cuda"):
-        return SHARE * torch.cuda.get_device_properties(torch.device(device)).total_memory, 1
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+        return SHARE * free, 1
     cores = os.cpu_count() or 1
     return SHARE * _memory() / cores, cores
 

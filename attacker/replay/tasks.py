@@ -176,15 +176,13 @@ class Bench:
         memory = FileMemory(self.folder, keys, self.job.origin, every=self.job.every, look=self.look)
         memory.begin()
         rng = torch.Generator().manual_seed(self.job.seed)
+        failure = ""
         try:
             reconstructions = self.attack(cases, rng=rng, progress=progress, memory=memory)
         except (RuntimeError, ValueError, MemoryError) as error:
-            if len(cases) == 1:
-                self._fail(cases[0].key, f"{type(error).__name__}: {error}".removesuffix(": "), outcome)
-            half = len(cases) // 2
-            for part in (cases[:half], cases[half:]) if half else ():
-                if not outcome.interrupted:
-                    self._attack(part, outcome, progress)
+            failure = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if failure:  # and the error is gone, with all tensors that its traceback kept: the halves need the memory
+            self._attack_halves(cases, failure, outcome, progress)
         else:
             outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
             for reconstruction in reconstructions:
@@ -192,6 +190,18 @@ class Bench:
             flush(self.folder)
         if not outcome.interrupted:
             memory.forget()
+
+    def _attack_halves(self, cases: Sequence[Case], failure: str, outcome: TaskOutcome, progress: Progress | None) -> None:
+        """Attack each half of cases that failed together; a single case has failed."""
+        if len(cases) == 1:
+            self._fail(cases[0].key, failure, outcome)
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # its blocks are of the size that did not fit
+        half = len(cases) // 2
+        for part in (cases[:half], cases[half:]):
+            if not outcome.interrupted:
+                self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
         """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
