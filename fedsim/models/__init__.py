@@ -1,4 +1,4 @@
-"""Models by name, and their losses; public knowledge."""
+"""Models and losses by name. Both are public knowledge."""
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, identify_network, layout
 from fedsim.models.losses import loss_of, outputs_for, predictions, probabilities

@@ -1,4 +1,4 @@
-"""From a specification to a model. What a manifest names is data: checked before anything is allocated, never imported."""
+"""Construction of models from specifications. Names in a manifest are data: they are checked first and never imported."""
 
 import inspect
 import os
@@ -43,7 +43,7 @@ BUILT_IN: Mapping[str, Factory] = {
 MODELS: Registry[Factory] = Registry("fedsim.models", BUILT_IN)
 
 MAX_PARAMETERS = 2**31
-"""A model of more values, parameters and buffers together, is refused."""
+"""Largest number of values of a model, parameters and buffers together."""
 
 _ADMITTED: dict[str, Factory] = {}
 _CODE: dict[str, tuple[Callable[..., Any], str]] = {}
@@ -88,7 +88,7 @@ def identify_network(spec: ModelSpec) -> str:
 
 
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
-    """The model with its own initial weights, drawn from `seed`; the global generator is left as it was.
+    """Return the model with initial weights drawn from `seed`. The global random state is not changed.
 
     Every model takes the argument `outputs`, how many logits it has: one a class, or 1 for two classes and the logistic loss.
     Raises ValueError where name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
@@ -98,7 +98,7 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
 
 
 def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
-    """The model without values, on the meta device: names, shapes and modules at next to no cost; raises as `build` does.
+    """Return the model without values, on the meta device: names, shapes and modules at little cost. Raises as `build` does.
 
     Where code that is not this project's cannot be laid out in that way, the model itself.
     """
@@ -123,14 +123,14 @@ def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
 
 
 def head(model: nn.Module) -> tuple[str, str | None]:
-    """Names of the weight and the bias of the last linear layer; the bias is None where it has none."""
+    """Return the names of the weight and the bias of the last linear layer; None for a missing bias."""
     name = last_linear(model)
     prefix = f"{name}." if name else ""
     return f"{prefix}weight", f"{prefix}bias" if model.get_submodule(name).bias is not None else None
 
 
 def buffer_names(model: nn.Module) -> tuple[str, ...]:
-    """Names of what the model carries beside its parameters and would save with them: batch-norm statistics."""
+    """Return the names of the persistent buffers of the model, such as batch-norm statistics."""
     saved = model.state_dict(keep_vars=True)
     return tuple(name for name, _ in model.named_buffers() if name in saved)
 
@@ -172,7 +172,7 @@ def _factory(name: str) -> Factory:
 
 
 def _fitted(function: Callable[..., Any]) -> Factory:
-    """`function` as a factory of `(shape, num_classes, **arguments)`."""
+    """Wrap `function` as a factory that takes `(shape, num_classes, **arguments)`."""
     named, plain = _public_parameters(function)
 
     def factory(shape: tuple[int, ...], num_classes: int, **arguments: Any) -> nn.Module:
@@ -185,7 +185,7 @@ def _fitted(function: Callable[..., Any]) -> Factory:
 
 
 def _public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Which of shape and num_classes a function takes by name, and whether it takes both by position."""
+    """Return which of shape and num_classes a function takes by name, and whether it takes both by position."""
     parameters = inspect.signature(function).parameters
     named = [key for key in ("shape", "num_classes") if key in parameters]
     required = [
@@ -228,7 +228,7 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
 
 
 def _inputs(model: nn.Module) -> list[str]:
-    """Names of what the network's `forward` cannot do without."""
+    """Return the names of the required arguments of the network's `forward`."""
     parameters = inspect.signature(model.forward).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 

@@ -1,4 +1,4 @@
-"""The LeNets of DLG and CPL: sigmoids as published, and the variants that CPL compares."""
+"""LeNets of DLG and CPL: with sigmoids as published, and the variants that CPL compares."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -16,7 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": lambda: nn.LeakyReLU(0.5),
 }
-"""The slope of the leaky one is that of CPL's public code."""
+"""Activations by name. The slope of LeakyReLU is that of CPL's public code."""
 
 POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
     "none": None,
@@ -25,7 +25,7 @@ POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
 }
 
 INITIALS = {"published": None, "uniform": True, "default": False}
-"""Whether weights start uniform in (-0.5, 0.5); published: those of sigmoid networks do."""
+"""Initial weights: uniform in (-0.5, 0.5) or PyTorch's own. "published" means uniform for sigmoid networks only."""
 
 
 class LeNet(nn.Sequential):
@@ -118,7 +118,7 @@ def lenet_cpl(
 
 
 def _after(side: int, stride: int, pooled: object) -> int:
-    """Pixels that are left of so many."""
+    """Return the side length after the convolutions and pooling."""
     return side // 2 if pooled else (side - 1) // stride + 1
 
 

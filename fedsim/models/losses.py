@@ -1,4 +1,4 @@
-"""Losses by name, and what logits mean: one a class, or a single one for two classes."""
+"""Losses by name. Logits are one per class, or a single one for two classes."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits (N, K) and labels, hard (N,) int64 or soft (N, num_classes), the mean over the batch."""
+"""A loss: maps logits (N, K) and labels, hard (N,) int64 or soft (N, num_classes), to the mean over the batch."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Softmax cross-entropy of logits (N, K), with y (N,) or soft (N, K).
+    """Return the softmax cross-entropy of logits (N, K) with y (N,) or soft (N, K).
 
     Raises ValueError for a single logit, whose cross-entropy is 0 whatever it is.
     """
@@ -21,7 +21,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def logistic(logits: Tensor, y: Tensor) -> Tensor:
-    """log(1 + exp(-mu)) with mu = (2y - 1) * logit (R-GAP, section 3.1), of logits (N, 1), with y (N,) in {0, 1} or soft (N, 2).
+    """Return log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with y (N,) in {0, 1} or soft (N, 2); R-GAP, section 3.1.
 
     Raises ValueError where there is more than one logit.
     """
@@ -40,14 +40,14 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
 
 
 def loss_of(name: str) -> Loss:
-    """A loss by name. Raises ValueError, listing what exists, where it is unknown."""
+    """Return a loss by name. Raises ValueError, listing known names, if it is unknown."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
     return LOSSES[name]
 
 
 def outputs_for(loss: str, num_classes: int) -> int:
-    """How many logits a model must have for a loss. Raises ValueError where the loss cannot tell so many classes apart."""
+    """Return the number of logits that a loss needs. Raises ValueError if the loss does not support that many classes."""
     loss_of(loss)
     if loss != "logistic":
         return num_classes
@@ -57,12 +57,12 @@ def outputs_for(loss: str, num_classes: int) -> int:
 
 
 def predictions(logits: Tensor) -> Tensor:
-    """The most probable class of each example, (N,) int64, from logits (N, K), or (N, 1) for two classes."""
+    """Return the most probable class (N,) int64 from logits (N, K), or (N, 1) for two classes."""
     return (logits[..., 0] > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Of each class, (N, K), from logits (N, K), or (N, 2) from (N, 1)."""
+    """Return class probabilities (N, K) from logits (N, K), or (N, 2) from (N, 1)."""
     if logits.shape[-1] != 1:
         return logits.softmax(dim=-1)
     return torch.cat([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=-1)

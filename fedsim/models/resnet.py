@@ -8,7 +8,7 @@ from fedsim.models.shapes import image, truth
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes.
 
     batch_norm: after every convolution, which then has no bias. bias: of convolutions without batch norm.
     """
@@ -30,13 +30,13 @@ class BasicBlock(nn.Module):
 
 
 def convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
-    """A convolution that keeps height and width at stride 1, and its batch norm where it has one."""
+    """Return a convolution that keeps height and width at stride 1, followed by batch norm if requested."""
     layer = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
     return [layer, nn.BatchNorm2d(after)] if batch_norm else [layer]
 
 
 def residual_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:
-    """So many blocks of each width, the first stage at stride 1, every other one beginning with stride 2."""
+    """Return the stages: `blocks` residual blocks per width; each stage after the first begins with stride 2."""
     layers: list[nn.Module] = []
     before = widths[0]
     for stage, (count, after) in enumerate(zip(blocks, widths, strict=True)):

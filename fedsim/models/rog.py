@@ -42,7 +42,7 @@ def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def resnet9_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """The same with one block a stage."""
+    """ResNet-9 of ROG: `resnet18_rog` with one block per stage."""
     return _resnet(shape, num_classes, blocks=(1, 1, 1, 1))
 
 

@@ -1,30 +1,30 @@
-"""What the factories of models check of the arguments that they are given."""
+"""Checks of arguments that factories of models share."""
 
 from collections.abc import Sequence
 
 
 def image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
-    """`shape` as (C, H, W). Raises ValueError, naming `what`, where the data are rows."""
+    """Return `shape` as (C, H, W). Raises ValueError, naming `what`, if the data are rows."""
     if len(shape) != 3:
         raise ValueError(f"{what} takes images (C, H, W), and these data are rows of shape {shape}; use the model 'mlp'")
     return shape[0], shape[1], shape[2]
 
 
 def at_least(shape: tuple[int, int, int], side: int, what: str) -> None:
-    """Raises ValueError, naming `what`, where an image is lower or narrower than `side` pixels."""
+    """Raise ValueError, naming `what`, if an image is smaller than `side` pixels in height or width."""
     if min(shape[1:]) < side:
         raise ValueError(f"{what} takes images of at least {side}x{side} pixels, and these have {shape[1]}x{shape[2]}")
 
 
 def widths(values: object, what: str) -> list[int]:
-    """`values` as a list of layer widths. Raises ValueError, naming `what`, for all but a list of whole numbers above 0."""
+    """Return `values` as a list of layer widths. Raises ValueError, naming `what`, unless they are whole numbers above 0."""
     if not isinstance(values, Sequence) or isinstance(values, str) or not all(_is_width(value) for value in values):
         raise ValueError(f"{what} must be a list of whole numbers above 0, got {values!r}")
     return list(values)
 
 
 def truth(value: object, what: str) -> bool:
-    """`value`. Raises ValueError, naming `what`, where it is neither true nor false."""
+    """Return `value`. Raises ValueError, naming `what`, if it is not a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be true or false, got {value!r}")
     return value

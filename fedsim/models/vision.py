@@ -1,4 +1,4 @@
-"""torchvision's image classifiers, by name."""
+"""Image classifiers of torchvision by name."""
 
 from difflib import get_close_matches
 from typing import Any
@@ -9,7 +9,7 @@ from fedsim.models.shapes import image
 
 
 def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> nn.Module:
-    """A classifier of torchvision's, `architecture` as torchvision names it; untrained, nothing is downloaded.
+    """A classifier of torchvision, with `architecture` as torchvision names it; untrained, nothing is downloaded.
 
     Auxiliary classifiers are left out. Raises ValueError where the name is unknown or the images do not have three channels.
     """

@@ -1,7 +1,8 @@
-"""The four exchanges of one round, over any Flower grid.
+"""The four exchanges of one round over any Flower grid.
 
-An answer that the server can tell to be nonsense is that of a client that failed, alone. One that only others can tell, shares
-that do not open or that do not fit, makes those fail that got them, or loses the round: the federation goes on in any case.
+If the server can recognise an answer as malformed, only the client that sent it fails. If only other clients can (shares that
+cannot be decrypted or do not fit), the clients that received them fail, or the round is lost. The federation continues in any
+case.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class Exchanges:
-    """One round with the clients of `asked`, Flower messages by node, of which each holds the weights and the configuration."""
+    """One round with the clients of `asked`: Flower messages by node, each with the weights and the configuration."""
 
     def __init__(
         self, grid: Grid, agreement: Agreement, asked: Mapping[int, Message], *, timeout: float | None, seed: int
@@ -41,7 +42,7 @@ class Exchanges:
         self._numbers: dict[int, int] = {}  # of members, by node
 
     def run(self) -> SecureRound:
-        """All four; a round without a sum is an outcome, too."""
+        """Run all four exchanges and return the outcome; a lost round is an outcome without a sum."""
         try:
             total = self._total()
             clients = sum(seen.words is not None for seen in self._seen.values())
@@ -88,7 +89,7 @@ class Exchanges:
         return words
 
     def _exchange(self, stage: Stage, asked: Mapping[int, ConfigRecord], read: Callable[[int, RecordDict], T]) -> dict[int, T]:
-        """What those of `asked` answer that answer rightly, by node; of the others it is written down why."""
+        """Send one exchange and return the valid answers by node. The reasons of all others are noted."""
         sent = [self._message(stage, node, record) for node, record in asked.items()]
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
@@ -111,7 +112,7 @@ class Exchanges:
         return found
 
     def _message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
-        """What the strategy wants to send, in the exchange with the weights; beside it, what this exchange says."""
+        """Return the message of one exchange; the strategy's content goes along in the exchange that carries the weights."""
         template = self._asked[node]
         content = RecordDict(
             {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
@@ -120,7 +121,7 @@ class Exchanges:
         return Message(content, dst_node_id=node, message_type=template.metadata.message_type)
 
     def _name(self, node: int) -> tuple[str, int]:
-        """Members are numbered by pseudonym, so that a simulation repeats: Flower draws node ids anew."""
+        """Return the sort key of a member: its pseudonym, so that a simulation repeats although Flower draws new node ids."""
         return self._seen[node].pseudonym or "", node
 
     def _by_number(self, answers: Mapping[int, T]) -> dict[int, T]:

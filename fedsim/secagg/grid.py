@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation, as a Flower grid: a strategy asks for updates, and gets their mean from everyone."""
+"""Secure aggregation on the server, as a Flower grid: each reply that the strategy receives holds the mean of all updates."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ from fedsim.secagg.outcome import SecureRound
 from fedsim.secagg.protocol.terms import Agreement
 
 FAILED = 90
-"""Code of the error replies that a strategy gets."""
+"""Error code of replies for clients that failed."""
 
 
 class SecureGrid(Around):
-    """Sends messages of training as four exchanges each, and every other message as it is.
+    """A grid that replaces each training message by the four exchanges, and forwards all other messages.
 
-    What a strategy gets back are replies of those whose vectors are in the sum, all alike: the weights that it sent plus the mean
-    of the updates, weighted by the clients' numbers of examples, and the same `num-examples`, 1, for each. So any strategy works
-    that averages. Clients that failed answer with an error; where the round is lost, all do.
+    The strategy receives equal replies from all clients in the sum: the weights that it sent plus the mean of the updates,
+    weighted by numbers of examples, with `num-examples` 1. Any averaging strategy works. Clients that failed reply with an
+    error; in a lost round all do.
 
-    agreement: with the clients, which have it from their own configuration. seed: draws the graphs.
-    observe:   is told of each round before its replies are handed out. Each exchange waits for as long as `timeout` says.
-    Raises ValueError where more clients are asked at once than were agreed upon.
+    agreement: settings agreed with the clients, which read them from their own configuration. seed: draws the graphs.
+    observe:   called with each round before its replies are returned. Each exchange waits at most `timeout` seconds.
+    Raises ValueError if more clients are asked at once than were agreed on.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SecureGrid(Around):
             return []
         if len(asked) > self.agreement.clients:
             raise ValueError(
-                f"{len(asked)} clients are asked at once, and sums over more than {self.agreement.clients} could overflow 32-bit "
+                f"{len(asked)} clients are asked at once, but sums over more than {self.agreement.clients} could overflow 32-bit "
                 "words"
             )
         outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed).run()
@@ -56,7 +56,7 @@ class SecureGrid(Around):
         return replies(asked, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Of whatever is no training: a round cannot be pushed, and pulled later."""
+        """Push messages that are not training. A secure round cannot be pushed and pulled later."""
         sent = list(messages)
         if any(message.metadata.message_type.partition(".")[0] == "train" for message in sent):
             raise NotImplementedError("secure aggregation takes several exchanges; use send_and_receive")
@@ -64,7 +64,7 @@ class SecureGrid(Around):
 
 
 def replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
-    """What a strategy gets in answer to the messages `asked`, by node; nothing of clients from which nothing came in time."""
+    """Return the replies to the messages `asked`, by node. Clients that did not answer in time have none."""
     answers = []
     plain: RecordDict | None = None
     for node, message in asked.items():
@@ -85,6 +85,6 @@ def _plain(message: Message, mean: dict[str, NDArray[np.floating]]) -> RecordDic
 
 
 def _plus(start: Array, update: NDArray[np.floating]) -> Array:
-    """Weights after an update, in their own type."""
+    """Return the weights after an update, in their own dtype."""
     before = records.view(start)
     return records.pack(np.asarray(before + update.astype(before.dtype)))

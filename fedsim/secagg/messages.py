@@ -1,4 +1,4 @@
-"""The four exchanges, and what a client keeps between them, as Flower's records. What others send may be anything."""
+"""Encoding of the exchanges, and of a client's state between them, as Flower records. Received records are validated."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,21 +15,21 @@ from fedsim.secagg.protocol.participant import STAGES, Opened, Participant, Publ
 from fedsim.secagg.protocol.shamir import SHARE_BYTES
 
 SECURE = "secagg"
-"""Of the record with what one exchange says, both ways, and of a client's state."""
+"""Key of the record of one exchange, in both directions, and of a client's state."""
 MASKED = "masked"
-"""Of the record with a masked vector."""
+"""Key of the record with a masked vector."""
 WORDS = "words"
 
 
 def context_of(message: Message) -> str:
-    """Names a round and its attempt, for keys to be bound to."""
+    """Return the name of a round and its attempt, to which keys are bound."""
     config = message.content[records.CONFIG]
     assert isinstance(config, ConfigRecord)
     return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
 
 
 def stage_of(content: RecordDict) -> Stage | None:
-    """Which exchange a message of the server is of; None where it is of none. Raises ValueError for an unknown one."""
+    """Return the exchange of a server's message, or None. Raises ValueError for an unknown exchange."""
     if SECURE not in content:
         return None
     stage = _record(content)["stage"]
@@ -73,7 +73,7 @@ def roster_in(content: RecordDict) -> Roster:
 
 
 def sealed_in(content: RecordDict) -> dict[int, bytes]:
-    """Of the server's message, and of a client's answer."""
+    """Return the encrypted shares in a server's message or a client's answer."""
     return _by_member(_record(content), "peers", "sealed")
 
 
@@ -121,7 +121,7 @@ def publics_in(content: RecordDict) -> Publics:
 
 
 def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
-    """Raises ValueError where it is not for just the neighbours that were named."""
+    """Return a client's encrypted shares. Raises ValueError unless they are for exactly the neighbours of the roster."""
     sealed = sealed_in(content)
     if sealed.keys() != roster.peers.keys():
         raise ValueError("shares for others than its neighbours")
@@ -129,7 +129,7 @@ def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
 
 
 def words_in(content: RecordDict, length: int) -> Words:
-    """(length,), read-only. Raises ValueError for anything else."""
+    """Return the masked vector (length,), read-only. Raises ValueError for anything else."""
     record = content[MASKED]
     if not isinstance(record, ArrayRecord) or WORDS not in record:
         raise ValueError("no masked vector")
@@ -140,7 +140,7 @@ def words_in(content: RecordDict, length: int) -> Words:
 
 
 def opened_in(content: RecordDict, asked: Asked) -> Opened:
-    """Raises ValueError where it is not just the shares that were asked for."""
+    """Return the shares that a client reveals. Raises ValueError unless they are exactly those that were asked for."""
     record = _record(content)
     opened = Opened(_by_member(record, "summed", "seeds"), _by_member(record, "dropped", "keys"))
     if sorted(opened.seeds) != asked.summed or sorted(opened.keys) != asked.dropped:
@@ -154,7 +154,7 @@ def opened_in(content: RecordDict, asked: Asked) -> Opened:
 
 
 def kept(me: Participant) -> ConfigRecord:
-    """A client's state, private, for Flower's `Context.state`."""
+    """Encode a client's private state for Flower's `Context.state`."""
     plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
     plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
     plain |= {"channels": [own.share for own in me.peers.values()], "holders": list(me.shares)}
@@ -163,7 +163,7 @@ def kept(me: Participant) -> ConfigRecord:
 
 
 def recalled(state: RecordDict) -> Participant | None:
-    """The inverse of `kept`; None where nothing was."""
+    """Decode what `kept` encoded; None if there is no state."""
     if SECURE not in state:
         return None
     record: Mapping[str, Any] = _record(state)

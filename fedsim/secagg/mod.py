@@ -1,4 +1,4 @@
-"""The client's side of secure aggregation, as a Flower mod: what leaves the client is masked."""
+"""Secure aggregation on the client, as a Flower mod that masks updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ CallNext = Callable[[Message, Context], Message]
 
 @dataclass(frozen=True, kw_only=True)
 class SecureParticipant:
-    """How a client takes part.
+    """Settings of one client.
 
-    agreement: its own copy, and not what a server says. pseudonym: under which it answers.
-    secret:    draws the keys, so that a simulation repeats exactly, together with round and attempt: a round that is asked for
-               again has fresh ones. No other experiment may have the same secret: two vectors under one mask differ by the two
-               updates. None, as for any client that is not simulated, draws the keys from the system.
+    agreement: the client's own copy; what a server claims is ignored. pseudonym: name in its answers.
+    secret:    seeds the keys together with round and attempt, so that a simulation can be repeated exactly and a repeated round
+               has fresh keys. Never use one secret in two experiments: the difference of two vectors under the same mask is the
+               difference of the updates. None draws keys from the operating system, as real clients must.
     """
 
     agreement: Agreement
@@ -37,11 +37,11 @@ class SecureParticipant:
 
 
 def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
-    """A mod, to be the outermost: answers the exchanges of secure aggregation, of which "collect" alone goes on to the client.
+    """Return a mod that answers the exchanges of secure aggregation; only "collect" reaches the client app. Use it outermost.
 
-    part_of: None for a client that takes no part; messages then pass as they are.
-    Keys and shares are in Flower's `Context.state` for the length of a round, and nowhere else.
-    Raises ValueError where the server asks for an update in clear, or out of turn: the reply is then an error.
+    part_of: returns the client's settings, or None for a client without secure aggregation, whose messages pass unchanged.
+    Keys and shares exist in Flower's `Context.state` for the duration of a round, and nowhere else.
+    Raises ValueError, which becomes an error reply, if the server asks for an unmasked update or asks out of order.
     """
 
     def mod(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -73,7 +73,7 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
 
 
 def _setup(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
-    """Raises ValueError for a round and attempt that began already: drawn from a secret, its keys would come again."""
+    """Begin a round. Raises ValueError if this round and attempt began already, since keys from a secret would repeat."""
     if known is not None and known.context == context:
         raise ValueError(f"{context} began already; ask again as another attempt")
     return participant.setup(context, part.agreement.threshold, part.draw(context, "setup"))
@@ -89,7 +89,7 @@ def _within(known: Participant | None, message: Message) -> Participant:
 def _collect(
     part: SecureParticipant, me: Participant, message: Message, train: Callable[[], Message]
 ) -> tuple[RecordDict, Participant]:
-    """The masked update of this round. What the client would send in clear stays here, but for what `reveal` asks for."""
+    """Return the masked update of this round. Metrics are sent only if `reveal` is set."""
     me = participant.receive(me, messages.sealed_in(message.content))
     start = message.content[records.WEIGHTS]
     assert isinstance(start, ArrayRecord)

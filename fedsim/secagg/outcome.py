@@ -1,4 +1,4 @@
-"""What a server sees of one round of secure aggregation, exchange by exchange."""
+"""Outcome of one round of secure aggregation as the server sees it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from fedsim.secagg.protocol.quantisation import Revealed
 
 @dataclass
 class SecureClient:
-    """One client. Filled in as the exchanges go on.
+    """The server's view of one client, completed exchange by exchange.
 
-    pseudonym: None where it sent none. answered: the exchanges that it answered. reason: why it answered no more; empty where it
-    did. late: whether that is because nothing came in time. sealed: sizes of what it encrypted for its neighbours, in bytes.
-    up, down: bytes on the wire, by exchange. num_examples, metrics: in clear, where clients are to reveal them.
+    pseudonym: None if it sent none. answered: exchanges that it answered. reason: why it failed; empty if it did not.
+    late:      whether it failed because no answer came in time. sealed: sizes in bytes of its encrypted shares.
+    up, down:  bytes on the wire by exchange. num_examples, metrics: unmasked, if clients reveal them.
     """
 
     node: int
@@ -33,7 +33,7 @@ class SecureClient:
 
 @dataclass(frozen=True)
 class SecureRound:
-    """One round. seen: each client that was asked. revealed: None where the round is lost, and `reason` says why."""
+    """One round. seen: every client that was asked, by node. revealed: the sum; None if the round is lost, with the `reason`."""
 
     seen: Mapping[int, SecureClient]
     revealed: Revealed | None

@@ -1,4 +1,4 @@
-"""Records secure aggregation as what a server sees of it: masked vectors, and one update, that of the sum."""
+"""Recording of secure aggregation: masked vectors of the clients, and one observation of the sum."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,17 +15,16 @@ from fedsim.strategies.recording_strategy import RecordingStrategy, distinct
 
 
 class SecureRecording(RecordingStrategy):
-    """A recording strategy over a `SecureGrid`, which is to tell it of each round by `observe`.
+    """A recording strategy for a `SecureGrid`, which must call `observe` for each round.
 
-    Each client that was asked has a row: "masked" where its vector is in the sum, "failed" or "late" otherwise. What it sent is
-    in its file, as far as it came. The sum is one more observation, of client "sum": the mean of the updates, and the total of
-    examples.
+    Each client that was asked has a row: "masked" if its vector is in the sum, otherwise "failed" or "late". Its file holds what
+    it sent. The sum is one more observation, of the client "sum": the mean of the updates and the total number of examples.
     """
 
     _outcome: SecureRound | None = None
 
     def observe(self, outcome: SecureRound) -> None:
-        """What the grid saw of the round that is to be aggregated next."""
+        """Store the outcome of the round that is aggregated next."""
         self._outcome = outcome
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -54,7 +53,7 @@ class SecureRecording(RecordingStrategy):
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
     def _record(self, server_round: int, reply: Reply) -> None:
-        """Every client has a row, or the cohort of the sum would not be known; a file, only if it is wanted."""
+        """Write a row for every client, so that the cohort of the sum is known, and a file only for recorded clients."""
         if self._writes(server_round):
             self._recorder.received(server_round, reply if self._keeps(reply) else replace(reply, payload=None))
 
@@ -66,7 +65,7 @@ class SecureRecording(RecordingStrategy):
 
 
 def clipped(revealed: Revealed) -> dict[str, int]:
-    """For a round's metrics: coordinates beyond the range, over all clients, and clients with any; not which ones."""
+    """Return metrics of a round: number of clipped coordinates over all clients, and of clients with any."""
     return {"secagg_clipped": revealed.clipped, "secagg_clipped_clients": revealed.clipped_clients}
 
 

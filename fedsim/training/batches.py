@@ -1,4 +1,4 @@
-"""Which examples a client uses in which step: a walk through its epochs that goes on from round to round."""
+"""Order of examples: which ones a client uses in which step. Epochs continue from round to round."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a client stands: the number of finished epochs, and how many examples of the current one are used."""
+    """Position of a client in its data: number of finished epochs, and of examples used in the current one."""
 
     epoch: int = 0
     position: int = 0
 
 
 def batches(cursor: Cursor, size: int, training: Training, order: Callable[[int], Indices]) -> tuple[list[Indices], Cursor]:
-    """The batches of one round, as positions 0 .. size - 1 among the client's examples, and where the next round starts.
+    """Return the batches of one round, as positions 0 .. size - 1 of the client's examples, and the cursor for the next round.
 
-    order: from the number of an epoch, the order of its examples; the client's secret.
-    Raises ValueError where `size` examples do not fill a single batch and short ones are dropped.
+    order: maps the number of an epoch to the order of its examples, which is the client's secret.
+    Raises ValueError if `training.drop_last` is set and `size` examples do not fill one batch.
     """
     if training.drop_last and size < training.batch_size:
         raise ValueError(f"{size} examples do not fill one batch of {training.batch_size}, and training.drop_last is set")

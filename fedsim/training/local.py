@@ -1,4 +1,4 @@
-"""Local training: what a client computes from the weights that it was sent."""
+"""Local training and evaluation of a client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +25,10 @@ NO_CHANCE = Generator()
 
 @dataclass(frozen=True)
 class Trained:
-    """update: local minus global weights, by name. loss: mean over the examples used, each before its own step.
+    """Result of local training.
 
-    buffers: batch-norm statistics after training, by name; empty where the model has none.
+    update: local minus global weights, by name. loss: mean over the examples used, each evaluated before its own step.
+    buffers: batch-norm statistics after training, by name; empty if the model has none.
     """
 
     update: dict[str, Tensor]
@@ -46,16 +47,18 @@ def train(
     rule: GradientRule = PLAIN,
     rng: Generator | None = None,
 ) -> Trained:
-    """Take one SGD step on each batch (x, y), starting from `weights`; nothing that is given is changed.
+    """Take one SGD step on each batch (x, y), starting from `weights`. Arguments are not changed.
 
-    The update is added up by itself, so that one step gives `-learning_rate * gradient` to the last bit: the difference
-    of two nearby float32 weights would lose most of a small update.
+    The update is accumulated separately from the weights, so that one step gives exactly `-learning_rate * gradient`. The
+    difference of two nearby float32 weights would lose most of the digits of a small update.
 
-    buffers: where batch-norm statistics start; empty for the model's own. With `training.mode == "train"`, batch norm goes by
-    the statistics of each batch, and moves its running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`.
-    With "eval" it goes by the running ones, which stay. Raises ValueError where one of them is missing.
-    rule: how each gradient is computed; what it draws, it draws from `rng`, which only the plain rule does without. Blocks that
-    are random for privacy draw in both modes, from the global generator.
+    buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
+             statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. With
+             "eval" it uses the running ones, which stay unchanged.
+    rule:    computes each gradient, drawing random numbers from `rng`; every rule but the plain one needs `rng`. Random blocks
+             of the network (see `defenses.networks`) draw in both modes, from the global generator.
+
+    Raises ValueError if a buffer is missing, or `rng` is.
     """
     if rng is None and rule is not PLAIN:
         raise ValueError("a rule that may draw noise needs a generator: give rng")
@@ -80,7 +83,7 @@ def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[We
 
 
 class _SGD:
-    """Plain SGD with momentum and weight decay, as torch.optim.SGD has it, on the update alone."""
+    """SGD with momentum and weight decay, equal to torch.optim.SGD, applied to the update instead of the weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
         self.start, self.training = tuple(w.detach() for w in weights.values()), training
@@ -88,7 +91,7 @@ class _SGD:
         self.velocity: tuple[Tensor, ...] = ()
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Where the next gradient is to be taken; new tensors."""
+        """Return the current weights as new tensors."""
         return torch._foreach_add(self.start, self.update) if self.update else tuple(w.detach() for w in self.start)
 
     def step(self, gradient: tuple[Tensor, ...]) -> None:
@@ -119,11 +122,11 @@ def evaluate(
     buffers: Weights = NOTHING,
     chunk: int = 512,
 ) -> dict[str, float]:
-    """Mean loss, as `training` names it, and accuracy on held-out examples, in evaluation mode.
+    """Return mean loss and accuracy on held-out examples, in evaluation mode.
 
-    buffers: the global batch-norm statistics; empty for the model's own. Where clients train in mode "train" and statistics
-    are not shared, there are no global ones: batch norm then goes by those of the held-out examples, in parts of equal size
-    with at most `chunk` each, on which the result then depends.
+    buffers: global batch-norm statistics; empty for the model's own. If clients train in mode "train" and statistics are not
+             shared, there are no global ones. Batch norm then uses the statistics of the held-out examples, in equal parts of at
+             most `chunk` examples, and the result depends on `chunk`.
     """
     model.eval()
     if training.mode == "train" and training.buffers != "shared":
@@ -138,7 +141,7 @@ def evaluate(
 
 
 def _starting(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
-    """The buffers of `model` by name, as given, or its own."""
+    """Return the buffers of `model` by name: those given, or its own if none are. Raises ValueError if some are missing."""
     names = buffer_names(model)
     if missing := [name for name in names if buffers and name not in buffers]:
         raise ValueError(f"buffers lack {', '.join(missing)}; give all of the model's, or none for its own")

@@ -1,13 +1,16 @@
-"""What an experiment promises in terms of differential privacy, round by round: its settings, put together for the accountant.
+"""Differential privacy of an experiment, round by round.
 
-There are two observers. The honest-but-curious server gets each client's message, and knows whom it asked: only noise that the
-client itself adds counts, and no sampling of clients makes it better. Everybody else sees no more than the global model: the
-server's own noise counts as well (`central`), and clients are drawn in secret. That noise comes after the messages that are
-recorded here: it protects against none of the attacks on a recording. It is drawn, as the clients are, from the experiment's
-seed, which must stay as secret as the messages for any of this to hold. So must a seed that clients' secrets are drawn from, if
-one is given: their noise follows from it, and comes again in every run with that seed.
+There are two observers:
 
-All of it is about the updates. How many examples a client has, and the metrics that it reports, are taken to be public.
+* The honest-but-curious server receives each client's message and knows which clients it asked. Only noise that the client itself
+  adds counts, without amplification by sampling of clients.
+* Everybody else sees only the global model. The server's own noise counts as well (`central`), and the sampling of clients is
+  secret. This noise is added after the messages that are recorded, so it protects against none of the attacks on a recording.
+
+The central noise and the sampling are drawn from the experiment's seed. If clients' secrets are drawn from a client seed, their
+noise follows from it and repeats in every run with that seed. Every guarantee assumes that both seeds stay secret.
+
+Guarantees cover updates only. Numbers of examples and reported metrics are assumed to be public.
 """
 
 import math
@@ -28,7 +31,7 @@ from fedsim.config.experiment import Experiment
 from fedsim.recording.observation import Training
 
 INFINITY = "infinity"
-"""How an infinite epsilon is written: JSON has no number for it."""
+"""An infinite epsilon in JSON, which has no number for it."""
 BUFFERS = Noise(why="batch-norm statistics are sent as they are")
 MIXED = Noise(why="an example enters several mixed ones")
 NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
@@ -36,14 +39,15 @@ NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which t
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """All that the privacy of a federation follows from.
+    """Everything that determines the privacy of a federation.
 
-    client:   what hides one client's update in what it sends. example: what hides one example in each gradient.
-    size:     examples of the client that has the fewest, and so uses each most often in the end. others: of all others; one of
-              them may use an example twice in a round that is a single epoch to the smallest.
-    released: what hides one client's update in the mean over those drawn; None without central noise.
-    drawn, population: clients in each round, and in all.
-    delta:    of every epsilon. prior: chance of success of someone who sees no message, for the bound on reconstruction.
+    client:   noise that hides one client's update in its message. example: noise that hides one example in each gradient.
+    size:     number of examples of the smallest client, which uses each of them most often overall. others: numbers of examples
+    of
+              the other clients; one of them may use an example twice in a round that is a single epoch for the smallest.
+    released: noise that hides one client's update in the mean over the drawn clients; None without central noise.
+    drawn, population: number of clients per round, and in total.
+    delta:    delta of every epsilon. prior: success probability of a guess without any message, for the reconstruction bound.
     """
 
     client: Noise
@@ -62,13 +66,14 @@ class Accounts:
         check_prior(self.prior)
 
     def row(self, number: int) -> dict[str, Any]:
-        """What holds after round `number`, as plain data: for a client that took part in every round.
+        """Return the guarantee after round `number` as plain data, for a client that took part in every round.
 
-        epsilon, bound: of all rounds so far. epsilon_round: of this one. unit: what is hidden, a whole client, or, where only its
-        gradients have noise, an example, of the client that uses it most often. relation: between inputs that are hard to tell
-        apart. why: what is missing where epsilon is infinite. epsilon_if_poisson: what it would be if each example entered each
-        batch by chance, relation add-or-remove-one; batches here are not drawn so. central: the same for who sees only the global
-        model.
+        epsilon, bound:     over all rounds so far. epsilon_round: of this round alone.
+        unit:               "client" for a whole update; "example" if only gradients have noise.
+        relation:           neighbouring inputs of the guarantee.
+        why:                the reason for an infinite epsilon.
+        epsilon_if_poisson: epsilon if batches were Poisson-sampled (add-or-remove-one), which they are not.
+        central:            the same fields for an observer of the global model only.
         """
         by_example = self.example.multiplier > 0 and not self.client.multiplier > 0
         if not by_example:
@@ -102,10 +107,11 @@ class Accounts:
 
 
 def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[int] = frozenset(), buffers: bool) -> Accounts:
-    """The accounts of an experiment.
+    """Return the accounts of an experiment.
 
-    tensors: number of the model's parameters, as tensors. smallest: examples of the client that has the fewest. others: of the
-    others. buffers: whether the model has any, which clients send without noise where `training.buffers` is "shared".
+    tensors:  number of parameter tensors of the model.
+    smallest: number of examples of the smallest client. others: numbers of examples of the other clients.
+    buffers:  whether the model has buffers; with `training.buffers = "shared"` clients send them without noise.
     """
     example = MIXED if e.inputs else noise_of_gradient(GradientSpec.parse(e.gradient), tensors=tensors)
     client, released = noise_of(e.update_defense(), tensors=tensors), _released(e)
@@ -127,7 +133,7 @@ def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[in
 
 
 def _released(e: Experiment) -> Noise | None:
-    """The mean over m clients of updates of length S or less, with noise of multiplier z: its deviation is z * S / m."""
+    """Return the central noise: for m clients and clipping norm S, a multiplier z adds deviation z * S / m to the mean."""
     central = e.strategy.arguments.get("central")
     if central is None:
         return None
@@ -138,14 +144,14 @@ def _released(e: Experiment) -> Noise | None:
 
 
 def steps_a_round(training: Training, size: int) -> int:
-    """Optimiser steps of a client with `size` examples in one round."""
+    """Return the number of optimiser steps in one round of a client with `size` examples."""
     return training.steps if training.steps is not None else (training.epochs or 1) * _batches(training, size)
 
 
 def most_uses(training: Training, size: int, first: int, last: int) -> int:
-    """How many steps of rounds `first` to `last`, 1-based, one example of a client with `size` examples enters at most.
+    """Return the largest number of steps in rounds `first` to `last` (1-based) that use one example of a client with `size`.
 
-    An epoch has each example at most once; `steps` go on through the epoch from round to round, epochs start anew.
+    An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round starts anew.
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)
@@ -154,7 +160,7 @@ def most_uses(training: Training, size: int, first: int, last: int) -> int:
 
 
 def _batches(training: Training, size: int) -> int:
-    """In one epoch."""
+    """Return the number of batches in one epoch."""
     return max(1, size // training.batch_size if training.drop_last else math.ceil(size / training.batch_size))
 
 

@@ -1,4 +1,4 @@
-"""The server's part of secure aggregation: who talks to whom, and the sum out of masked vectors and shares."""
+"""The server's part of the protocol: the graph of neighbours, and the sum computed from masked vectors and shares."""
 
 from collections.abc import Collection, Mapping
 from random import Random
@@ -14,27 +14,28 @@ from fedsim.secagg.protocol.terms import Agreement
 
 
 class Lost(RuntimeError):
-    """A round without a sum; the message says at which exchange, and why."""
+    """Raised if a round has no sum; the message states the exchange and the reason."""
 
 
 class Roster(NamedTuple):
-    """What a member is told of the graph: its own number, and its neighbours' public keys by theirs."""
+    """A member's part of the graph: its own number, and its neighbours' public keys by number."""
 
     number: int
     peers: dict[int, Publics]
 
 
 class Asked(NamedTuple):
-    """What a member is to unmask: those in the sum, and those that dropped out, among its neighbours and itself."""
+    """Request to a member: the members in the sum and the dropped ones, among its neighbours and itself."""
 
     summed: list[int]
     dropped: list[int]
 
 
 class Aggregator:
-    """One round. Each method takes what the members answered to one exchange, by number, and returns what the next one sends.
+    """State of one round on the server.
 
-    Who is missing from the answers has dropped out for good. Raises Lost where too few are left for a sum.
+    Each method takes the members' answers to one exchange, by number, and returns the content of the next exchange. A member
+    without an answer has dropped out for the rest of the round. Raises Lost if too few are left.
     """
 
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
@@ -46,7 +47,7 @@ class Aggregator:
         self._total: Words = np.zeros(0, np.uint32)
 
     def advertised(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
-        """From public keys, the graph of those that sent some."""
+        """Take public keys; return each member's roster in a random graph of the members."""
         self._enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
@@ -58,7 +59,7 @@ class Aggregator:
         }
 
     def shared(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """From what each member encrypted for its neighbours, what each neighbour gets."""
+        """Take the encrypted shares by sender; return them by receiver."""
         self._enough(sealed, "share")
         self._shared = frozenset(sealed)
         self._surrounded(self._shared, "share")
@@ -68,7 +69,7 @@ class Aggregator:
         }
 
     def collected(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
-        """From masked vectors (N,), whose secrets are wanted."""
+        """Take masked vectors (N,); return whose secrets each member must reveal shares of."""
         self._enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._surrounded(self._summed, "collect")
@@ -87,7 +88,7 @@ class Aggregator:
         }
 
     def unmasked(self, opened: Mapping[int, Opened]) -> Words:
-        """From the shares, the sum (N,) over all that sent a vector."""
+        """Take the revealed shares; return the sum (N,) over all members that sent a vector."""
         self._enough(opened, "unmask")
         for member in sorted(self._summed):
             subtract_mask(self._total, self._secret(member, {holder: own.seeds for holder, own in opened.items()}))
@@ -98,7 +99,7 @@ class Aggregator:
         return self._total
 
     def _take_out(self, member: int, key: bytes, neighbours: Collection[int]) -> None:
-        """Take out what is left of the masks that `neighbours` shared with a member that sent no vector."""
+        """Remove the masks that `neighbours` shared with a member that sent no vector."""
         for peer in sorted(neighbours):
             seed = pairwise_seed(key, self._publics[peer].mask, self._context)
             (subtract_mask if peer < member else add_mask)(self._total, seed)
@@ -130,7 +131,7 @@ class Aggregator:
             )
 
     def _surrounded(self, left: Collection[int], stage: Stage) -> None:
-        """A client answers no more where its neighbours are fewer than the threshold, itself counted."""
+        """Raise Lost if a member has too few remaining neighbours: clients do not answer below the threshold."""
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:

@@ -1,17 +1,17 @@
-"""Who shares masks with whom."""
+"""Graph of neighbours: which members share masks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 Graph = Mapping[int, frozenset[int]]
-"""The neighbours of each member."""
+"""Neighbours of each member."""
 
 
 def draw(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
-    """A random graph in which each member has `neighbours` neighbours, or all others where they are no more than that.
+    """Return a random graph in which each member has `neighbours` neighbours, or all others if there are no more.
 
-    All stand in a circle, in random order, each linked to the nearest on both sides (the Harary graph of Bell et al. 2020, 3.1).
-    neighbours: even. Raises ValueError otherwise.
+    Members are arranged in a circle in random order and linked to the nearest on both sides (Harary graph; Bell et al. 2020,
+    3.1). Raises ValueError unless `neighbours` is even and at least 2.
     """
     if neighbours < 2 or neighbours % 2:
         raise ValueError(f"neighbours must be even and at least 2, got {neighbours}")
@@ -23,8 +23,8 @@ def draw(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
 
 
 def is_connected(graph: Graph, among: Collection[int]) -> bool:
-    """Whether there is a way from each of `among` to each other through nobody else. Masks cancel within each part of a graph
-    that falls apart, so its parts would be unmasked one by one."""
+    """Return whether the subgraph of `among` is connected. Otherwise masks cancel within each component, and the server would
+    learn one sum per component."""
     left = set(among)
     reached = [left.pop()] if left else []
     while reached:

@@ -1,4 +1,4 @@
-"""The cryptography of secure aggregation, all of it out of the package `cryptography`: X25519, HKDF, ChaCha20-Poly1305."""
+"""Cryptography of secure aggregation, all from the package `cryptography`: X25519, HKDF, ChaCha20-Poly1305."""
 
 import secrets
 from collections.abc import Callable
@@ -12,23 +12,23 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Draw = Callable[[int], bytes]
-"""From a number of bytes, as many random ones."""
+"""Returns the requested number of random bytes."""
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
 DOMAIN = "fedleak secure aggregation 1"
-"""First in whatever a key is derived from, so that no other protocol can come to the same key."""
+"""Domain separation: prefix of every key derivation, so that no other protocol derives the same key."""
 
 
 def system(count: int) -> bytes:
-    """The system's randomness."""
+    """Return random bytes of the operating system."""
     return secrets.token_bytes(count)
 
 
 def seeded(secret: str, label: str) -> Draw:
-    """Randomness that repeats, for simulations: a key stream from a client's secret, another one for each label.
+    """Return reproducible randomness for simulations: a key stream derived from a client's secret and a label.
 
-    As safe as the secret, so long as no label is used twice for different ends.
+    It is as safe as the secret, as long as no label is used for two purposes.
     """
     key = _derive(secret.encode(), "randomness", label)
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
@@ -36,19 +36,19 @@ def seeded(secret: str, label: str) -> Draw:
 
 
 def public_of(private: bytes) -> bytes:
-    """The X25519 public key, 32 bytes, of a private key of 32 random bytes."""
+    """Return the X25519 public key (32 bytes) of a private key of 32 random bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def check_public(public: bytes) -> None:
-    """Raises ValueError for what nobody can agree on a key with: no public key, or one of small order."""
+    """Raise ValueError for an invalid public key or one of small order."""
     agree(bytes(KEY_BYTES), public, "check", "")
 
 
 def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
-    """The 32-byte key for `purpose` in `context` that the owners of two key pairs share. Raises ValueError for no public key.
+    """Return the 32-byte key for `purpose` that the owners of two key pairs share. Raises ValueError for an invalid public key.
 
-    What both call the two ends must be in `context`: the key is bound to it.
+    The key is bound to `context`, which must name both parties in the same way on both sides.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
@@ -63,13 +63,13 @@ def _derive(secret: bytes, purpose: str, context: str) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: str, draw: Draw) -> bytes:
-    """Encrypt `text` and authenticate it together with `about`, which the receiver knows; nonce first."""
+    """Encrypt `text` and authenticate it together with `about`, which the receiver knows. The result begins with the nonce."""
     nonce = draw(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about.encode())
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes:
-    """The inverse of `seal`. Raises ValueError where any of it is not as it was."""
+    """Decrypt what `seal` encrypted. Raises ValueError if anything was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):

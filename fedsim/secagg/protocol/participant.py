@@ -1,4 +1,4 @@
-"""A client's part of secure aggregation: one function for each exchange, and what it refuses."""
+"""The client's part of the protocol: one function per exchange, each with its checks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,21 +13,21 @@ STAGES: tuple[Stage, ...] = ("setup", "share", "collect", "unmask")
 
 
 class Publics(NamedTuple):
-    """The public keys of one client in one round: what masks are agreed with, and what shares are encrypted with."""
+    """Public keys of one client in one round: `mask` to agree on masks, `share` to encrypt shares."""
 
     mask: bytes
     share: bytes
 
 
 class Shares(NamedTuple):
-    """One client's shares of the secrets of another: of the private key of its masks, and of the seed of its own mask."""
+    """A client's shares of another client's secrets: the private key of its pairwise masks, and the seed of its own mask."""
 
     key: bytes
     seed: bytes
 
 
 class Opened(NamedTuple):
-    """What one client gives to unmask a sum, by whose it is: shares of seeds of those in the sum, and of keys of the others."""
+    """Shares that a client reveals, by owner: of seeds of members in the sum, and of keys of dropped members."""
 
     seeds: Mapping[int, bytes]
     keys: Mapping[int, bytes]
@@ -35,11 +35,11 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """What a client keeps between the exchanges of one round. Members are known by numbers from 1.
+    """State of a client between the exchanges of one round. Members are numbered from 1.
 
-    context: names the round and the attempt; every key is bound to it. done: the last exchange that it answered.
-    mask_key, share_key: private keys. seed: of the mask of its own. number: its own. peers: its neighbours' public keys.
-    shares:  of the secrets of its peers that shared theirs; of its own, the seed's alone.
+    context: name of the round and the attempt, to which every key is bound. done: last exchange that it answered.
+    mask_key, share_key: private keys. seed: seed of its own mask. number: its own number. peers: its neighbours' public keys.
+    shares:  shares of its peers' secrets, and of its own seed.
     """
 
     context: str
@@ -58,15 +58,15 @@ class Participant:
 
 
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
-    """Begin a round with fresh keys; their public halves are to be advertised."""
+    """Begin a round with fresh keys, whose public halves are advertised."""
     mask_key, share_key, seed = (draw(KEY_BYTES) for _ in range(3))
     return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split the two secrets among the peers and oneself. Returns what each peer is to get, encrypted for it.
+    """Split the two secrets among the peers and oneself; return the encrypted share of each peer.
 
-    Raises ValueError for too few peers, and for keys that come twice: one peer in two roles would count for two.
+    Raises ValueError for too few peers, and for repeated keys, since one peer in two roles would count twice.
     """
     _after("setup", "share", me)
     _enough(me, len(peers) + 1, "share")

@@ -1,4 +1,4 @@
-"""An update as 32-bit words that can be added without overflow, and the weighted mean out of their sum."""
+"""Quantisation of updates to 32-bit words whose sum cannot overflow, and the weighted mean of the sum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from fedsim.recording.masked_vectors import HEADER
 from fedsim.secagg.protocol.masks import Words
 
 LARGEST = 2**31 - 1
-"""What the sum of all clients' words stays within, up or down: 32 bits, one of them for the sign."""
+"""Largest magnitude of the sum of all clients' words: 32 bits with a sign."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """What a sum says. mean: of the updates, by name, float64, weighted by their numbers of examples.
+    """Content of a sum.
 
-    num_examples: of all clients. clipped, clipped_clients: coordinates beyond the range, over all clients, and clients with any.
+    mean: mean of the updates, by name, in float64, weighted by numbers of examples. num_examples: total over all clients.
+    clipped, clipped_clients: number of clipped coordinates over all clients, and of clients with any.
     """
 
     mean: dict[str, NDArray[np.floating]]
@@ -29,11 +30,11 @@ class Revealed:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiser:
-    """Coordinates in [-clip, clip] as whole numbers in [-target_range, target_range], to the nearest.
+    """Rounds coordinates in [-clip, clip] to whole numbers in [-target_range, target_range].
 
-    The weighted mean is off by at most half a step of `clip / target_range` in each coordinate: an update is multiplied by its
-    weight before it is rounded, and weights are at least 1.
-    clients: at most so many are added. max_weight: the largest weight. Raises ValueError where their sum could overflow.
+    The error of the weighted mean is at most half a step of `clip / target_range` per coordinate, since an update is multiplied
+    by its weight (at least 1) before rounding.
+    clients: largest number of clients in a sum. max_weight: largest weight. Raises ValueError if their sum could overflow.
     """
 
     clip: float
@@ -50,10 +51,10 @@ class Quantiser:
             )
 
     def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
-        """(HEADER + coordinates,) words of an update, its tensors in order of their names.
+        """Return an update as words (HEADER + coordinates,), its tensors in alphabetical order.
 
-        shapes: of what was sent, by name; a tensor that is not in `update` counts as zero. weight: the number of examples.
-        Raises ValueError for a weight out of range, for other names or shapes, and for what is no finite number.
+        shapes: shapes of the weights by name; a tensor that is missing in `update` counts as zero. weight: number of examples.
+        Raises ValueError for a weight out of range, other names or shapes, and values that are not finite.
         """
         if not 1 <= weight <= self.max_weight:
             # without the number itself, which the server, that gets these words in an error reply, is not to know
@@ -81,7 +82,7 @@ class Quantiser:
         return np.rint(within * (weight * self.target_range / self.clip)).astype(np.int32), beyond
 
     def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
-        """What the sum over `clients` clients says. Raises ValueError where it is the sum of no such vectors."""
+        """Decode the sum over `clients` clients. Raises ValueError if it cannot be a sum of encoded updates."""
         num_examples, clipped, clipped_clients = map(int, total[:HEADER])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
             raise ValueError(f"the sum over {clients} clients makes no sense: a vector or a share was wrong")
@@ -90,7 +91,7 @@ class Quantiser:
         return Revealed(mean, num_examples, clipped, clipped_clients)
 
     def length(self, shapes: Shapes) -> int:
-        """How many words an update of these shapes is."""
+        """Return the number of words of an update with these shapes."""
         return HEADER + sum(int(np.prod(shape)) for shape in shapes.values())
 
 

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret, and fewer say nothing (Shamir 1979)."""
+"""Shamir's secret sharing (Shamir 1979): `threshold` shares determine the secret, fewer reveal nothing."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -6,13 +6,13 @@ from functools import lru_cache
 from fedsim.secagg.protocol.keys import Draw
 
 PRIME = 2**521 - 1
-"""Of the field. Secrets are far smaller, so shares that do not belong together are found out: what they give is no secret."""
+"""Order of the field. Secrets are far smaller, so that inconsistent shares are detected: they combine to a larger number."""
 SECRET_BYTES = 32
 SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> dict[int, bytes]:
-    """Shares of `secret`, by point: values of a random polynomial of degree `threshold - 1` that is the secret at 0.
+    """Return shares of `secret` by point: values of a random polynomial of degree `threshold - 1` whose value at 0 is the secret.
 
     secret: 32 bytes. points: distinct, from 1. draw: randomness. Raises ValueError for anything else.
     """
@@ -27,9 +27,9 @@ def split(secret: bytes, threshold: int, points: Sequence[int], draw: Draw) -> d
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret from at least `threshold` of its shares, by point.
+    """Return the secret from at least `threshold` of its shares by point.
 
-    Raises ValueError where they are too few, no shares at all, or not all of one secret.
+    Raises ValueError if they are too few, malformed, or shares of different secrets.
     """
     if len(shares) < threshold:
         raise ValueError(f"{len(shares)} shares, and {threshold} are needed")
@@ -45,7 +45,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def _element(draw: Draw) -> int:
-    """Uniform over the field."""
+    """Draw a uniform element of the field."""
     while True:
         drawn = int.from_bytes(draw(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - 521)
         if drawn < PRIME:
@@ -60,13 +60,13 @@ def _value(polynomial: Sequence[int], x: int) -> int:
 
 
 def _at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
-    """The value at 0 of the polynomial through `points`."""
+    """Return the value at 0 of the polynomial through `points`."""
     return sum(weight * values[point] for weight, point in zip(_weights(points), points, strict=True)) % PRIME
 
 
 @lru_cache(maxsize=256)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's coefficients at 0."""
+    """Return Lagrange's coefficients at 0."""
     weights = []
     for point in points:
         above = below = 1

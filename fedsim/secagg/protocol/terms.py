@@ -1,4 +1,4 @@
-"""How secure aggregation is configured, and what of that fits a federation."""
+"""Configuration of secure aggregation, and the agreement that follows from it for a federation."""
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
@@ -9,22 +9,22 @@ from fedsim.recording.observation import Training
 from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
 
 AVERAGES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
-"""Strategies that go by the weighted mean of the updates alone."""
+"""Strategies that need only the weighted mean of the updates."""
 NEIGHBOURS = 64
 MAX_WEIGHT = 1000
 FEWEST_LEVELS = 127
-"""The coarsest range that is chosen unasked."""
+"""Coarsest quantisation range that is chosen by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What server and clients go by, all of it public.
+    """Public settings that server and clients agree on.
 
-    clients:    asked in each round.
-    threshold:  so many must answer every exchange, and hold a share of each secret; fewer learn nothing.
-    neighbours: of each client in the graph of masks, even; all others where they are no more than that.
+    clients:    number of clients asked in each round.
+    threshold:  number of clients that must answer every exchange, and of shares that determine a secret; fewer learn nothing.
+    neighbours: number of neighbours of each client in the graph of masks; even. All others if there are no more.
     clip, target_range, max_weight: see `Quantiser`.
-    reveal:     whether clients also send their own number of examples and their metrics, in clear.
+    reveal:     whether clients also send their number of examples and their metrics unmasked.
     """
 
     clients: int
@@ -51,7 +51,7 @@ class Agreement:
         return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)
 
     def as_public(self) -> dict[str, Any]:
-        """Plain data, for a manifest."""
+        """Return plain data for a manifest."""
         return asdict(self)
 
 
@@ -59,11 +59,11 @@ class Agreement:
 class Terms:
     """The table `secure_aggregation` of an experiment; every key may be left out.
 
-    threshold:  see `Agreement`; by default more than half of those that hold shares of a secret.
+    threshold:  see `Agreement`; by default more than half of the clients that hold shares of a secret.
     neighbours: see `Agreement`.
-    clip:       coordinates of an update beyond [-clip, clip] are cut off there, counted, and reported.
-    bits:       of a coordinate, one for the sign; by default as many as fit into 32 with the clients and their weights.
-    max_weight: the largest number of examples of a client; by default `batch_size * steps`, and 1000 where clients train epochs.
+    clip:       coordinates of an update are clipped to [-clip, clip]; their number is reported.
+    bits:       bits per coordinate, including the sign; by default as many as fit into 32 for these clients and weights.
+    max_weight: largest number of examples of a client; by default `batch_size * steps`, or 1000 if clients train epochs.
     reveal:     see `Agreement`.
     """
 
@@ -88,7 +88,7 @@ class Terms:
 
     @classmethod
     def parse(cls, value: Any) -> "Terms | None":
-        """From `true`, `false` or a table; None for `false`. Raises ValueError for anything else, naming the key."""
+        """Parse `true`, `false` or a table; return None for `false`. Raises ValueError, naming the key, for anything else."""
         if isinstance(value, cls):
             return value
         if value is False:
@@ -102,9 +102,9 @@ class Terms:
         return cls(**given)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
-        """What holds for a federation with `clients` clients a round. Raises ValueError where it cannot work.
+        """Return the agreement for a federation with `clients` clients per round. Raises ValueError if it cannot work.
 
-        central: whether the strategy adds noise, for privacy, to updates that it clips.
+        central: whether the strategy clips updates and adds noise on the server.
         """
         check_strategy(strategy)
         if central:
@@ -132,7 +132,7 @@ class Terms:
 
 
 def check_strategy(name: str) -> None:
-    """Raises ValueError for a strategy that needs more than the mean: each client's own update, or a number of its own."""
+    """Raise ValueError for a strategy that needs more than the weighted mean, such as each client's update."""
     if name not in AVERAGES:
         raise ValueError(
             f"strategy {name} acts on each client's own update, and with secure aggregation the server sees nothing but their "
