@@ -140,7 +140,8 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import torch
-from attacker.attacks import AttackSpec, search
+from attacker.attacks import AttackSpec
+from attacker.attacks.matching import search
 from attacker.replay.replay import Replay
 from fedsim.recording import Recording
 

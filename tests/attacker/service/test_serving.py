@@ -116,9 +116,10 @@ def test_the_collector_of_garbage_has_nothing_to_look_through_that_was_loaded_at
     """It would hold up every answer meanwhile."""
     code = """
 import gc
-from attacker.service import app, serving
+from attacker.service import server
+from attacker.service.http import app
 loaded = len(gc.get_objects())
-serving._settle()
+server._settle()
 print(loaded, len(gc.get_objects()))
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=LONG)
