@@ -281,7 +281,8 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
-    monkeypatch.setattr(hands, "PROGRAM", f"from attacker.attacks.matching import saved_state; saved_state.SIGHTS = 0; {hands.PROGRAM}")
+    patched = "from attacker.attacks.matching import saved_state; saved_state.SIGHTS = 0"
+    monkeypatch.setattr(hands, "PROGRAM", f"{patched}; {hands.PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
     settings = ServiceSettings(root=root, state=tmp_path / "state", workers=1, truth="own")
     queue = Queue(tmp_path / "queue.sqlite")
