@@ -32,7 +32,7 @@ class Service:
         address = self.process.stdout.readline().strip()
         if not address:
             raise RuntimeError(f"attacker serve ended with status {self.process.wait()}; see {log.name}")
-        self.place = urlsplit(address).netloc
+        self.place, self.token = urlsplit(address).netloc, urlsplit(address).fragment.removeprefix("token=")
         self.ask("/api/v1/health")
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -40,9 +40,9 @@ class Service:
         connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             if body is None:
-                connection.request("GET", path)
+                connection.request("GET", path, headers=bearer(self.token))
             else:
-                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **bearer(self.token)})
             answer = connection.getresponse()
             content = answer.read()
         finally:
@@ -80,7 +80,13 @@ class Service:
         self.process.communicate()
 
 
-def load(place: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4) -> tuple[list[float], float]:
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def load(
+    place: str, token: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4
+) -> tuple[list[float], float]:
     """Seconds that each of many requests took, and all of them together, from `clients` at once over connections that stay open.
 
     rate: requests a second of all clients together, timed from the instant at which each was due: a service that falls behind
@@ -97,7 +103,7 @@ def load(place: str, paths: Sequence[str], *, seconds: float, rate: float | None
                 break
             time.sleep(max(0.0, due - time.perf_counter()))
             path = paths[(count * clients + number) % len(paths)]
-            connection.request("GET", path)
+            connection.request("GET", path, headers=bearer(token))
             answer = connection.getresponse()
             answer.read()
             if answer.status != 200:
@@ -118,13 +124,16 @@ def load(place: str, paths: Sequence[str], *, seconds: float, rate: float | None
 def main() -> None:
     """The load in a process of its own, so that whoever measures does not hold up whoever asks."""
     place, seconds, rate, *paths = sys.argv[1:]
-    print(json.dumps(load(place, paths, seconds=float(seconds), rate=float(rate) or None)))
+    token = sys.stdin.readline().strip()  # other users of the machine see command lines
+    print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
 def loaded(service: Service, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
     """`load` from another process."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
-    taken, elapsed = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    taken, elapsed = json.loads(
+        subprocess.run(command, check=True, input=service.token, stdout=subprocess.PIPE, text=True).stdout
+    )
     return taken, elapsed
 
 

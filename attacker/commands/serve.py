@@ -19,7 +19,7 @@ GOES_ON = "jobs that were under way go on at the next start"
 
 def serve(
     root: Annotated[Path, typer.Argument(help="Folder of runs, or of folders of runs.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own asks for a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8600,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that attack; by default one for each GPU, or for each core. 0: none.")
@@ -37,7 +37,14 @@ def serve(
         list[str] | None,
         typer.Option(help="Score what is found, with this folder of truth; own: each run's own. May be given more than once."),
     ] = None,
-    token: Annotated[bool, typer.Option("--token", help="Ask for the token on this machine's own address, too.")] = False,
+    token: Annotated[
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="Whether requests need the token, which the link that is printed holds. Without it every user and every program "
+            "of this machine sees all results (with --truth own: the private originals) and can start jobs.",
+        ),
+    ] = True,
     token_file: Annotated[Path | None, typer.Option(help="Where the token lies; by default below the service's folder.")] = None,
     certfile: Annotated[Path | None, typer.Option(help="Certificate for TLS, with its chain.")] = None,
     keyfile: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
@@ -97,11 +104,15 @@ def serve(
 def _tell(app: "FastAPI", settings: "ServiceSettings", address: str) -> None:
     """Where the service is, what it watches, and who can see that."""
     runs = len(app.state.parts.catalogue.runs())
-    out.print(escape(address), soft_wrap=True)
+    keys = app.state.parts.keys
+    out.print(escape(address if keys is None else f"{address}#token={keys.token}"), soft_wrap=True)
     watched = "1 run is" if runs == 1 else f"{runs} runs are"
     err.print(f"watching {escape(str(settings.folder))}: {watched} there now; Ctrl-C ends it")
-    if settings.needs_token:
-        err.print(f"token in {escape(str(settings.token_path))}")
+    if keys is None:
+        shown = "all results" if not settings.truth else "all results, private originals among them,"
+        err.print(f"[bold yellow]without a token[/] every user and program of this machine sees {shown} and can start jobs")
+    else:
+        err.print(f"the link holds the token: keep it to yourself. It is also in {escape(str(settings.token_path))}")
     if not settings.is_loopback and not settings.certfile:
         err.print(
             "[bold yellow]without TLS[/] whoever is on the way reads the token and all that is shown: "

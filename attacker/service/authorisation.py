@@ -1,20 +1,16 @@
-"""Who may ask what: the token, the names that the service goes by, and the headers of every answer. Knows of no recording."""
+"""The token, the host names that the service answers to, and the headers of every answer. Knows of no recording."""
 
-import hmac
 import os
 import secrets
-import time
-from dataclasses import dataclass
-from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 
+from attacker.service.state_folder import read_private
 from fedsim.recording.files import make_private
 
 LEAST_TOKEN = 32
 """Characters of the shortest token that is taken."""
-WEEKS = 4
-SESSION_SECONDS = WEEKS * 7 * 24 * 3600
+MAX_TOKEN = 1000
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; font-src 'self'; "
@@ -37,9 +33,9 @@ HEADERS = {
 
 
 def read_token(path: Path) -> str:
-    """The token in the file `path`, which is made at the first start, readable by its owner only.
+    """Return the token in the file `path`, which is made at the first start, readable by its owner only.
 
-    Raises ValueError where others may read it, or it is too short to be one.
+    Raises ValueError where others may read or have made it, or it is too short to be one.
     """
     make_private(path.parent)
     try:
@@ -55,39 +51,10 @@ def read_token(path: Path) -> str:
 
 
 def _checked(path: Path) -> str:
-    status = path.stat()
-    if os.name == "posix" and status.st_mode & 0o077:
-        raise ValueError(f"{path} can be read by others: chmod 600 {path}, or delete it for a new token")
-    token = path.read_text().strip()
-    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+    token = read_private(path, MAX_TOKEN).decode("latin-1").strip()
+    if not LEAST_TOKEN <= len(token) < MAX_TOKEN or not token.isascii() or not token.isprintable():
         raise ValueError(f"{path} holds no token of at least {LEAST_TOKEN} printable characters: delete it for a new one")
     return token
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Compares what a request shows with the token, in constant time. The token itself never goes into a cookie."""
-
-    token: str
-
-    def opens(self, given: str) -> bool:
-        """Whether `given` is the token."""
-        return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
-
-    def session(self, now: float | None = None) -> str:
-        """A value for the cookie: until when it is good, and the proof that it was made here."""
-        until = f"{int(time.time() if now is None else now) + SESSION_SECONDS}.{secrets.token_urlsafe(9)}"
-        return f"{until}.{self._proof(until)}"
-
-    def admits(self, cookie: str, now: float | None = None) -> bool:
-        """Whether `cookie` is one of ours that is still good."""
-        until, _, proof = cookie.rpartition(".")
-        ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._proof(until).encode())
-        number = until.partition(".")[0]
-        return ours and number.isdecimal() and int(number) > (time.time() if now is None else now)
-
-    def _proof(self, until: str) -> str:
-        return hmac.new(self.token.encode(), f"session {until}".encode("utf-8", "surrogatepass"), sha256).hexdigest()
 
 
 def is_loopback_name(host: str) -> bool:

@@ -272,6 +272,7 @@ class PreviewTold(TypedDict):
 class Health(TypedDict):
     status: Literal["ok"]
     version: str
+    token: bool
 
 
 class Wrong(TypedDict):

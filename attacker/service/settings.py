@@ -22,7 +22,8 @@ class ServiceSettings:
 
     root:        folder of runs.
     host, port:  address to listen on; port 0 takes a free one.
-    token:       whether one is asked for on loopback as well; on any other address it always is.
+    token:       whether requests need one. False is for loopback alone: every user and program of this machine can then read
+                 all that the service shows, and start jobs.
     token_file:  where it lies; by default in `state`. It is made at the first start.
     certfile, keyfile: of TLS, both or none.
     truth:       folders of what clients used, or OWN: each run's own `truth/`. By default none: nothing is scored, and neither
@@ -43,7 +44,7 @@ class ServiceSettings:
     root: Path
     host: str = "127.0.0.1"
     port: int = 8600
-    token: bool = False
+    token: bool = True
     token_file: Path | None = None
     certfile: Path | None = None
     keyfile: Path | None = None
@@ -77,6 +78,8 @@ class ServiceSettings:
                 raise ValueError(f"--truth {folder}: there is no such folder")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
+        if not self.token and not self.is_loopback:
+            raise ValueError(f"--no-token with --host {self.host}: only this machine's own address goes without; leave it out")
         for option, number, least in (
             ("--threads", self.threads, 1),
             ("--max-queued", self.max_queued, 1),
@@ -131,10 +134,6 @@ class ServiceSettings:
     def measures(self) -> bool:
         """Whether all that a job takes is taken by its worker and what that starts."""
         return self.ray in (None, "local")
-
-    @property
-    def needs_token(self) -> bool:
-        return self.token or not self.is_loopback
 
     @property
     def scheme(self) -> str:

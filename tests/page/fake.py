@@ -16,6 +16,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
+HEALTH = {"status": "ok", "version": "1", "token": False}
 JOBS_REFUSED = (422, {"error": {"message": "steps must be at least 1, not -5", "field": "arguments.steps", "known": None}})
 
 
@@ -23,7 +24,7 @@ class Fake:
     """What is answered: `answers` by path below /api/v1/, or a function of the query; `posted` what was sent."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"recordings": listed([]), "jobs": listed([]), "attacks": listed([])}
+        self.answers: dict[str, Any] = {"recordings": listed([]), "jobs": listed([]), "attacks": listed([]), "health": HEALTH}
         self.refusals: dict[str, tuple[int, Any]] = {}
         self.posted: list[tuple[str, Any]] = []
         self.streams: list[queue.Queue[bytes]] = []

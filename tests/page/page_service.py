@@ -29,8 +29,9 @@ training = { learning_rate = 0.01, batch_size = 1, steps = 1 }
 
 @contextmanager
 def serving(root: Path, *options: str, port: int | None = None) -> Iterator[str]:
-    """Runs `attacker serve` until left; yields its address when it answers."""
+    """Runs `attacker serve` until left, without a token unless --token is given; yields its address when it answers."""
     port = port or free_port()
+    options = options if "--token" in options else ("--no-token", *options)
     arguments = [str(COMMANDS / "attacker"), "serve", str(root), "--port", str(port), *options]
     with (root.parent / f"serve-{port}.log").open("ab") as log:
         process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment())

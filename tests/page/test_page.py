@@ -199,6 +199,42 @@ def test_the_token_is_asked_for_once_and_kept(locked: tuple[str, str], opened: O
     expect(dialog).to_have_count(0)
 
 
+def test_the_printed_link_opens_the_page_and_leaves_no_token_in_the_address(locked: tuple[str, str], opened: Opening) -> None:
+    address, token = locked
+    page = opened(address, f"#token={token}")
+    expect(page.get_by_role("article")).to_contain_text("photos")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert token not in page.evaluate("document.cookie + JSON.stringify(localStorage) + location.href")
+    page.go_back()
+    assert token not in page.url
+
+
+def test_a_link_with_a_wrong_token_asks_for_the_right_one(locked: tuple[str, str], opened: Opening) -> None:
+    address, token = locked
+    page = opened(address, f"#token={'x' * 43}", expected=("401",))
+    expect(page.get_by_role("dialog", name="This service asks for its token")).to_be_visible()
+    give(page, token)
+    expect(page.get_by_role("article")).to_contain_text("photos")
+
+
+def test_who_logs_out_has_to_give_the_token_again(locked: tuple[str, str], opened: Opening) -> None:
+    address, token = locked
+    page = opened(address, f"#token={token}", expected=("401",))
+    expect(page.get_by_role("article")).to_contain_text("photos")
+    kept = page.context.cookies()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("dialog", name="This service asks for its token")).to_be_visible()
+    page.context.add_cookies(kept)
+    page.reload()
+    expect(page.get_by_role("dialog", name="This service asks for its token")).to_be_visible()
+
+
+def test_without_a_token_there_is_nothing_to_log_out_of(service: str, opened: Opening) -> None:
+    page = opened(service)
+    expect(page.get_by_role("article")).to_contain_text("photos")
+    expect(page.get_by_role("button", name="Log out")).to_be_hidden()
+
+
 def test_without_truth_no_original_and_no_score_is_shown(locked: tuple[str, str], opened: Opening) -> None:
     address, token = locked
     page = opened(address, RUN, expected=("401",))

@@ -5,7 +5,7 @@ import sqlite3
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
-from attacker.service.authorisation import Keys, read_token
+from attacker.service.authorisation import read_token
 from attacker.service.events import Feed
 from attacker.service.http import cases, feeds, general, jobs, previews, recordings, reports
 from attacker.service.http.caching import ResponseCache
@@ -16,8 +16,9 @@ from attacker.service.http.middleware import API, PATIENCE, Guard
 from attacker.service.http.pages import page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
+from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
-from fedsim.recording.files import make_private
+from attacker.service.state_folder import own_folder
 
 ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
 DESCRIPTION = (
@@ -29,7 +30,7 @@ DESCRIPTION = (
 def create_app(settings: ServiceSettings) -> FastAPI:
     """The application. `app.state.parts` has what it is made of; nobody watches or works until `working.Works` does.
 
-    Raises ValueError where the folder of state cannot be written, or the file of the token cannot be used.
+    Raises ValueError where the folder of state is not the service's own, or the file of the token cannot be used.
     """
     app = routes()
     app.state.parts = parts_of(settings)
@@ -39,9 +40,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 def parts_of(settings: ServiceSettings) -> Parts:
     """What routes work with. Raises ValueError as `create_app`."""
     try:
-        make_private(settings.state_folder)
-        keys = Keys(read_token(settings.token_path)) if settings.needs_token else None
-        queue = Queue(settings.state_folder / "queue.sqlite", Limits(max_queued=settings.max_queued))
+        state = own_folder(settings.state_folder)
+        keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
+        queue = Queue(state / "queue.sqlite", Limits(max_queued=settings.max_queued))
     except (OSError, sqlite3.Error) as error:
         where = f"cannot keep the queue and the token in {settings.state_folder}"
         raise ValueError(f"{where}: {error}; give a folder that can be written with --state") from None

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from attacker.service.authorisation import Keys
 from attacker.service.events import Feed
 from attacker.service.http.caching import ResponseCache
 from attacker.service.http.metrics import Metrics
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Queue
+from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
 

@@ -11,13 +11,13 @@ from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import settable
-from attacker.service.authorisation import SESSION_SECONDS
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
-from attacker.service.http.middleware import cookie_name
+from attacker.service.http.middleware import cookie_name, session_of
 from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, only_known
 from attacker.service.schemas import AttackKnown, AttacksKnown, Health
+from attacker.service.sessions import SESSION_SECONDS
 from defenses._registry import reference, summary
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_known)])
@@ -34,9 +34,9 @@ class Token(BaseModel):
 
 
 @router.get("/health", response_model=Health)
-async def health() -> Health:
-    """Whether the service answers; asks for no token."""
-    return Health(status="ok", version=version("fedleak"))
+async def health(service: Service) -> Health:
+    """Whether the service answers, and whether its other answers need a token; needs none itself."""
+    return Health(status="ok", version=version("fedleak"), token=service.keys is not None)
 
 
 @router.get("/metrics", response_class=Response, responses=METRICS | REFUSED)
@@ -72,21 +72,25 @@ async def open_session(service: Service, given: Annotated[Token, Body()]) -> Res
     if service.keys is None:
         return response
     if not service.keys.opens(given.token):
-        raise RequestError("the token is wrong: the service says at its start in which file it lies", status=401, field="token")
-    _set(response, service, service.keys.session(), SESSION_SECONDS)
+        raise RequestError(
+            "the token is wrong: the service prints a link with it at its start, and says in which file it lies",
+            status=401,
+            field="token",
+        )
+    _set(response, service, await run_in_threadpool(service.keys.session), SESSION_SECONDS)
     return response
 
 
 @router.delete("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
 async def close_session(request: Request, service: Service) -> Response:
-    """Forget the cookie."""
+    """End the session: its cookie is worth nothing from now on, and streams of events that it opened end."""
     response = Response(status_code=204)
+    if service.keys is not None:
+        await run_in_threadpool(service.keys.close, session_of(request.headers, service))
     _set(response, service, "", 0)
     return response
 
 
 def _set(response: Response, service: Service, value: str, seconds: int) -> None:
     secure = service.settings.certfile is not None
-    response.set_cookie(
-        cookie_name(service.settings), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
-    )
+    response.set_cookie(cookie_name(service), value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own
+from attacker.service.authorisation import HEADERS, hostname, is_loopback_name, is_own
+from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
 PATIENCE = 30.0
@@ -31,6 +32,10 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class LoggedOut(Exception):
+    """The session that asked for an answer has ended meanwhile."""
 
 
 class TooSlow(Exception):
@@ -62,12 +67,14 @@ class Guard:
         answer = _Answer(send, self.patience)
         try:
             headers, known = _headers(scope), scope["app"].state.parts
-            _check(scope, headers, known)
+            answer.admitted = _check(scope, headers, known)
             if scope["method"] in CHANGING:
                 receive = _replayed(await _body(receive, known.settings.max_body, self.patience), receive)
             await self.app(scope, receive, answer.send)
         except Refused as refused:
             await answer.refuse(scope, refused)
+        except LoggedOut:
+            log.info("an answer ends with the session that asked for it")
         except TooSlow:
             log.info("a client was too slow and is let go")
         except Exception:  # a bug of ours: it is told as every other error is, and no more of it than that
@@ -76,8 +83,8 @@ class Guard:
                 await answer.refuse(scope, Refused(500, "the service made a mistake; its log says which"))
 
 
-def _check(scope: Scope, headers: Headers, known: ServiceParts) -> None:
-    """Raises Refused."""
+def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
+    """Return what says whether the request may still be answered, which the end of its session changes. Raises Refused."""
     method, path = scope["method"], scope["path"]
     if method not in KNOWN:
         raise Refused(405, f"{method[:20]} is not spoken here", Allow="GET, HEAD, POST, DELETE")
@@ -86,9 +93,13 @@ def _check(scope: Scope, headers: Headers, known: ServiceParts) -> None:
     _check_host(headers, known.settings)
     if method in CHANGING:
         _check_change(method, headers, known.settings)
-    if known.keys is not None and needs_token(method, path) and not _is_known(headers, known):
+    if known.keys is None or not needs_token(method, path) or _has_token(headers, known.keys):
+        return lambda: True
+    keys, cookie = known.keys, session_of(headers, known)
+    if not keys.admits(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
         raise Refused(401, f"{wrong}: Authorization: Bearer TOKEN; the service says where it lies", WWW_Authenticate="Bearer")
+    return lambda: keys.admits(cookie)
 
 
 def _check_host(headers: Headers, settings: ServiceSettings) -> None:
@@ -114,12 +125,14 @@ def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> N
         raise Refused(413, f"the request is larger than {settings.max_body} bytes")
 
 
-def _is_known(headers: Headers, known: ServiceParts) -> bool:
-    assert known.keys is not None
+def _has_token(headers: Headers, keys: Keys) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and known.keys.opens(given.strip()):
-        return True
-    return known.keys.admits(_cookie(headers.get("cookie", ""), cookie_name(known.settings)))
+    return scheme.lower() == "bearer" and keys.opens(given.strip())
+
+
+def session_of(headers: Mapping[str, str], known: ServiceParts) -> str:
+    """The cookie of this service's session in a request; empty without one."""
+    return _cookie(headers.get("cookie", ""), cookie_name(known))
 
 
 def needs_token(method: str, path: str) -> bool:
@@ -127,9 +140,10 @@ def needs_token(method: str, path: str) -> bool:
     return (method, path) not in OPEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
-def cookie_name(settings: ServiceSettings) -> str:
-    """Under TLS one that browsers take from this host alone, and only over TLS."""
-    return "__Host-fedleak" if settings.certfile else "fedleak"
+def cookie_name(known: ServiceParts) -> str:
+    """Under TLS one that browsers take from this host alone, and only over TLS. Services on other ports have other names."""
+    name = "fedleak" if known.keys is None else f"fedleak-{known.keys.name}"
+    return f"__Host-{name}" if known.settings.certfile else name
 
 
 def _headers(scope: Scope) -> Headers:
@@ -183,7 +197,9 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """An answer with its headers."""
+    """An answer with its headers. admitted: whether it may still be given."""
+
+    admitted: Callable[[], bool] = staticmethod(lambda: True)
 
     def __init__(self, send: Send, patience: float) -> None:
         self._send, self._patience, self.begun = send, patience, False
@@ -194,6 +210,8 @@ class _Answer:
             given = {name.decode("latin-1").lower() for name, _ in message["headers"]}
             more = [(name, value) for name, value in HEADERS.items() if name.lower() not in given]
             message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in more)]
+        elif message.get("more_body") and not self.admitted():
+            raise LoggedOut
         await _in_time(self._send(message), self._patience)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:

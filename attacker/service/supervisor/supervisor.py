@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
 from attacker.service.settings import ServiceSettings
+from attacker.service.state_folder import own_folder
 from attacker.service.supervisor.idle_workers import IdleWorkers, shared_gpus
 from attacker.service.supervisor.resources import measurable, memory
 from attacker.service.supervisor.running_job import RunningJob
@@ -81,7 +82,7 @@ class Supervisor:
         """
         if self.settings.job_megabytes is not None and not measurable():
             raise ValueError("--job-megabytes needs a system that tells in /proc what a process takes")
-        state = make_private(self.settings.state_folder)
+        state = own_folder(self.settings.state_folder)
         self._held.enter_context(alone(state / "service.lock"))
         for path in make_private(state / "previews").iterdir():
             path.unlink()

@@ -43,6 +43,10 @@ export async function post(path, body, options) {
   return ask(address(path), request, options);
 }
 
+export async function remove(path) {
+  return ask(address(path), { method: "DELETE" });
+}
+
 /** All pages of a list, at most `most` items; `seen` is called with each page. */
 export async function all(path, query = {}, most = 2000, seen = () => {}) {
   const items = [];

@@ -7,7 +7,7 @@ import { listen } from "./live.js";
 import { parse } from "./route.js";
 import { Store } from "./store.js";
 import * as theme from "./theme.js";
-import { askToken } from "./token.js";
+import { askToken, logOut, useLink } from "./token.js";
 import { caseView } from "./views/case.js";
 import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
@@ -92,7 +92,17 @@ document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
-window.addEventListener("hashchange", render);
+window.addEventListener("hashchange", async () => {
+  await useLink();
+  render();
+});
+const leave = document.getElementById("leave");
+leave.addEventListener("click", () => logOut().catch((problem) => announce(problem.message)));
+get("health").then(
+  ({ token }) => (leave.hidden = !token),
+  () => {},
+);
+await useLink();
 store.on(showBusy);
 store.on(news);
 render();

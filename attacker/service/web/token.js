@@ -1,9 +1,25 @@
-/* The service's token: asked for once however many requests were refused, kept by the browser as a cookie scripts cannot read. */
+/* The service's token: taken from the link that the service prints, or else asked for once however many requests were refused.
+   It is traded for a cookie that scripts cannot read, and kept nowhere in the page. */
 
-import { Problem, post } from "./api.js";
+import { Problem, post, remove } from "./api.js";
 import { h, put } from "./dom.js";
 
+const LINK = "#token=";
 let asking = null;
+
+/** Opens a session with the token in the address, as the printed link has it, and takes the token out of the address. */
+export async function useLink() {
+  if (!location.hash.startsWith(LINK)) return;
+  const token = decodeURIComponent(location.hash.slice(LINK.length));
+  history.replaceState(null, "", `${location.pathname}${location.search}#/`);
+  await tried(token).catch(() => null); // a wrong one is asked for again, as soon as a request is refused
+}
+
+/** Ends the session on the service; the page then asks for the token. */
+export async function logOut() {
+  await remove("session");
+  location.reload();
+}
 
 /** Resolves when the service has taken a token. */
 export function askToken() {
@@ -29,7 +45,7 @@ function ask() {
     h(
       "p.soft",
       { id: "token-help" },
-      "The service told it when it first started, and keeps it in a file that only its owner reads.",
+      "The service prints a link with it at its start, and keeps it in a file that only its owner reads.",
     ),
     h("div.field", {}, h("label", { for: "token" }, "Token"), input, wrong),
     h("div.actions", {}, button),

@@ -98,11 +98,11 @@ def ask_of() -> Callable[[FastAPI], Asked]:
 
 @pytest.fixture
 def ask(root: Path, application: FastAPI) -> Iterator[Callable[..., Asked]]:
-    """The application on `root`, after its first look; the last one made is the one that answers."""
+    """The application on `root`, after its first look, without a token; the last one made is the one that answers."""
     made: list[Parts] = []
 
     def make(**settings: Any) -> Asked:
-        made.append(parts_of(ServiceSettings(root=root, workers=0, **settings)))
+        made.append(parts_of(ServiceSettings(root=root, workers=0, **{"token": False, **settings})))
         application.state.parts = made[-1]
         asked = Asked(application)
         asked.look()

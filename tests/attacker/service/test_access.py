@@ -11,12 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacker.service import authorisation as access
-from attacker.service.authorisation import HEADERS, Keys, hostname, is_loopback_name, is_own, read_token
-from attacker.service.http.middleware import OPEN, Guard
+from attacker.service import sessions
+from attacker.service.authorisation import HEADERS, hostname, is_loopback_name, is_own, read_token
+from attacker.service.http.app import parts_of
+from attacker.service.http.middleware import OPEN, Guard, cookie_name
+from attacker.service.sessions import MAX_SESSIONS, SESSION_SECONDS, Keys
 from attacker.service.settings import ServiceSettings
 
 Ask = Callable[..., Any]
@@ -66,8 +69,59 @@ def test_the_token_opens_and_so_does_the_cookie_that_it_is_traded_for(ask: Ask) 
     value = cookie.split(";")[0]
     assert asked("/api/v1/recordings", headers={"Cookie": f"a=b; {value}"}).status_code == 200
     assert asked("/api/v1/recordings", headers={"Cookie": value[:-1]}).status_code == 401
+    other = asked("/api/v1/session", "POST", json={"token": token}).headers["set-cookie"].split(";")[0]
     closed = asked("/api/v1/session", "DELETE", headers={**JSON, "Cookie": value})
     assert "Max-Age=0" in closed.headers["set-cookie"]
+    assert asked("/api/v1/recordings", headers={"Cookie": value}).status_code == 401, "a kept cookie opens nothing any more"
+    assert asked("/api/v1/recordings", headers={"Cookie": other}).status_code == 200
+
+
+def test_sessions_last_over_a_restart_and_their_end_does_too(tmp_path: Path) -> None:
+    keys = Keys("t" * 32, tmp_path / "sessions.json")
+    stays, ends = keys.session(), keys.session()
+    keys.close(ends)
+    keys.close("nonsense")
+    assert stays.encode() not in (tmp_path / "sessions.json").read_bytes()
+    again = Keys("t" * 32, tmp_path / "sessions.json")
+    assert (again.admits(stays), again.admits(ends)) == (True, False)
+    assert not Keys("u" * 32, tmp_path / "sessions.json").admits(stays), "another token ends all sessions"
+    for harm in ("", "[]", "[" * 100_000, '{"a": "b"}'):
+        (tmp_path / "sessions.json").write_text(harm)
+        assert not Keys("t" * 32, tmp_path / "sessions.json").admits(stays)
+
+
+def test_the_oldest_of_too_many_sessions_ends() -> None:
+    keys = Keys("t" * 32)
+    cookies = [keys.session() for _ in range(MAX_SESSIONS + 1)]
+    assert not keys.admits(cookies[0])
+    assert all(map(keys.admits, cookies[1:]))
+
+
+def test_a_stream_ends_with_the_session_that_opened_it(ask: Ask) -> None:
+    asked = ask(token=True)
+    keys, sent = asked.parts.keys, []
+    cookie = keys.session()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(10):
+            if number == 3:
+                keys.close(cookie)
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    name = cookie_name(asked.parts)
+    headers = [(b"host", b"localhost"), (b"cookie", f"{name}={cookie}".encode())]
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/events", "query_string": b"", "headers": headers, "app": asked.app}
+    asyncio.run(Guard(app)(scope, None, send))  # type: ignore[arg-type]
+    assert sent == ["http.response.start", *["http.response.body"] * 3]
+
+
+def test_services_on_one_host_have_cookies_of_their_own(tmp_path: Path) -> None:
+    first, second = (SimpleNamespace(settings=ServiceSettings(root=tmp_path), keys=Keys(one * 32)) for one in "ab")
+    assert cookie_name(first) != cookie_name(second)
 
 
 def test_a_token_in_an_address_is_no_token(ask: Ask) -> None:
@@ -97,7 +151,7 @@ def test_a_session_ends_and_cannot_be_made_without_the_token() -> None:
     keys = Keys(secrets.token_urlsafe(32))
     cookie = keys.session(now=1000.0)
     assert keys.admits(cookie, now=2000.0)
-    assert not keys.admits(cookie, now=1000.0 + access.SESSION_SECONDS + 1)
+    assert not keys.admits(cookie, now=1000.0 + SESSION_SECONDS + 1)
     assert not Keys(secrets.token_urlsafe(32)).admits(cookie, now=2000.0)
     until, rest = cookie.split(".", 1)
     assert not keys.admits(f"{int(until) + 1}.{rest}", now=2000.0)
@@ -117,7 +171,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         seen.append((a, b))
         return False
 
-    monkeypatch.setattr(access.secrets, "compare_digest", compare)
+    monkeypatch.setattr(sessions.secrets, "compare_digest", compare)
     keys = Keys("t" * 32)
     assert not keys.opens("t" * 32)
     assert not keys.admits(keys.session())
@@ -146,12 +200,22 @@ def test_a_token_that_others_know_or_could_guess_is_refused(tmp_path: Path, harm
         read_token(path)
 
 
-def test_off_loopback_a_token_is_always_asked_for(tmp_path: Path) -> None:
-    for host, needed in (("127.0.0.1", False), ("localhost", False), ("::1", False), ("127.8.8.8", False)):
-        assert ServiceSettings(root=tmp_path, host=host).needs_token is needed
+def test_a_token_is_needed_everywhere_and_only_loopback_can_go_without(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert ServiceSettings(root=tmp_path, host=host).token
+        assert not ServiceSettings(root=tmp_path, host=host, token=False).token
     for host in ("0.0.0.0", "::", "192.168.1.5", "attacker.example", "127.0.0.1.example"):
-        assert ServiceSettings(root=tmp_path, host=host).needs_token
-    assert ServiceSettings(root=tmp_path, token=True).needs_token
+        assert ServiceSettings(root=tmp_path, host=host).token
+        with pytest.raises(ValueError, match="--no-token with --host"):
+            ServiceSettings(root=tmp_path, host=host, token=False)
+
+
+def test_the_service_asks_for_the_token_where_nothing_else_is_said(root: Path, application: FastAPI, ask_of: Ask) -> None:
+    application.state.parts = parts_of(ServiceSettings(root=root, workers=0))
+    asked = ask_of(application)
+    assert asked("/api/v1/recordings").status_code == 401
+    assert asked.json("health")["token"] is True
+    asked.parts.queue.close()
 
 
 @pytest.mark.parametrize(

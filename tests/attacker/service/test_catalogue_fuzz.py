@@ -74,7 +74,7 @@ Check = Callable[[Path], None]
 @pytest.fixture
 def check(application: FastAPI, tmp_path: Path) -> Iterator[Check]:
     """Whether all routes of the run answer, and not with a mistake of the service; what they tell can be read."""
-    parts = parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own"))
+    parts = parts_of(ServiceSettings(root=tmp_path, state=tmp_path / "state", workers=0, truth="own", token=False))
 
     def look_again(root: Path) -> None:
         application.state.parts = replace(parts, catalogue=Catalogue(replace(parts.settings, root=root)), replies=ResponseCache())

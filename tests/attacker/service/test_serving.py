@@ -22,7 +22,8 @@ from attacker.service.background import Works
 from attacker.service.http.app import parts_of
 from attacker.service.server import listening
 from attacker.service.settings import ServiceSettings
-from fedsim.recording.files import alone, make_private
+from attacker.service.state_folder import own_folder
+from fedsim.recording.files import alone
 
 LONG = 120.0
 """Seconds for what takes two on a machine of one's own."""
@@ -39,7 +40,16 @@ def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Served:
-        command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--workers", "0", *options]
+        command = [
+            str(Path(sys.executable).with_name("attacker")),
+            "serve",
+            str(root),
+            "--port",
+            "0",
+            "--workers",
+            "0",
+            *(options or ("--no-token",)),
+        ]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         processes.append(process)
@@ -128,7 +138,7 @@ print(loaded, len(gc.get_objects()))
 
 
 def test_another_service_in_the_same_folder_is_refused(serve: Callable[..., Served], root: Path) -> None:
-    with alone(make_private(root / ".attacker") / "service.lock"):
+    with alone(own_folder(root / ".attacker") / "service.lock"):
         process, url = serve()
         assert (process.wait(LONG), url) == (2, "")
 
@@ -173,3 +183,27 @@ def test_a_rule_that_limits_what_a_cluster_hides_is_refused_at_the_start(tmp_pat
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
             Works(parts)
         parts.queue.close()
+
+
+def test_the_link_that_is_printed_holds_the_token_and_nothing_opens_without_it(
+    serve: Callable[..., Served], root: Path, tmp_path: Path
+) -> None:
+    _, link = serve("--token")
+    url, _, token = link.partition("#token=")
+    assert token == (root / ".attacker" / "token").read_text().strip()
+    with httpx.Client(base_url=url, timeout=LONG) as client:
+        assert client.get("/api/v1/recordings").status_code == 401
+        assert client.post("/api/v1/session", json={"token": token}).status_code == 204
+        assert client.get("/api/v1/recordings").status_code == 200
+        kept = dict(client.cookies)
+        assert client.delete("/api/v1/session").status_code == 204
+        client.cookies.update(kept)
+        assert client.get("/api/v1/recordings").status_code == 401
+    assert "keep it to yourself" in (tmp_path / "log").read_text()
+
+
+def test_what_going_without_a_token_means_is_said_at_the_start(serve: Callable[..., Served], tmp_path: Path) -> None:
+    _, url = serve("--no-token", "--truth", "own")
+    assert httpx.get(f"{url}api/v1/recordings").status_code == 200
+    said = " ".join((tmp_path / "log").read_text().split())
+    assert "every user and program of this machine sees all results, private originals among them," in said

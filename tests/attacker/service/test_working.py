@@ -43,7 +43,9 @@ def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> 
     made: list[Works] = []
 
     def start() -> Works:
-        application.state.parts = parts_of(ServiceSettings(root=root, truth="own", workers=1, every=NEVER, stand_by=False))
+        application.state.parts = parts_of(
+            ServiceSettings(root=root, truth="own", workers=1, every=NEVER, stand_by=False, token=False)
+        )
         works = Works(application.state.parts)
         made.append(works)
         works.start()

@@ -1,0 +1,90 @@
+"""Sessions of the web page: cookies that the token was traded for, good until they expire or their user logs out."""
+
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from attacker.service.state_folder import read_private
+from fedsim.recording.files import write_json
+
+WEEKS = 4
+SESSION_SECONDS = WEEKS * 7 * 24 * 3600
+MAX_SESSIONS = 1000
+"""Sessions that are open at once; the oldest is closed for one more."""
+MAX_FILE = 1_000_000
+
+log = logging.getLogger(__name__)
+
+
+class Keys:
+    """Compares what a request shows with the token, in constant time. The token itself never goes into a cookie.
+
+    path: file that keeps the open sessions over restarts, as hashes; None keeps them in memory.
+    """
+
+    def __init__(self, token: str, path: Path | None = None) -> None:
+        self.token, self._path = token, path
+        self._turn = threading.Lock()
+        self._open = {} if path is None else _read(path)
+
+    @property
+    def name(self) -> str:
+        """What tells the cookies of this service from those of others on the same host, which browsers do not keep apart."""
+        return self._signed("name")[:12]
+
+    def opens(self, given: str) -> bool:
+        """Whether `given` is the token."""
+        return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
+
+    def session(self, now: float | None = None) -> str:
+        """Open a session, and return its cookie: until when it is good, an id, and the proof that it was made here."""
+        now = time.time() if now is None else now
+        until = int(now) + SESSION_SECONDS
+        id = f"{until}.{secrets.token_urlsafe(16)}"
+        with self._turn:
+            kept = [(key, end) for key, end in self._open.items() if end > now][1 - MAX_SESSIONS :]
+            self._open = {**dict(kept), _hash(id): until}
+            self._write()
+        return f"{id}.{self._signed(f'session {id}')}"
+
+    def admits(self, cookie: str, now: float | None = None) -> bool:
+        """Whether `cookie` is of a session that is open."""
+        id, _, proof = cookie.rpartition(".")
+        ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._signed(f"session {id}").encode())
+        return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)
+
+    def close(self, cookie: str) -> None:
+        """End the session of `cookie`, if it is one."""
+        if self.admits(cookie):
+            with self._turn:
+                self._open = {key: end for key, end in self._open.items() if key != _hash(cookie.rpartition(".")[0])}
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        try:
+            write_json(self._path, self._open)
+        except OSError as error:  # a full disk, say: sessions then last until the service ends
+            log.warning("%s cannot be written, and sessions are forgotten at the next start: %s", self._path, error)
+
+    def _signed(self, text: str) -> str:
+        return hmac.new(self.token.encode(), text.encode("utf-8", "surrogatepass"), sha256).hexdigest()
+
+
+def _hash(id: str) -> str:
+    return sha256(id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read(path: Path) -> dict[str, int]:
+    """The open sessions of a file; none where it is missing or damaged, which costs one more look for the token."""
+    try:
+        found = json.loads(read_private(path, MAX_FILE))
+        return {str(key): int(end) for key, end in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return {}

@@ -1,0 +1,126 @@
+"""The service's own folder, `.attacker`: token, sessions, queue, previews. It is trusted only if this service made it.
+
+Runs come from anywhere, as archives and from other users of the machine. A `.attacker` that came with them could hold a token
+that somebody knows and jobs that somebody wrote, so the folder has to belong to this user, be closed to everyone else, hold
+neither links nor special files, and carry the mark that the service left when it made the folder. The mark is the folder's inode
+number: a copy or an unpacked archive has another one.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+MARK = "made-by-the-service.json"
+FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+MAX_MARK = 1000
+"""Bytes of a mark that are read."""
+
+
+def own_folder(folder: Path) -> Path:
+    """Make `folder`, or take the one that the service made there before; return it.
+
+    Raises ValueError, with the mend, for a folder that somebody else may have made, filled or replaced.
+    """
+    if not os.path.lexists(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name != "posix":  # owners and modes are told elsewhere
+        return folder
+    _check_parent(folder.parent)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | FLAGS)
+    except OSError as error:
+        raise _refused(folder, f"it cannot be opened as a folder that is no link: {error.strerror}") from None
+    try:
+        _check_entry(folder, os.fstat(descriptor))
+        if not os.listdir(descriptor):
+            _write_mark(descriptor)
+        if _read_mark(descriptor) != os.fstat(descriptor).st_ino:
+            raise _refused(folder, "the service did not make it here: it was copied or unpacked, or is of an earlier version")
+        _check_tree(folder)
+    finally:
+        os.close(descriptor)
+    return folder
+
+
+def read_private(path: Path, most: int) -> bytes:
+    """Read up to `most` bytes of a regular file that belongs to this user and is closed to others; links are not followed.
+
+    Raises ValueError for any other file, FileNotFoundError where there is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | FLAGS)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be opened as a file that is no link: {error.strerror}; delete it") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise ValueError(f"{path} is no regular file of its own: delete it")
+    with os.fdopen(descriptor, "rb") as file:
+        if os.name == "posix" and status.st_mode & 0o077:
+            raise ValueError(f"{path} can be read by others: chmod 600 {path}, or delete it for a new one")
+        if os.name == "posix" and status.st_uid != os.geteuid():
+            raise ValueError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}: delete it for a new one")
+        return file.read(most)
+
+
+def _check_parent(parent: Path) -> None:
+    mode = os.stat(parent).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ValueError(f"{parent} can be changed by every user of this machine: chmod o-w {parent}, or give --state elsewhere")
+
+
+def _check_entry(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise _refused(path, f"it belongs to user {status.st_uid}, and the service runs as {os.geteuid()}")
+    if stat.S_ISDIR(status.st_mode):
+        if status.st_mode & 0o077:
+            raise _refused(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, open to others")
+    elif not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "it is a link or a special file")
+    elif status.st_nlink > 1:
+        raise _refused(path, "it has another name elsewhere (a hard link)")
+
+
+def _check_tree(folder: Path) -> None:
+    for where, folders, files in os.walk(folder, followlinks=False):
+        for name in (*folders, *files):
+            path = Path(where) / name
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:  # a service that is ending removes its own
+                continue
+            _check_entry(path, status)
+
+
+def _write_mark(folder: int) -> None:
+    try:
+        descriptor = os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o600, dir_fd=folder)
+    except FileExistsError:  # another service starts at the same time
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(json.dumps({"inode": os.fstat(folder).st_ino}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_mark(folder: int) -> int | None:
+    try:
+        descriptor = os.open(MARK, os.O_RDONLY | FLAGS, dir_fd=folder)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        try:
+            found = json.loads(file.read(MAX_MARK))["inode"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+    return found if isinstance(found, int) else None
+
+
+def _refused(path: Path, why: str) -> ValueError:
+    lost = "only the token, the sessions and the queue are lost, no result"
+    return ValueError(f"{path} is not trusted: {why}. Delete the service's folder ({lost}), or give another one with --state")
