@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import write_tensors
+from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json, shorten
+
+MAX_BYTES = 8 * 2**30
+"""Size of the largest file of a reconstruction that is read."""
+FACTS = {
+    "case": str,
+    "route": str,
+    "attack": str,
+    "seconds": float,
+    "interrupted": bool,
+    **dict.fromkeys(("iterations", "evaluations", "restarts", "seed"), int),
+}
+"""What a file says beside its tensors, slots, texts and evidence, with types."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,8 @@ class Reconstruction:
     explained: Tensor | None = None
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def write(self, path: Path, *, settle: bool = True) -> None:
-        """Write as one safetensors file, at once. settle: see `replacing`."""
+    def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
+        """Write as one safetensors file, at once. below, settle: see `replacing`."""
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
         facts: dict[str, Any] = {
@@ -85,7 +98,7 @@ class Reconstruction:
             "notes": list(self.notes),
             "evidence": {name: list(values) for name, values in self.evidence.items()},
         }
-        write_tensors(path, tensors, {"facts": json.dumps(facts)}, settle=settle)
+        write_tensors(path, tensors, {"facts": json.dumps(facts)}, below=below, settle=settle)
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":
@@ -94,19 +107,44 @@ class Reconstruction:
         In files without `explained`, what stands as confidence is the share explained: the confidence of those is undecided.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                facts = json.loads(file.metadata()["facts"])
+            with opened_tensors(path, limit=MAX_BYTES) as file:
+                facts = parse_json(file.metadata()["facts"], finite=False)
                 tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "loss")}
                 old = "explained" not in file.keys()  # noqa: SIM118
                 tensors["explained"] = tensors["confidence"] if old else file.get_tensor("explained")
+            _check_tensors(tensors)
+            facts = _checked(facts)
+        except DamagedFile as error:
+            raise ValueError(f"{path}: not a reconstruction: {error.reason}") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}") from None
-        slots = tuple(Slot(*slot) for slot in facts.pop("slots"))
         if old:
             tensors["confidence"] = torch.full_like(tensors["confidence"], torch.nan)
-        words = {key: tuple(facts.get(key, ())) for key in ("oracles", "notes")}
-        facts["evidence"] = {name: tuple(values) for name, values in facts.get("evidence", {}).items()}
-        return cls(**tensors, **{**facts, **words}, slots=slots)
+        return cls(**tensors, **facts)
+
+
+def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where the tensors of a file are of types or numbers of dimensions that no attack returns."""
+    for name, tensor in tensors.items():
+        good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
+        if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
+            raise ValueError(f"{name} is of {tensor.dtype} and shape {tuple(tensor.shape)}")
+
+
+def _checked(facts: Any) -> dict[str, Any]:
+    """The facts of a file as arguments of a `Reconstruction`. Raises ValueError or TypeError where one is of another type."""
+    for key, kind in FACTS.items():
+        value = facts[key] if key != "interrupted" else facts.get(key, False)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{key} is to be {kind.__name__}, got {shorten(value)}")
+    slots = tuple(Slot(*slot) for slot in facts["slots"])
+    for slot in slots:
+        numbers = (slot.round, slot.batch, slot.position, slot.example)
+        if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
+            raise ValueError(f"{shorten(slot)} is no slot")
+    words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
+    evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
+    return {**{key: facts[key] for key in FACTS if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 
 def slots_of(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:

@@ -1,6 +1,5 @@
 """What each client trained on: dataset indices in order of use. Only scoring opens it."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.files import append_json_lines, make_private, read_json_lines, write_json
+from fedsim.recording.safe_files import DamagedFile, read_json, shorten
+
+DESCRIBED = {"name": str, "arguments": dict, "content_hash": str}
+"""What `dataset.json` says of the data set, and its types."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,14 @@ class TruthReader:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        if not (self.folder / "dataset.json").exists():
+        path = self.folder / "dataset.json"
+        if not os.path.lexists(path):
             raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
-        self.dataset: dict[str, Any] = json.loads((self.folder / "dataset.json").read_text())
+        self.dataset: dict[str, Any] = read_json(path)
+        described = self.dataset if isinstance(self.dataset, dict) else {}
+        if not all(isinstance(described.get(key), kind) for key, kind in DESCRIBED.items()):
+            needed = ", ".join(DESCRIBED)
+            raise DamagedFile(path, f"does not describe a data set by {needed}; copy the file that the clients wrote")
         self._steps = lru_cache(maxsize=None)(self._read_steps)
 
     def used(self, round: int, attempt: int, client: str) -> Used:
@@ -63,6 +71,14 @@ class TruthReader:
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
         """Indices by round and attempt, and by step. A message that is delivered twice counts once: it was answered alike."""
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
-        for row in read_json_lines(self.folder / f"{os.path.basename(client)}.jsonl"):
-            found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
+        path = self.folder / f"{os.path.basename(client)}.jsonl"
+        for number, row in enumerate(read_json_lines(path), start=1):
+            round, attempt, step, indices = (row.get(key) for key in ("round", "attempt", "step", "indices"))
+            if not (_are_counts(round, attempt, step) and isinstance(indices, list) and _are_counts(*indices)):
+                raise DamagedFile(path, f"row {number} is none of a client: {shorten(row)}; copy the file that the client wrote")
+            found.setdefault((round, attempt), {})[step] = tuple(indices)  # type: ignore[arg-type]
         return found
+
+
+def _are_counts(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < 2**53 for value in values)

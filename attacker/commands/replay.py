@@ -91,7 +91,7 @@ def replay(
             replay_with_progress(
                 opened,
                 AttackSpec(name=attack, arguments=arguments, null=is_null),
-                folder or recording.parent / "reconstructions",
+                recording.parent / "reconstructions" if folder is None else folder.resolve(),
                 seed=seed,
                 device=device_of(device),
                 rounds=parse_rounds(rounds),

@@ -2,21 +2,30 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from attacker.attacks.base import Look
-from fedsim.recording.files import write_tensors
+from fedsim.recording.files import remove, write_tensors
+from fedsim.recording.safe_files import opened_tensors, parse_json
 
 SUFFIX = ".checkpoint"
 FORM = 3
 """Grows when what searches keep changes its meaning."""
+MAX_BYTES = 16 * 2**30
+"""Size of the largest checkpoint that is read: histories of L-BFGS are many times the images."""
+
+
+def run_of(folder: Path) -> Path:
+    """The folder below which no link is followed for what is written of an attack: it holds that of all reconstructions."""
+    return folder.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +45,7 @@ class Origin:
     def differs(self, other: str) -> str:
         """How `other`, written by `as_json`, differs, in words; empty where it does not."""
         try:
-            theirs = json.loads(other)
+            theirs = parse_json(other)
             pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.as_json()), strict=True)
         except (ValueError, TypeError):
             return "cannot be read"
@@ -61,11 +70,15 @@ class FileMemory:
     def path(self) -> Path:
         return self.folder / (hashlib.sha256("\n".join(self.cases).encode()).hexdigest()[:12] + SUFFIX)
 
+    @property
+    def _below(self) -> Path:
+        return run_of(self.folder)
+
     def begin(self) -> None:
         """Take up what an earlier process kept for these cases, or else write down that they are under way."""
         self._kept = {}
         if (
-            self.path.exists()
+            os.path.lexists(self.path)
             and (found := _read(self.path))
             and found.cases == self.cases
             and found.origin == self.origin.as_json()
@@ -87,14 +100,14 @@ class FileMemory:
     def forget(self) -> None:
         """The task is done."""
         self._kept = {}
-        self.path.unlink(missing_ok=True)
+        remove(self.path, below=self._below)
 
     def _write(self) -> None:
         names = [(key, name) for key, state in self._kept.items() for name in state]
         tensors = {str(i): self._kept[key][name] for i, (key, name) in enumerate(names)}
         empty = [key for key, state in self._kept.items() if not state]
         facts = {"origin": self.origin.as_json(), "cases": json.dumps(self.cases)}
-        write_tensors(self.path, tensors, {**facts, "names": json.dumps(names), "empty": json.dumps(empty)})
+        write_tensors(self.path, tensors, {**facts, "names": json.dumps(names), "empty": json.dumps(empty)}, below=self._below)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +122,15 @@ class ReplayCheckpoint:
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
     """What `FileMemory` wrote; None where it is something else, or gone meanwhile. tensors: whether to read these, too."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with opened_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
-            kept: dict[str, dict[str, Tensor]] = {key: {} for key in json.loads(facts["empty"])}
-            for i, (key, name) in enumerate(json.loads(facts["names"]) if tensors else ()):
+            kept: dict[str, dict[str, Tensor]] = {key: {} for key in parse_json(facts["empty"])}
+            for i, (key, name) in enumerate(parse_json(facts["names"]) if tensors else ()):
                 kept.setdefault(key, {})[name] = file.get_tensor(str(i))
-            return ReplayCheckpoint(cases=tuple(json.loads(facts["cases"])), origin=facts["origin"], kept=kept)
+            cases = parse_json(facts["cases"])
+            if not isinstance(cases, list) or not all(isinstance(case, str) for case in cases):
+                return None
+            return ReplayCheckpoint(cases=tuple(cases), origin=facts["origin"], kept=kept)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -155,4 +171,4 @@ def tidy(folder: Path, done: Iterable[str]) -> None:
     for path in folder.glob(f"*{SUFFIX}"):
         found = _read(path, tensors=False)
         if found is None or done.issuperset(found.cases):
-            path.unlink(missing_ok=True)
+            remove(path, below=run_of(folder))

@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from attacker.attacks import ATTACKS, AttackSpec
+from attacker.replay.attack_facts import MAX_BYTES
 from fedsim import models
 from fedsim.models.source_code import identify_code
-from fedsim.recording import Recording
+from fedsim.recording import DamagedFile, Recording
+from fedsim.recording.safe_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +74,11 @@ def _digest(value: Any) -> str:
 
 def _written_by(folder: Path) -> str | None:
     """The identity of the replay that wrote `folder`; "" where it does not say, None where there is no such folder."""
-    try:
-        told = json.loads((folder / "attack.json").read_text())
-    except OSError:
+    path = folder / "attack.json"
+    if not os.path.lexists(path):
         return None
-    except ValueError:
+    try:
+        told = read_json(path, limit=MAX_BYTES)
+    except DamagedFile:
         return ""
     return str(told.get("identity", "")) if isinstance(told, dict) else ""

@@ -1,12 +1,15 @@
 """What a replay writes down of itself, for scoring and report."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from attacker.replay.attack_facts import read_facts
 from attacker.replay.cases import Plan, entry, row_entry
+from attacker.replay.checkpoints import run_of
 from attacker.replay.identity import Identity
 from fedsim.recording import Manifest, Recording
 from fedsim.recording.files import alone, write_bytes
@@ -30,10 +33,11 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "attack_code": identity.attack_code,
         "run": facts(recording.manifest),
     }
-    with alone(path.with_name(".lock"), wait=True):  # another replay may be at other rounds
-        cases = {case["key"]: case for case in json.loads(path.read_text())["cases"]} if path.exists() else {}
+    below = run_of(path.parent)
+    with alone(path.with_name(".lock"), below=below, wait=True):  # another replay may be at other rounds
+        cases = {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
         cases |= {case["key"]: case for case in told}
-        write_bytes(path, _written(about, [cases[key] for key in sorted(cases)]))
+        write_bytes(path, _written(about, [cases[key] for key in sorted(cases)]), below=below)
 
 
 def _written(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:

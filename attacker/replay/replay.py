@@ -1,5 +1,6 @@
 """Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
 from attacker.replay.cases import Plan, Planned, planned
-from attacker.replay.checkpoints import tidy, unfinished
+from attacker.replay.checkpoints import run_of, tidy, unfinished
 from attacker.replay.executors import process_pool as workers
 from attacker.replay.executors import ray_cluster as cluster
 from attacker.replay.executors.process_pool import worth
@@ -23,6 +24,8 @@ from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome, here, is
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.run_check import check_run
+from fedsim.recording.safe_files import COPY
 from fedsim.recording.selection import complete_names
 
 Oracle = Callable[[Row], Tensor]
@@ -124,6 +127,12 @@ class Replay:
     @cached_property
     def plan(self) -> Plan:
         """The cases that there are, done or not. Raises as `run` does."""
+        recording = self.recording.folder
+        check_run(recording.parent if recording.name == "recording" else recording)
+        for folder in (self.out, self.folder):
+            if folder.is_symlink():
+                raise DamagedFile(folder, f"is a symbolic link, and reconstructions are written there; {COPY}")
+        check_run(self.folder)
         rows, damage = self._rows
         if not any(row.status == "complete" for row in rows):
             if damage:
@@ -174,8 +183,7 @@ class Replay:
         KeyboardInterrupt after the best so far is written.
         """
         plan, pending = self.plan, self._pending()
-        make_private(self.out)
-        make_private(self.folder)
+        make_private(self.folder, below=run_of(self.folder))
         oracles = (*oracles_of(self._attack.needs), *(() if self.spec.null else self._oracles))
         write_facts(self.folder / "attack.json", self.recording, self.identity, plan, oracles=oracles)
         replayed = Replayed(self.folder, failed=_by_row(self._rows[1]), left_out=plan.left_out)
@@ -199,7 +207,7 @@ class Replay:
     def _job(self) -> ReplayJob:
         return ReplayJob(
             recording=str(self.recording.folder.resolve()),
-            folder=str(self.folder.resolve()),
+            folder=os.path.abspath(self.folder),
             attack=self.spec.name,
             arguments=dict(self.spec.arguments),
             null=self.spec.null,

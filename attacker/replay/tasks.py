@@ -1,6 +1,7 @@
 """One task of a replay: some cases, attacked together and written as files. Plain data in and out: it may run anywhere."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,10 +14,10 @@ from attacker.attacks import AttackSpec, Case, Progress
 from attacker.attacks.base import Look, refused
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import trouble
-from attacker.replay.checkpoints import FileMemory, Origin
+from attacker.replay.checkpoints import FileMemory, Origin, run_of
 from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
-from fedsim.recording.files import flush, write_json
+from fedsim.recording.files import flush, remove, write_json
 
 RoundAndClient = tuple[int, str]
 """Round and client of a row."""
@@ -213,8 +214,8 @@ class Bench:
             return
         path = path_of(self.folder, key)
         if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
-            reconstruction.write(path, settle=False)
-        (self.folder / f"{key}.failed.json").unlink(missing_ok=True)
+            reconstruction.write(path, below=run_of(self.folder), settle=False)
+        remove(self.folder / f"{key}.failed.json", below=run_of(self.folder))
         outcome.done[key] = reconstruction.route
 
     def _is_done(self, key: str) -> bool:
@@ -242,7 +243,7 @@ def path_of(folder: Path, key: str) -> Path:
 def is_done(folder: Path, key: str) -> bool:
     """Whether a case has an answer that was not cut off."""
     path = path_of(folder, key)
-    if not path.exists():
+    if not os.path.lexists(path):
         return False
     try:
         return not Reconstruction.read(path).interrupted
@@ -252,7 +253,7 @@ def is_done(folder: Path, key: str) -> bool:
 
 def write_failure(folder: Path, key: str, reason: str) -> None:
     """Say beside the reconstructions why a case has none."""
-    write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason})
+    write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason}, below=run_of(folder))
 
 
 def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:

@@ -1,6 +1,5 @@
 """All that a report shows of a run, read from its folder. Nothing here draws or formats."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.attack_facts import read_facts
 from attacker.report.commands import replay_command, score_command
 from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
 from attacker.report.linked import linked
@@ -22,6 +22,7 @@ from attacker.scoring.counted import superseded
 from attacker.scoring.states import State, count_cases, read_case, state_of
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import read_json_lines
+from fedsim.recording.run_check import check_run
 
 SHOWN = 60
 """Examples of each attack whose pair is shown."""
@@ -39,6 +40,8 @@ def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
     if not (at / "manifest.json").is_file():
         raise ValueError(f"{folder} is not a run: it has no recording/manifest.json")
     asked, folder = folder, run_folder(folder)
+    check_run(folder)
+    check_run(at)
     recording = Recording(at)
     missing: list[Missing] = []
     try:
@@ -84,7 +87,7 @@ def _facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
-            told = dict(json.loads(path.read_text()))
+            told = read_facts(path)
         except ValueError as error:
             missing.append(Missing(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue

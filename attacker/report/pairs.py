@@ -1,7 +1,7 @@
 """Examples as a page shows them: original and reconstruction side by side, as scoring wrote them, or a reconstruction alone."""
 
 import io
-import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,11 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from attacker.scoring.metrics import TABLE_TOLERANCE
-from fedsim.recording import Column, DataSpec
+from fedsim.recording import Column, DamagedFile, DataSpec
+from fedsim.recording.safe_files import parse_json, read_bytes
+
+MAX_BYTES = 64 * 2**20
+"""Size of the largest file of a pair that is read."""
+MAX_PIXELS = 2 * 10**7
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,16 @@ class Pair:
 
 def read_pair(run: Path, file: str, columns: Sequence[Column]) -> Pair:
     """The pair in `file`, relative to `run`: a PNG with the original left, or a table row as JSON."""
-    path = run / file
-    try:
-        if not path.resolve().is_relative_to(run.resolve()):
-            return Pair(problem=f"{file} lies outside the run")
-        return _row(path, columns) if path.suffix == ".json" else _halves(path)
-    except FileNotFoundError:
+    if not {"", ".", ".."}.isdisjoint(file.split("/")):
+        return Pair(problem=f"{file} lies outside the run")
+    if not os.path.lexists(run / file):
         return Pair(problem=f"{file} is missing")
-    except (OSError, ValueError, KeyError, TypeError, UnidentifiedImageError):
+    try:
+        content = read_bytes(run, file, limit=MAX_BYTES)
+        return _row(content, columns) if file.endswith(".json") else _halves(content)
+    except DamagedFile as error:
+        return Pair(problem=f"{file} {error.reason}")
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError):
         return Pair(problem=f"{file} cannot be read")
 
 
@@ -74,8 +81,10 @@ def alone(x: Tensor, data: DataSpec) -> Pair:
     return Pair(reconstruction=_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
 
 
-def _halves(path: Path) -> Pair:
-    with Image.open(path) as image:
+def _halves(content: bytes) -> Pair:
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are more than any pair has")
         middle = image.width // 2
         left = image.crop((0, 0, middle, image.height))
         right = image.crop((middle, 0, image.width, image.height))
@@ -88,8 +97,8 @@ def _picture(image: Image.Image) -> Picture:
     return Picture(buffer.getvalue(), image.width, image.height)
 
 
-def _row(path: Path, columns: Sequence[Column]) -> Pair:
-    content = json.loads(path.read_text())
+def _row(text: bytes, columns: Sequence[Column]) -> Pair:
+    content = parse_json(text)
     names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
     if not len(names) == len(original) == len(found):
         raise ValueError(f"{len(names)} columns, {len(original)} and {len(found)} values")

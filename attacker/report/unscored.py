@@ -1,6 +1,6 @@
 """Reconstructions that nothing was compared with: of a recording without truth, or not scored yet."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch
 from attacker.reconstruction import Reconstruction
 from attacker.report.linked import rounds_of
 from attacker.report.pairs import Pair, alone
+from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
 Record = dict[str, Any]
@@ -83,11 +84,8 @@ def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, nu
 
 
 def _failure(path: Path) -> list[str]:
-    """Why a case failed, where it did and that can be read."""
-    try:
-        return [str(json.loads(path.read_text())["reason"])]
-    except (OSError, ValueError, KeyError):
-        return []
+    """Why a case failed, where it did."""
+    return [read_reason(path)] if os.path.lexists(path) else []
 
 
 def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:

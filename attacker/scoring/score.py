@@ -1,11 +1,13 @@
 """Where truth meets reconstruction, and nowhere else: one row for each true example."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
+from attacker.replay.attack_facts import read_facts
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.counted import superseded
 from attacker.scoring.environment import environment
@@ -25,7 +28,9 @@ from attacker.scoring.paired import SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, unable
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
-from fedsim.recording.files import alone, append_json_lines, json_lines, make_private, write_bytes
+from fedsim.recording.files import MAX_LINES, alone, append_json_lines, json_lines, make_private, write_bytes
+from fedsim.recording.run_check import check_run
+from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 from fedsim.truth import TruthReader, Used
 
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
@@ -62,6 +67,7 @@ class Scorer:
         lpips_weights: Path | None = None,
     ) -> None:
         self.run = run
+        check_run(run)
         self.untold: dict[str, list[str]] = {}
         self.superseded: dict[str, dict[str, str]] = {}
         self._lpips = lpips_net, lpips_weights
@@ -94,13 +100,11 @@ class Scorer:
         Cases without truth are left out and kept in `untold`. Raises NoTruth, and changes no scores, where that is all of them,
         and ValueError, naming the file, where what replay wrote down of the attack cannot be read.
         """
-        try:
-            facts = json.loads((folder / "attack.json").read_text())
-        except ValueError as error:
-            raise ValueError(f"{folder / 'attack.json'}: {error}; replay the attack again") from None
-        if wrong := [case["key"] for case in facts["cases"] if Path(case["key"]).name != case["key"]]:
-            raise ValueError(f"{folder / 'attack.json'}: case {wrong[0]!r} cannot name a file; replay the attack again")
-        pairs = make_private(make_private(self.run / "pairs") / folder.name)
+        check_run(folder)
+        facts = read_facts(folder / "attack.json")
+        if missing := [key for key in ("name", *OF_THE_RUN) if key not in facts["run"]]:
+            raise DamagedFile(folder / "attack.json", f"says no {missing[0]} of its run; replay the attack again")
+        pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[Row] = []
         untold: dict[str, NoTruth] = {}
         others = superseded(folder, facts["cases"])
@@ -119,7 +123,7 @@ class Scorer:
         if untold and not rows:
             raise next(iter(untold.values()))
         path = self.run / "scores.jsonl"
-        with alone(pairs.parent / ".lock", wait=True):  # another attack may be scored at the same time
+        with alone(pairs.parent / ".lock", below=self.run, wait=True):  # another attack may be scored at the same time
             replace_rows(path, rows, folder.name, only)
         return rows
 
@@ -222,13 +226,14 @@ class Scorer:
         if self.data.spec.is_image:
             path = path.with_name(path.name + ".png")
             pixels = (torch.cat([truth, x], dim=2) * 255).round().to(torch.uint8).numpy()
-            image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
-            image.save(path)
+            image, content = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), BytesIO()
+            image.save(content, format="PNG")
+            write_bytes(path, content.getvalue(), below=self.run, settle=False)
         else:
             path = path.with_name(path.name + ".json")
             columns = [column.name for column in self.data.spec.columns]
-            path.write_text(json.dumps({"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}))
-        path.chmod(0o600)
+            told = {"columns": columns, "original": truth.tolist(), "reconstruction": x.tolist()}
+            write_bytes(path, json.dumps(told).encode(), below=self.run, settle=False)
         return str(path.relative_to(self.run))
 
 
@@ -255,12 +260,15 @@ def replace_rows(path: Path, rows: Sequence[Row], source: str, only: Container[s
         if mark not in line:
             return False
         found = CASE.search(line)
-        if only is not None and found is not None and found[1].decode() not in only:
+        if only is not None and found is not None and found[1].decode(errors="replace") not in only:
             return False
-        row = json.loads(line)
-        return bool(row.get("source") == source and (only is None or row.get("case") in only))
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete the file and score again") from None
+        return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
-    content = path.read_bytes() if path.exists() else b""
+    content = read_bytes(path.parent, path.name, limit=MAX_LINES) if os.path.lexists(path) else b""
     lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
     kept = [line for line in lines if not stale(line)]
     if len(kept) < len(lines):

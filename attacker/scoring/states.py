@@ -1,12 +1,13 @@
 """What became of each case: shares and means are of finished cases only."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from attacker.reconstruction import Reconstruction
+from fedsim.recording.safe_files import DamagedFile, read_json
 
 State = Literal["done", "failed", "interrupted", "waiting"]
 """done: the attack came to its end and has a reconstruction. failed: it gave up with a reason, or its file cannot be read.
@@ -42,23 +43,25 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str
     A case that was cut off, and failed when it was attacked again, has failed.
     """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
-    if not path.exists():
-        return (None, "failed", _reason(failed)) if failed.exists() else (None, "waiting", WAITS)
+    if not os.path.lexists(path):
+        return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", WAITS)
     try:
         found = Reconstruction.read(path)
     except ValueError as error:
         return None, "failed", str(error)
-    if found.interrupted and failed.exists():
-        return None, "failed", _reason(failed)
+    if found.interrupted and os.path.lexists(failed):
+        return None, "failed", read_reason(failed)
     return found, "interrupted" if found.interrupted else "done", ""
 
 
-def _reason(failed: Path) -> str:
+def read_reason(failed: Path) -> str:
     """Why a case failed, as replay wrote it down."""
     try:
-        return str(json.loads(failed.read_text())["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{failed}: cannot be read"
+        return str(read_json(failed)["reason"])
+    except DamagedFile as error:
+        return str(error)
+    except (KeyError, TypeError):
+        return f"{failed}: says no reason; replay the attack again"
 
 
 def finished(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

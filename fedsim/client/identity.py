@@ -1,7 +1,7 @@
 """Who a client is: a pseudonym that it sends, and a secret that never leaves it."""
 
 import hashlib
-import json
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.recording.files import make_private, write_json
+from fedsim.recording.safe_files import read_json
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIde
     """
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"
-    if path.exists():
-        return ClientIdentity(**json.loads(path.read_text()))
+    if os.path.lexists(path):
+        return ClientIdentity(**read_json(path))
     identity = draw() if seed is None else _seeded(f"client/{seed}/{partition}")
     write_json(path, {"pseudonym": identity.pseudonym, "secret": identity.secret})
     return identity

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from safetensors import safe_open
 
 from fedsim.flower import records
-from fedsim.recording.files import write_tensors
+from fedsim.recording.files import remove, write_tensors
+from fedsim.recording.safe_files import opened_tensors, parse_json
+from fedsim.recording.tensor_files import MAX_BYTES
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -38,8 +39,8 @@ def recall(folder: Path, *, before: int) -> RecordDict:
     earlier = [number for number in _kept(folder) if number < before]
     if not earlier:
         return RecordDict()
-    with safe_open(_path(folder, max(earlier)), framework="pt") as file:
-        facts = json.loads(file.metadata()["facts"])
+    with opened_tensors(_path(folder, max(earlier)), limit=MAX_BYTES) as file:
+        facts = parse_json(file.metadata()["facts"], finite=False)
         arrays = {
             key: records.to_arrays({name: file.get_tensor(f"{key}/{name}") for name in names})
             for key, names in facts["arrays"].items()
@@ -59,7 +60,7 @@ def keep(folder: Path, round: int, state: RecordDict) -> None:
     last = max((number for number in kept if number < round), default=0)
     for number in kept:
         if number > round or number < last:
-            _path(folder, number).unlink()
+            remove(_path(folder, number))
 
 
 def _kept(folder: Path) -> list[int]:

@@ -19,7 +19,7 @@ from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, Named, told
 from fedsim.recording.codec import Payload, encode
-from fedsim.recording.manifest import Manifest
+from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.writer import Recorder, Reply
 
@@ -94,7 +94,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     if all(torch.equal(sent[name], returned[name]) for name in weights):
         raise ValueError(f"{before} and {after} hold the same weights: there is no update; give what was sent and what came back")
     manifest = Manifest(
-        name=out.name,
+        name=make_name(out.name),
         model=spec,
         data=settings.data,
         training=settings.training,

@@ -11,16 +11,11 @@ from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.index import INDEX, ask, path_of
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED, SUM
+from fedsim.recording.run_check import OF_A_RECORDING, OF_A_RUN, find_foreign
 from fedsim.recording.safe_files import UNPRINTABLE, read_bytes
 from fedsim.truth import TruthReader
 
 MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording"
-OF_A_RECORDING = {MANIFEST, INDEX, f"{INDEX}-journal", "rounds"}
-OF_A_RUN = {
-    *(EXPERIMENT, RECORDING, "metrics.jsonl", "state", "clients", "truth"),
-    *("reconstructions", "scores.jsonl", "pairs", "report.html"),
-}
-"""All that fedsim and attacker write into a run, beside files that a crash left half written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +70,16 @@ def verify(folder: Path) -> Verified:
     at = folder if os.path.lexists(folder / MANIFEST) else folder / RECORDING
     if not os.path.lexists(at / MANIFEST):
         raise ValueError(f"{folder} is neither a run nor a recording: it has no {MANIFEST} and no {RECORDING}/{MANIFEST}")
+    damage = _Damage(folder)
+    for foreign in find_foreign(folder):
+        damage.add(foreign)
+    if damage.found:  # what is no file of a recorder's may be anything: nothing is read
+        return Verified(folder=str(folder), damaged=tuple(damage.found.items()))
     try:
         recording = Recording(at)
     except ValueError as error:
         reason = str(error).removeprefix(f"{at / MANIFEST}: ")
         return Verified(folder=str(folder), damaged=((_named(at / MANIFEST, folder), reason),))
-    damage = _Damage(folder)
     rows, rounds = _indexed(recording, damage)
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
@@ -137,7 +136,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
     try:
         reader = TruthReader(truth)
     except ValueError as error:
-        damage.add(DamagedFile(truth / "dataset.json", str(error)))
+        damage.add(error if isinstance(error, DamagedFile) else DamagedFile(truth / "dataset.json", str(error)))
         return
     for row in rows:
         path = truth / f"{row.client}.jsonl"

@@ -91,7 +91,9 @@ def shown(folder: Path) -> dict[str, Any]:
     from fedsim.recording import Recording
     from fedsim.recording.files import read_json_lines
     from fedsim.recording.masked_vectors import SUM
+    from fedsim.recording.run_check import check_run
 
+    check_run(folder)
     recording = Recording(folder / "recording")
     m, counts = recording.manifest, recording.counts()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl")}

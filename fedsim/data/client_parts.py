@@ -144,6 +144,6 @@ def _none(spec: DataSpec) -> Examples:
 
 def _write(folder: Path, facts: dict[str, Any], examples: Examples) -> None:
     make_private(folder)
-    with replacing(folder / EXAMPLES) as beside, beside.open("wb") as file:
+    with replacing(folder / EXAMPLES) as file:
         np.savez(file, values=examples.values, labels=examples.labels.astype(np.int64))
     write_json(folder / FACTS, facts)

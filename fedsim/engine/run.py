@@ -1,6 +1,5 @@
 """An experiment, where it runs and where its parties keep what is theirs."""
 
-import json
 import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,9 +24,11 @@ from fedsim.data import partition
 from fedsim.data.public_pool import public_images
 from fedsim.engine.locations import EVERYWHERE, Places
 from fedsim.recording.files import make_private, read_json_lines, write_bytes, write_json
-from fedsim.recording.manifest import Manifest
+from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED
 from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.run_check import check_run
+from fedsim.recording.safe_files import read_json
 from fedsim.recording.selection import Wanted
 from fedsim.server.checkpoint import rounds_done
 from fedsim.strategies import names as strategies
@@ -139,6 +140,7 @@ class FederationRun:
         """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
         if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
             return False
+        check_run(self.out)
         path = self.out / "experiment.toml"
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
@@ -192,11 +194,11 @@ class FederationRun:
         """Make the run's folder, with the resolved experiment. Raises ValueError where something is there already."""
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
-        make_private(self.out)
+        check_run(make_private(self.out))
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
         if self.places.public is None and not self._simulation.exists():  # else the clients are elsewhere
-            make_private(self._simulation.parent)
-            write_json(self._simulation, {"client_seed": self.client_seed})
+            make_private(self._simulation.parent, below=self.out)
+            write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 
     def settled(self) -> "FederationRun":
         """This run with the clients' seed that it began with, so that whoever resumes it need not repeat that.
@@ -205,7 +207,7 @@ class FederationRun:
         """
         if not self._simulation.exists():
             return self
-        began: int | None = json.loads(self._simulation.read_text())["client_seed"]
+        began: int | None = read_json(self._simulation)["client_seed"]
         if self.client_seed not in (None, began):
             raise ValueError(f"--client-seed {self.client_seed}: {self.out} began with {began}; leave it out to resume")
         return replace(self, client_seed=began)
@@ -217,7 +219,7 @@ class FederationRun:
     def manifest(self, spec: DataSpec) -> Manifest:
         e, agreement = self.experiment, self.experiment.agreement()
         return Manifest(
-            name=self.out.name,
+            name=make_name(self.out.name),
             model=self.model(),
             data=spec,
             training=e.training,

@@ -1,16 +1,23 @@
-"""Files that are either there as a whole or not at all, readable by their owner only."""
+"""Files that are either there as a whole or not at all, readable by their owner only.
+
+A function that writes takes `below`: the folder below which no link is followed, by default the one that the file lies in. For
+what is written into a run, that is the run's folder.
+"""
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+
+from fedsim.recording.safe_files import DamagedFile, open_to_write, opened, opened_folder, parse_json
 
 DTYPES = {
     torch.float64: "F64",
@@ -30,10 +37,14 @@ DTYPES = {
 """Types of a tensor that can be written, and their names in the safetensors format."""
 LARGE = 1_000_000
 """Files of so many bytes are let go from memory once they are on disk: fresh pages for each update cost more than writing it."""
+MAX_LINES = 2 * 2**30
+"""Bytes of the largest file of JSON lines that is read."""
+MAX_LINE = 2**24
+"""Bytes of its longest line."""
 
 
 @contextmanager
-def alone(path: Path, *, wait: bool = False) -> Iterator[None]:
+def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path`, which lies in a folder of the work that it protects.
 
     Where another process holds it, that one's end is waited for, or, without `wait`, ValueError raised. On systems without such
@@ -44,60 +55,80 @@ def alone(path: Path, *, wait: bool = False) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with path.open("a") as file:
-        path.chmod(0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            raise ValueError(f"{path.parent.parent}: another process is at work there; wait for it, or stop it") from None
+    with opened_folder(path.parent, below=below) as folder:
+        descriptor = open_to_write(path.name, folder, os.O_RDWR, path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        raise ValueError(f"{path.parent.parent}: another process is at work there; wait for it, or stop it") from None
+    try:
         yield
-
-
-def make_private(folder: Path) -> Path:
-    """Create `folder`, closed to everyone but its owner; one that is there already stays as its owner wants it."""
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-@contextmanager
-def replacing(path: Path, *, settle: bool = True) -> Iterator[Path]:
-    """A path to write beside `path`; flushed and renamed to it when the block ends well, removed otherwise.
-
-    settle: flush the new name as well; who writes many files into one folder calls `flush(folder)` once after them.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield beside
-        os.chmod(beside, 0o600)
-        flush(beside)
-        os.replace(beside, path)
-        if settle:
-            flush(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk and not only on its way there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        if os.fstat(descriptor).st_size > LARGE and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` at once."""
-    with replacing(path) as beside:
-        beside.write_bytes(content)
+def make_private(folder: Path, *, below: Path | None = None) -> Path:
+    """Create `folder`, closed to everyone but its owner; one that is there already stays as its owner wants it."""
+    with opened_folder(folder, below=below, make=True):
+        return folder
 
 
-def write_json(path: Path, value: Any) -> None:
+@contextmanager
+def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
+    """A file to write beside `path`; flushed and renamed to it when the block ends well, removed otherwise.
+
+    settle: flush the new name as well; who writes many files into one folder calls `flush(folder)` once after them.
+    """
+    beside = f".{path.name}.{os.getpid()}.partial"
+    with opened_folder(path.parent, below=below) as folder:
+        with suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
+        descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                os.fchmod(descriptor, 0o600)  # whatever the umask says
+                yield file
+                file.flush()
+                _settle(descriptor)
+            os.replace(beside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if settle:
+                os.fsync(folder)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(beside, dir_fd=folder)
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk and not only on its way there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _settle(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _settle(descriptor: int) -> None:
+    os.fsync(descriptor)
+    if os.fstat(descriptor).st_size > LARGE and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remove(path: Path, *, below: Path | None = None) -> None:
+    """Delete a file, where it is there. A link is deleted, and what it leads to is not."""
+    with suppress(FileNotFoundError), opened_folder(path.parent, below=below) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def write_bytes(path: Path, content: bytes, *, below: Path | None = None, settle: bool = True) -> None:
+    """Write `content` to `path` at once. below, settle: see `replacing`."""
+    with replacing(path, below=below, settle=settle) as file:
+        file.write(content)
+
+
+def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
     """Write `value` as indented JSON to `path` at once."""
-    write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
+    write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", below=below)
 
 
 def json_lines(*values: Any) -> bytes:
@@ -105,18 +136,27 @@ def json_lines(*values: Any) -> bytes:
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
-def append_json_lines(path: Path, *values: Any) -> None:
+def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
     """Add a JSON line for each value to `path` at once, and flush it; a last line that was cut off by a crash gives way."""
-    new = not path.exists()
-    with path.open("ab+") as file:
-        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+    with opened_folder(path.parent, below=below) as folder:
+        descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
+    with os.fdopen(descriptor, "ab+") as file:
+        if (size := file.seek(0, os.SEEK_END)) == 0:
+            os.fchmod(descriptor, 0o600)  # whatever the umask says
+        elif (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.truncate(_last_break(file, size))
         file.write(json_lines(*values))
         file.flush()
-        os.fsync(file.fileno())
-    if new:
-        path.chmod(0o600)
+        os.fsync(descriptor)
+
+
+def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
+    """Where the last line begins, searched from the end: earlier lines may be many."""
+    for start in range(size - size % step, -1, -step):
+        file.seek(start)
+        if (at := file.read(min(step, size - start)).rfind(b"\n")) >= 0:
+            return start + at + 1
+    return 0
 
 
 def replace_json_lines(path: Path, *values: Any) -> None:
@@ -125,15 +165,37 @@ def replace_json_lines(path: Path, *values: Any) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file that `append_json_lines` wrote; a last line that was cut off by a crash is left out."""
-    if not path.exists():
+    """Read the rows of a file that `append_json_lines` wrote; a last line that was cut off by a crash is left out.
+
+    Raises DamagedFile, naming the file and the line, where one is no JSON object.
+    """
+    if not os.path.lexists(path):
         return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    rows: list[dict[str, Any]] = []
+    with opened(path.parent, path.name, limit=MAX_LINES) as file:
+        lines = BufferedReader(file)
+        while (line := lines.readline(MAX_LINE + 1)).endswith(b"\n"):
+            if line == b"\n":
+                continue
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                raise DamagedFile(path, f"row {len(rows) + 1} cannot be read: {error}") from None
+            if not isinstance(row, dict):
+                raise DamagedFile(path, f"row {len(rows) + 1} is no JSON object")
+            rows.append(row)
+        if len(line) > MAX_LINE:
+            raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE} bytes")
+    return rows
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, settle: bool = True
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    below: Path | None = None,
+    settle: bool = True,
 ) -> str:
     """Write tensors by name to `path` at once, in the safetensors format; the SHA-256 of the file, in hexadecimal.
 
@@ -141,7 +203,7 @@ def write_tensors(
     Raises ValueError for a type that the format does not know.
     """
     digest = hashlib.sha256()
-    with replacing(path, settle=settle) as beside, beside.open("wb") as file, ThreadPoolExecutor(1) as other:
+    with replacing(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
         for part in _safetensors(tensors, metadata or {}):
             if len(part) < LARGE:
                 digest.update(part)

@@ -1,6 +1,5 @@
 """Reads the index of a recording that may come from anywhere: SQLite runs nothing out of it, and every value is checked."""
 
-import json
 import os
 import re
 import sqlite3
@@ -191,8 +190,8 @@ def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, floa
     if text == "{}":
         return {}
     try:
-        metrics = json.loads(text)
-    except (ValueError, RecursionError):
+        metrics = parse_json(text, finite=False)
+    except ValueError:
         metrics = None
     if type(metrics) is not dict:
         raise _bad(folder, values, "metrics", text)

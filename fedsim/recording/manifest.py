@@ -1,5 +1,6 @@
 """The public facts of a recording: one JSON file that says how to read the rest."""
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -23,6 +24,13 @@ MAX_VALUES = 10**8
 """Values of the largest example."""
 MAX_CLASSES = 10**7
 MAX_NUMBER = 2**53
+NAME = re.compile(r"[\w .,:()+=@-]{1,200}")
+"""Names of runs: they end up in rows, files and command lines."""
+CREATED = re.compile(r"[0-9T:.Z+-]{1,40}")
+WORD = re.compile(r"[\w.+-]{1,200}")
+"""Names and versions of software."""
+REFERENCE = re.compile(r"[\w.:-]{1,200}")
+"""Names of models, and `module:function`."""
 
 T = TypeVar("T")
 
@@ -49,6 +57,13 @@ class Manifest:
     software: Mapping[str, str]
 
     def __post_init__(self) -> None:
+        check_name(self.name)
+        if not REFERENCE.fullmatch(self.model.name):
+            raise ValueError(f"{shorten(self.model.name)} is no name of a model: give letters, digits and _ . : - only")
+        if wrong := [text for pair in self.software.items() for text in pair if not WORD.fullmatch(text)]:
+            raise ValueError(f"{shorten(wrong[0])} is neither name nor version of software")
+        if self.created and not CREATED.fullmatch(self.created):
+            raise ValueError(f"{shorten(self.created)} is no time of creation: give it as 2026-01-31T12:00:00Z")
         GradientSpec.parse(self.gradient)
         InputsSpec.parse(self.inputs)
 
@@ -82,6 +97,17 @@ class Manifest:
             raise ValueError(f"{path}: nested beyond any reason") from None
         except (ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError where a run must not be called `name`."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{shorten(name)} is no name of a run: give letters, digits, spaces and . , : ( ) + = @ - _ only")
+
+
+def make_name(text: str) -> str:
+    """Return `text`, such as the name of a folder, as a name that a run may have."""
+    return re.sub(r"[^\w .,:()+=@-]", "_", text)[:200] or "run"
 
 
 def _from_json(cls: type[T], raw: Any) -> T:

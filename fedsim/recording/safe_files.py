@@ -1,4 +1,7 @@
-"""Opens files of a recording that may come from anywhere: no links, no devices, nothing of absurd size."""
+"""Access to files of a run that may come from anywhere: no links, no devices, nothing of absurd size.
+
+Folders are opened one by one through descriptors, so that nobody can exchange one for a link between a check and its use.
+"""
 
 import errno
 import json
@@ -6,10 +9,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
+
+from safetensors import safe_open
 
 SPARSE_BYTES = 1 << 20
 """Files of fewer bytes may be as hollow as they like."""
@@ -17,6 +22,10 @@ HOLLOW = 64
 """How many times larger than its space on disk a file may be; a compressing file system does not get there with weights."""
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What no name in a recording holds: it could forge lines, or steer the terminal that shows it."""
+MAX_JSON = 64 * 2**20
+"""Bytes of the largest JSON document that is read where no other limit is given."""
+COPY = "copy the run without its links, with cp -rL, if you trust what they lead to"
+"""The mend for links of both kinds."""
 
 
 class DamagedFile(ValueError):
@@ -38,18 +47,14 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open the regular file `name`, with '/' between folders, below `folder` for reading.
 
     No link is followed below `folder`, which itself may be reached through one, and no '..' out of it.
-    Raises DamagedFile where there is no such file, where it has more than `limit` bytes, or consists of holes.
+    Raises DamagedFile where there is no such file, where it has more than `limit` bytes, other names, or consists of holes.
     """
     path = folder / name
     try:
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise ValueError("is no plain path below its folder")
-        with ExitStack() as stack:
-            at = _descriptor(stack, folder, os.O_DIRECTORY)
-            *outer, last = name.split("/")
-            for part in outer:
-                at = _descriptor(stack, part, os.O_DIRECTORY | os.O_NOFOLLOW, at)
-            descriptor = _descriptor(stack, last, os.O_NOFOLLOW | os.O_NONBLOCK, at)
+        with opened_folder(path.parent, below=folder) as at, ExitStack() as stack:
+            descriptor = _descriptor(stack, path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at)
             _check(descriptor, limit)
             yield FileIO(descriptor, closefd=False)
     except OSError as error:
@@ -58,6 +63,61 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
         raise
     except ValueError as error:
         raise DamagedFile(path, str(error)) from None
+
+
+@contextmanager
+def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
+    """Open `folder` as a descriptor, for functions that take `dir_fd`.
+
+    below: the folder below which no link is followed; it may be reached through one itself. By default `folder`.
+    make:  create folders that are missing, closed to everyone but their owner.
+    Raises DamagedFile where a link, or anything else that is no folder, is in the way, and OSError as `os.open` does.
+    """
+    below = folder if below is None else below
+    inner = _below(folder, below)
+    if make and not below.exists():
+        below.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        at, path = _descriptor(stack, below, os.O_RDONLY | os.O_DIRECTORY), below
+        for part in inner:
+            path /= part
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=at)
+            try:
+                at = _descriptor(stack, part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise DamagedFile(path, _words(error)) from None
+        yield at
+
+
+def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
+    """Open the regular file `name` in the folder with descriptor `at` for writing, and create it where it is not there.
+
+    path: of the file, for messages. Raises DamagedFile for a link, for a file with another name, and for what is no file.
+    """
+    try:
+        descriptor = os.open(name, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600, dir_fd=at)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise DamagedFile(path, "is no regular file" if error.errno != errno.ELOOP else _words(error)) from None
+    try:
+        check_status(os.fstat(descriptor))
+    except ValueError as error:
+        os.close(descriptor)
+        raise DamagedFile(path, str(error)) from None
+    return descriptor
+
+
+def check_status(status: os.stat_result) -> None:
+    """Raises ValueError where a file is not regular, or has a second name, which may lie anywhere."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("is no regular file")
+    if status.st_nlink > 1:
+        raise ValueError(f"is a hard link to a file with {status.st_nlink} names, of which others may lie elsewhere; {COPY}")
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
@@ -69,6 +129,23 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
         return content
 
 
+def read_json(path: Path, *, limit: int = MAX_JSON) -> Any:
+    """Read a file of plain JSON. Raises DamagedFile, naming the file, as `opened` and `parse_json` do."""
+    try:
+        return parse_json(read_bytes(path.parent, path.name, limit=limit))
+    except DamagedFile:
+        raise
+    except ValueError as error:
+        raise DamagedFile(path, str(error)) from None
+
+
+@contextmanager
+def opened_tensors(path: Path, *, limit: int) -> Iterator[Any]:
+    """Open a safetensors file with `safetensors.safe_open`. Raises DamagedFile, naming the file, where it is none."""
+    with opened(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
+        yield tensors
+
+
 def read_exactly(file: FileIO, into: memoryview) -> None:
     """Fill `into`. Raises ValueError where the file ends before."""
     while into:
@@ -78,12 +155,17 @@ def read_exactly(file: FileIO, into: memoryview) -> None:
         into = into[done:]
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Plain JSON. Raises ValueError for anything else: a key given twice, NaN, an infinity, or absurd nesting."""
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """Parse plain JSON. Raises ValueError for anything else: a key given twice, absurd nesting, NaN or an infinity.
+
+    finite: False accepts NaN and infinities, as Python writes them.
+    """
     try:
+        if not finite:
+            return json.loads(text, object_pairs_hook=_distinct)
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
-        raise ValueError("nested beyond any reason") from None
+        raise ValueError("its JSON is nested too deeply; no file of a run has more than a few levels") from None
 
 
 def shorten(value: object, length: int = 80) -> str:
@@ -92,16 +174,23 @@ def shorten(value: object, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
+def _below(folder: Path, below: Path) -> tuple[str, ...]:
+    """The names of the folders that lead from `below` to `folder`."""
+    inner = PurePath(folder).relative_to(below).parts
+    if ".." in inner:
+        raise ValueError(f"{folder} is no plain path below {below}")
+    return inner
+
+
 def _descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | None = None) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=at)
+    descriptor = os.open(path, os.O_CLOEXEC | flags, dir_fd=at)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
 def _check(descriptor: int, limit: int) -> None:
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("is no regular file")
+    check_status(status)
     if status.st_size > limit:
         raise ValueError(f"has {status.st_size} bytes, and at most {limit} are read")
     stored = 512 * status.st_blocks
@@ -119,9 +208,9 @@ def _has_holes(descriptor: int, size: int) -> bool:
 def _words(error: OSError) -> str:
     match error.errno:
         case errno.ELOOP:
-            return "is a symbolic link, which is not followed"
+            return f"is a symbolic link, which is not followed; {COPY}"
         case errno.ENOTDIR:
-            return "does not lie in folders of its own; symbolic links are not followed"
+            return f"is no folder, or a symbolic link, which is not followed; {COPY}"
     return error.strerror or str(error)
 
 

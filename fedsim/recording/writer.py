@@ -17,6 +17,7 @@ from fedsim.recording.codec import Payload
 from fedsim.recording.files import flush, make_private, write_tensors
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.run_check import check_run
 
 SCHEMA = """
 BEGIN;
@@ -79,6 +80,7 @@ class Recorder:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = make_private(folder)
+        check_run(folder)
         if not (folder / "manifest.json").exists():
             manifest.write(folder / "manifest.json")
         _make_index(folder / "index.sqlite")
@@ -88,7 +90,7 @@ class Recorder:
         """Write down what a round starts from."""
         self._pending = {"rounds": [], "observations": []}
         path = self._round_folder(round) / "global.safetensors"
-        sha256 = write_tensors(path, _together(weights, buffers or {}), settle=False)
+        sha256 = write_tensors(path, _together(weights, buffers or {}), below=self.folder, settle=False)
         self._pending["rounds"].append((self._relative(path), sha256, time.time()))
 
     def received(self, round: int, reply: Reply) -> None:
@@ -100,7 +102,7 @@ class Recorder:
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._round_folder(round) / f"{reply.client}.safetensors"
-            sha256 = write_tensors(path, _together(reply.payload.tensors, reply.buffers), settle=False)
+            sha256 = write_tensors(path, _together(reply.payload.tensors, reply.buffers), below=self.folder, settle=False)
             file, codec = self._relative(path), reply.payload.codec
         self._pending["observations"].append(
             (
@@ -155,7 +157,7 @@ class Recorder:
         return path.relative_to(self.folder).as_posix()
 
     def _round_folder(self, round: int) -> Path:
-        return make_private(make_private(self.folder / "rounds") / f"{round:05d}")
+        return make_private(self.folder / "rounds" / f"{round:05d}", below=self.folder)
 
 
 def _printable(text: str) -> str:

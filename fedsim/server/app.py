@@ -22,6 +22,7 @@ from fedsim.flower import records
 from fedsim.recording.disk_space import check_room, explain_full_disk, is_full_disk
 from fedsim.recording.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
 from fedsim.recording.manifest import Manifest
+from fedsim.recording.run_check import check_run
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
 from fedsim.secagg.grid import SecureGrid
@@ -71,7 +72,9 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = settings_of(context)
-        with explain_full_disk(settings.folder), alone(make_private(settings.folder / "state") / "lock"):
+        check_run(make_private(settings.folder))
+        state = make_private(settings.folder / "state", below=settings.folder)
+        with explain_full_disk(settings.folder), alone(state / "lock", below=settings.folder):
             FederationServer(grid, settings).run()
 
     return app

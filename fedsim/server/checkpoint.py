@@ -1,6 +1,7 @@
 """The server's state between two rounds: what makes a federation that was killed go on as if nothing had happened."""
 
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import make_private, write_tensors
+from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json
+from fedsim.recording.tensor_files import MAX_BYTES
 
 FILE = "server.safetensors"
 
@@ -69,30 +72,35 @@ class ServerCheckpoint:
     def read(cls, folder: Path) -> "ServerCheckpoint | None":
         """The checkpoint in `folder`; None where there is none. Raises ValueError, naming the file, for anything else."""
         path = folder / FILE
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                facts = json.loads(file.metadata()["facts"])
+            with opened_tensors(path, limit=MAX_BYTES) as file:
+                facts = parse_json(file.metadata()["facts"], finite=False)
                 arrays = {name: file.get_tensor(f"arrays/{name}") for name in facts["arrays"]}
                 tensors = {name: file.get_tensor(f"memory/{name}") for name in facts["tensors"]}
             memory = StrategyMemory(values=facts["values"], tensors=tensors, unsaved=tuple(facts["unsaved"]))
             given = {key: facts[key] for key in ("round", "attempt", "generators", "pseudonyms")}
             return cls(arrays=arrays, memory=memory, **given)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a checkpoint: {error}") from None
+            raise _not_a_checkpoint(path, error) from None
 
 
 def rounds_done(folder: Path) -> int | None:
     """How many rounds are committed in `folder`; None where the run never began. Reads no tensor."""
     path = folder / FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            return int(json.loads(file.metadata()["facts"])["round"])
+        with opened_tensors(path, limit=MAX_BYTES) as file:
+            return int(parse_json(file.metadata()["facts"], finite=False)["round"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not a checkpoint: {error}") from None
+        raise _not_a_checkpoint(path, error) from None
+
+
+def _not_a_checkpoint(path: Path, error: Exception) -> ValueError:
+    reason = error.reason if isinstance(error, DamagedFile) else str(error)
+    return ValueError(f"{path}: not a checkpoint: {reason}; delete the run and start again")
 
 
 def generators() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from attacker.replay.checkpoints import run_of
 from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
@@ -134,7 +135,7 @@ class _Cluster:
             return
         outcome, files = result
         for name, content in files.items():
-            write_bytes(Path(self.job.folder) / Path(name).name, content)
+            write_bytes(Path(self.job.folder) / Path(name).name, content, below=run_of(Path(self.job.folder)))
         yield number, TaskOutcome(**outcome)
 
 

@@ -88,7 +88,7 @@ def _pair(run: Path, file: str, data: DataSpec) -> Pair:
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)
         if data.is_image:
-            with Image.open(io.BytesIO(content)) as image:
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
                 height, width = data.shape[1:]
                 if image.format != "PNG" or image.size != (2 * width, height):
                     raise NoImage(f"{file} is no picture of {2 * width} by {height} pixels")

@@ -142,8 +142,8 @@ def test_a_folder_that_is_there_stays_as_its_owner_wants_it(tmp_path: Path) -> N
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_bytes(path, b"old")
-    with pytest.raises(RuntimeError, match="power"), files.replacing(path) as beside:  # noqa: PT012 - the state within counts
-        beside.write_bytes(b"half of the n")
+    with pytest.raises(RuntimeError, match="power"), files.replacing(path) as file:  # noqa: PT012 - the state within counts
+        file.write(b"half of the n")
         assert path.read_bytes() == b"old"
         raise RuntimeError("power cut")
     assert path.read_bytes() == b"old"

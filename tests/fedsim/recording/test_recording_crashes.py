@@ -38,12 +38,12 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(
         recorder.commit(4, ("anna", "bert"))
 
     def cut(function: Callable[..., None]) -> Callable[..., None]:
-        def counted(*args: object) -> None:
+        def counted(*args: object, **kwargs: object) -> None:
             nonlocal done
             done += 1
             if done == at:
                 raise PowerCut
-            function(*args)
+            function(*args, **kwargs)
 
         return counted
 

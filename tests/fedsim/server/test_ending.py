@@ -104,17 +104,17 @@ def test_the_folders_of_a_deployment_are_emptied_and_stay(
     federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Doing as it says there, the next run is recorded where the attacker looks."""
-    run, seen = tmp_path / "run", tmp_path / "attacks" / "recording"
-    run.mkdir()
+    run, seen = tmp_path / "server" / "run", tmp_path / "attacks" / "run" / "recording"
+    run.mkdir(parents=True)
     seen.mkdir(parents=True)
-    (run / "recording").symlink_to(seen)
+    (run / "recording").symlink_to("../../attacks/run/recording")
     with monkeypatch.context() as patched:
         unplug(patched)
         with pytest.raises(EngineError, match=f"then delete all in {seen}, and all in {run} but the link to it, and run again"):
-            federate(rounds=1)
+            federate("server/run", rounds=1)
     for path in (*seen.iterdir(), *run.iterdir()):
         if path.is_symlink():
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    federate(rounds=1)
+    federate("server/run", rounds=1)
     assert [row.status for row in Recording(seen).rows()] == ["complete"] * 3

@@ -1,0 +1,121 @@
+"""Reads `attack.json`, which a replay wrote, and which may come from anywhere.
+
+Its texts end up in score rows, and its keys in the names of files.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.recording.manifest import check_name
+from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, read_json, shorten
+from fedsim.recording.writer import is_plain
+
+MAX_BYTES = 512 * 2**20
+"""Size of the largest file that is read: some million cases."""
+MAX_TEXT = 10_000
+MAX_COUNT = 2**53
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+"""Names of cases, and of the folders of attacks: they name files."""
+STATUSES = ("complete", "masked", "failed", "late")
+KINDS = {
+    "attack": str,
+    "spec": str,
+    "null": bool,
+    "knows_defense": bool,
+    "oracles": list,
+    "seed": int,
+    "run": dict,
+    "cases": list,
+}
+RUN_TEXTS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the file of an attack. Raises DamagedFile, naming the file and the mend, where it is nothing that a replay writes."""
+    try:
+        if not PLAIN.fullmatch(path.parent.name):
+            raise ValueError(f"lies in a folder {shorten(path.parent.name)}, which no replay makes")
+        told = read_json(path, limit=MAX_BYTES)
+        _check_facts(told)
+        for case in told["cases"]:
+            _check_case(case)
+    except ValueError as error:
+        reason = error.reason if isinstance(error, DamagedFile) else str(error)
+        raise DamagedFile(path, f"{reason}; replay the attack again") from None
+    return dict(told)
+
+
+def _check_facts(told: Any) -> None:
+    if not isinstance(told, dict):
+        raise ValueError("is no JSON object")
+    for key, kind in KINDS.items():
+        if type(told.get(key)) is not kind:
+            raise ValueError(f"{key} is to be {kind.__name__}, got {shorten(told.get(key))}")
+    for key in ("attack", "spec"):
+        _check_text(key, told[key])
+    for oracle in told["oracles"]:
+        _check_text("oracles", oracle)
+    run = told["run"]
+    for key in RUN_TEXTS:
+        _check_text(f"run.{key}", run.get(key, ""))
+    if "name" in run:
+        check_name(run["name"])
+    training = run.get("training", {})
+    epochs = training.get("epochs") if isinstance(training, dict) else training
+    if epochs is not None and not _is_count(epochs):
+        raise ValueError(f"run.training.epochs is to be a number, got {shorten(epochs)}")
+
+
+def _check_case(case: Any) -> None:
+    key = case.get("key") if isinstance(case, dict) else case
+    if not isinstance(case, dict) or not isinstance(key, str) or not PLAIN.fullmatch(key):
+        raise ValueError(f"case {shorten(key)} cannot name a file")
+    if wrong := _wrong(case):
+        raise ValueError(f"case {key}: {shorten(case.get(wrong))} is not to be in {wrong}")
+
+
+def _wrong(case: Mapping[str, Any]) -> str:
+    """The first key of a case with a value that no replay writes, or nothing."""
+    client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
+    if not isinstance(client, str) or not (is_plain(client) or client == SUM):
+        return "client"
+    if case.get("status") not in STATUSES:
+        return "status"
+    if not _is_count(case.get("round"), 1) or not _is_count(case.get("attempt", 1), 1):
+        return "round"
+    if examples is not None and not _is_count(examples):
+        return "num_examples"
+    if codec is not None and (not isinstance(codec, str) or len(codec) > MAX_TEXT):
+        return "codec"
+    rounds = case.get("rounds", [[1, 1]])
+    if not isinstance(rounds, list) or not rounds or not all(_is_pair(one) and _is_count(one[1], 1) for one in rounds):
+        return "rounds"
+    cohorts = case.get("cohorts", [[]] * len(rounds))
+    if not isinstance(cohorts, list) or len(cohorts) != len(rounds) or not all(map(_is_cohort, cohorts)):
+        return "cohorts"
+    if not _is_cohort(case.get("cohort", [])):
+        return "cohort"
+    left_out = case.get("left_out", [])
+    if not isinstance(left_out, list) or not all(_is_pair(one) and isinstance(one[1], str) for one in left_out):
+        return "left_out"
+    return ""
+
+
+def _check_text(where: str, text: Any) -> None:
+    if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE.search(text):
+        raise ValueError(f"{where} is no text, too long, or holds characters that cannot be shown: {shorten(text)}")
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= MAX_COUNT
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_count(value[0], 1)
+
+
+def _is_cohort(names: Any) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and is_plain(name) for name in names)

@@ -1,0 +1,210 @@
+"""A run from anywhere may hold links, pipes and files with second names at any path: no command follows, waits for or changes one."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from typer.testing import CliRunner
+
+from attacker.cli import app as attacker
+from attacker.service.jobs.job import JobSpec
+from attacker.service.worker.execution import _Work
+from attacker.service.worker.messages import Errand
+from fedsim.cli import app as fedsim
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import Run
+from fedsim.recording import DamagedFile
+from fedsim.recording.run_check import find_foreign
+
+SECONDS = 10
+SECRET = b"alias ls='echo'"
+"""Without a line feed at its end: what appends rows would take it for half a row."""
+Plant = Callable[[Path, Path], None]
+
+
+def experiment(data: Path) -> dict[str, Any]:
+    return {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": {"name": "npz", "train": str(data)},
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all that any command writes: attacked, scored and reported."""
+    root = tmp_path_factory.mktemp("runs")
+    torch.set_num_threads(1)
+    values = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
+    np.savez(root / "data.npz", images=values, labels=np.arange(10) % 2)
+    facts = experiment(root / "data.npz")
+    (root / "experiment.toml").write_text(tomli_w.dumps(facts))
+    engines.run(Run(experiment=validate(facts, source="test"), out=root / "run", client_seed=1), engine="local")
+    for words in (["replay", root / "run", "--attack", "exact", "--device", "cpu"], ["score", root / "run"], ["report", root / "run"]):
+        result = CliRunner().invoke(attacker, list(map(str, words)))
+        assert result.exit_code == 0, result.output
+    return root / "run"
+
+
+def paths_of(run: Path) -> list[str]:
+    """Each path that a command writes or reads, one of those of a kind, and some that it would make."""
+    attack = sorted(path.name for path in (run / "reconstructions").iterdir())[0]
+    case = sorted(path.stem for path in (run / "reconstructions" / attack).glob("*.safetensors"))[0]
+    client = case.removeprefix("00001-")
+    made = f"reconstructions/{attack}"
+    return [
+        *("experiment.toml", "metrics.jsonl", "state", "state/lock", "state/server.safetensors", "clients", "clients/simulation.json"),
+        *("recording", "recording/manifest.json", "recording/index.sqlite", "recording/index.sqlite-journal", "recording/rounds"),
+        *("recording/rounds/00001", "recording/rounds/00001/global.safetensors", f"recording/rounds/00001/{client}.safetensors"),
+        *("recording/rounds/00002", f"recording/.manifest.json.{os.getpid()}.partial"),
+        *("truth", "truth/dataset.json", f"truth/{client}.jsonl", "reconstructions", made, f"{made}/attack.json", f"{made}/.lock"),
+        *(f"{made}/{case}.safetensors", f"{made}/{case}.failed.json", f"{made}/0123456789ab.checkpoint", f"{made}/deep/er"),
+        *("scores.jsonl", f".scores.jsonl.{os.getpid()}.partial", "pairs", "pairs/.lock", f"pairs/{attack}"),
+        *(f"pairs/{attack}/{case}-1-0.png", "report.html"),
+    ]
+
+
+def link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "secret")
+
+
+def link_to_a_copy(path: Path, outside: Path) -> None:
+    """What it leads to is what a command expects there, so that nothing but the link is wrong."""
+    target = outside / "copy"
+    if os.path.lexists(path):
+        path.rename(target)
+    else:
+        target.mkdir()
+    path.symlink_to(target)
+
+
+def link_to_nothing(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "absent")
+
+
+def second_name(path: Path, outside: Path) -> None:
+    os.link(outside / "secret", path)
+
+
+def pipe(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+
+
+def contents(folder: Path) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for path in sorted((folder, *folder.rglob("*"))):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (status.st_mode, status.st_size, status.st_mtime_ns, content)
+    return found
+
+
+@pytest.fixture
+def ends_in_time() -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        pytest.fail(f"took more than {SECONDS} seconds", pytrace=True)
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def job(run: Path, outside: Path) -> None:
+    """What a worker of the service does of a job."""
+    spec = JobSpec(recording="run", attack="exact", null=False)
+    errand = Errand(
+        job="1", spec=spec.model_dump(mode="json"), run=str(run), lock="", preview="", device="cpu", threads=1, truth=(str(run / "truth"),)
+    )
+    work = _Work(errand, lambda done, words: None)
+    work.attack()
+    work.score()
+
+
+COMMANDS = {
+    "verify": (fedsim, "verify RUN"),
+    "show": (fedsim, "show RUN"),
+    "resume": (fedsim, "run EXPERIMENT --out RUN --engine local --resume"),
+    "replay": (attacker, "replay RUN --attack exact --device cpu"),
+    "score": (attacker, "score RUN"),
+    "report": (attacker, "report RUN"),
+}
+
+
+@pytest.mark.parametrize("plant", [link, link_to_a_copy, link_to_nothing, second_name, pipe])
+@pytest.mark.parametrize("command", [*COMMANDS, "job"])
+def test_nothing_outside_a_run_is_changed_and_the_command_says_what_is_wrong(
+    finished: Path, tmp_path: Path, command: str, plant: Plant, ends_in_time: None
+) -> None:
+    for number, name in enumerate(paths_of(finished)):
+        place = tmp_path / str(number)
+        run, outside = Path(shutil.copytree(finished, place / "run")), place / "outside"
+        outside.mkdir()
+        (outside / "secret").write_bytes(SECRET)
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if plant is not link_to_a_copy and os.path.lexists(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        plant(path, outside)
+        before = contents(outside)
+        if command == "job":
+            with pytest.raises((ValueError, OSError)) as error:
+                job(run, outside)
+            told = str(error.value)
+        else:
+            app, words = COMMANDS[command]
+            asked = words.replace("RUN", str(run)).replace("EXPERIMENT", str(finished.parent / "experiment.toml")).split()
+            result = CliRunner().invoke(app, asked)
+            assert result.exit_code not in (0, None), (name, result.output)
+            assert isinstance(result.exception, SystemExit), (name, result.exception)
+            told = result.output
+        told = "".join(told.split())
+        assert Path(name).name.replace(" ", "") in told, (name, told)
+        assert contents(outside) == before, name
+
+
+def test_a_whole_run_holds_nothing_foreign_and_is_scored_again(finished: Path) -> None:
+    assert list(find_foreign(finished)) == []
+    assert CliRunner().invoke(attacker, ["score", str(finished)]).exit_code == 0
+
+
+def test_the_links_of_a_deployment_are_its_own_and_no_others_are(finished: Path, tmp_path: Path) -> None:
+    attacks, scores = tmp_path / "attacks" / "federation", tmp_path / "scores" / "federation"
+    shutil.copytree(finished / "reconstructions", attacks / "reconstructions")
+    scores.mkdir(parents=True)
+    (scores / "reconstructions").symlink_to("../../attacks/federation/reconstructions")
+    (tmp_path / "data.npz").symlink_to(finished.parent / "data.npz")
+    assert list(find_foreign(scores)) == []
+    result = CliRunner().invoke(attacker, ["score", str(scores), "--truth", str(finished / "truth")])
+    assert result.exit_code == 0, result.output
+    (tmp_path / "attacks").rename(tmp_path / "elsewhere")
+    (tmp_path / "attacks").symlink_to(tmp_path / "elsewhere")
+    assert [error.reason.split(",")[0] for error in find_foreign(scores)] == ["is no folder"]
+    (tmp_path / "attacks").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "attacks")
+    os.mkfifo(attacks / "reconstructions" / "pipe")
+    assert [error.path.name for error in find_foreign(scores)] == ["pipe"]
+    (scores / "reconstructions").unlink()
+    (scores / "reconstructions").symlink_to(attacks / "reconstructions")
+    assert [error.path for error in find_foreign(scores)] == [scores / "reconstructions"]
+
+
+def test_what_nobody_can_look_into_is_said(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    deep = run / "pairs" / Path(*("a" * 20))
+    deep.mkdir(parents=True)
+    assert ["folders deep" in error.reason for error in find_foreign(run)] == [True]
+    with pytest.raises(DamagedFile):
+        raise next(find_foreign(run))
