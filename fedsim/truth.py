@@ -55,11 +55,15 @@ class TruthReader:
         if not os.path.lexists(path):
             raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
         self.dataset: dict[str, Any] = read_json(path)
-        described = self.dataset if isinstance(self.dataset, dict) else {}
-        if not all(isinstance(described.get(key), kind) for key, kind in DESCRIBED.items()):
-            needed = ", ".join(DESCRIBED)
-            raise DamagedFile(path, f"does not describe a data set by {needed}; copy the file that the clients wrote")
+        if not isinstance(self.dataset, dict):
+            raise DamagedFile(path, "is no JSON object; copy the file that the clients wrote")
         self._steps = lru_cache(maxsize=None)(self._read_steps)
+
+    def check_described(self) -> None:
+        """Raise DamagedFile where `dataset.json` does not tell the data set from others."""
+        if wrong := [key for key, kind in DESCRIBED.items() if not isinstance(self.dataset.get(key), kind)]:
+            words = f"says no {wrong[0]} of the data set; copy the file that the clients wrote"
+            raise DamagedFile(self.folder / "dataset.json", words)
 
     def used(self, round: int, attempt: int, client: str) -> Used:
         """What was used in one attempt of a round. Raises KeyError where this client wrote nothing down for it."""

@@ -19,6 +19,8 @@ LATENTS = 12
 """Vectors as long as a latent that a search keeps of each problem, beside what its optimiser remembers."""
 TIMES = 2.5
 """How often what an optimiser remembers is in memory at most: itself, as it is written down, and half of it while it grows."""
+LEAST = 3
+"""Tensors of the size of the model, and of the size of all examples, that no attack does without."""
 MOST = 64
 """Cases that are attacked at once; more of them gain nothing."""
 SHARE = 0.5
@@ -50,12 +52,24 @@ class CaseFootprint:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.activations = _activations(model, manifest.data.shape) or 20 * manifest.data.size
         self.latents = int(manifest.data.size * (LATENTS + TIMES * remembers if remembers else 0))
-        self.device = device
+        self.values, self.device = manifest.data.size, device
 
     def bytes(self, sizes: Sequence[int]) -> int:
         """Of a case with observations of `sizes` examples."""
         examples = sum(max(1, size) for size in sizes)
         return 4 * (COPIES * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
+
+    def too_large(self, sizes: Sequence[int]) -> str:
+        """Why a case cannot be attacked on this machine, in words: the model and the examples alone fill its memory; or ""."""
+        examples = sum(max(1, size) for size in sizes)
+        least, there = 4 * LEAST * (self.parameters + examples * self.values), memory(self.device)
+        if least <= there:
+            return ""
+        return (
+            f"{examples:,} examples of {self.values:,} values, and a model of {self.parameters:,} parameters, take at least "
+            f"{least / 1e9:,.1f} GB of memory, and {self.device} has {there / 1e9:,.1f} GB; attack fewer rounds at once, or "
+            "elsewhere"
+        )
 
     def seconds(self, sizes: Sequence[int], cases: int) -> float:
         """Of one evaluation of the gradient of so many cases at once, on one core, about."""
@@ -80,11 +94,13 @@ def budget(device: str) -> tuple[float, int]:
         free, _ = torch.cuda.mem_get_info(torch.device(device))
         return SHARE * free, 1
     cores = os.cpu_count() or 1
-    return SHARE * _memory() / cores, cores
+    return SHARE * memory(device) / cores, cores
 
 
-def _memory() -> int:
-    """Bytes of this machine, or of the container that this is."""
+def memory(device: str) -> int:
+    """Bytes of a device; of the CPU those of this machine, or of the container that this is."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"

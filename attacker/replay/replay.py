@@ -1,8 +1,8 @@
 """Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import COPY
-from fedsim.recording.selection import complete_names
+from fedsim.recording.selection import Rounds, complete_names
 
 Oracle = Callable[[Row], Tensor]
 """From a row, what no server knows of its examples."""
@@ -80,7 +80,7 @@ class Replay:
     out: Path
     seed: int = 0
     device: str = "cpu"
-    rounds: frozenset[int] | None = None
+    rounds: Set[int] | None = None
     clients: frozenset[str] | None = None
     chunk: int | None = None
     oracle_labels: Oracle | None = None
@@ -140,7 +140,13 @@ class Replay:
             self._check_asked(rows)
             raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
         self._check_asked(rows)
-        return planned(self.recording, rows, self._attack)
+        found = planned(self.recording, rows, self._attack)
+        return replace(found, cases=tuple(map(self._if_it_fits, found.cases)))
+
+    def _if_it_fits(self, case: Planned) -> Planned:
+        """The case, with a reason against it where this machine cannot hold it: a manifest may claim examples of any size."""
+        reason = case.reason or self._footprint.too_large(case.sizes)
+        return replace(case, reason=reason) if reason else case
 
     def _check_asked(self, found: Sequence[Row]) -> None:
         """Raises ValueError, with those that there are, where a client, or each round, that was asked for is not there."""
@@ -154,11 +160,11 @@ class Replay:
             raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {listed(names)}")
         if self.rounds and not self.rounds & {row.round for row in rows}:
             known = spans(row.round for row in rows)
-            raise ValueError(f"{self.recording.folder} holds no round {spans(self.rounds)}. Its rounds: {known or 'none'}")
+            raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
 
-    def _absent(self, found: Sequence[Row]) -> frozenset[int]:
+    def _absent(self, found: Sequence[Row]) -> Rounds:
         """Rounds that were asked for and of which there is nothing."""
-        return (self.rounds or frozenset()) - {row.round for row in found}
+        return Rounds.of(self.rounds or ()) - {row.round for row in found}
 
     def extent(self) -> tuple[int, float]:
         """How many observations are still to be attacked, and about how many megabytes that writes.
@@ -191,7 +197,7 @@ class Replay:
             if case.reason:
                 self._fail(case.key, case.reason, replayed)
         if absent := self._absent(self._rows[0]):
-            replayed.notes.append(f"of round {spans(absent)} there is nothing in the recording")
+            replayed.notes.append(f"of round {absent} there is nothing in the recording")
         tasks = self._tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
         for outcome in self._outcomes(tasks, Meter(tasks, watch)):

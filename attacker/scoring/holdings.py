@@ -34,6 +34,7 @@ def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] |
     """
     found: dict[str, Dataset] = {}
     for reader in readers:
+        reader.check_described()
         expected = reader.dataset["content_hash"]
         if expected in found:
             continue

@@ -18,6 +18,7 @@ from defenses._registry import suggest
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, Named, told
+from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_text
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
@@ -69,10 +70,14 @@ class ImportSettings(BaseModel):
     def read(cls, path: Path) -> "ImportSettings":
         """Raises ExperimentError, naming file and key, for what cannot be read."""
         try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
+            return cls.model_validate(tomllib.loads(read_text(path)))
         except ValidationError as error:
             raise ExperimentError(told(error, str(path), cls)) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        except FileNotFoundError:
+            raise ExperimentError(f"{path}: no such file; an example is deploy/import.toml") from None
+        except OSError as error:
+            raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # no TOML, or no text
             raise ExperimentError(f"{path}: not a TOML file: {error}") from None
 
 
@@ -130,12 +135,15 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
         match path.suffix:
             case ".safetensors":
-                return load_file(path)
+                with open_regular(path):  # a pipe would be waited for
+                    return load_file(path)
             case ".npz":
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                    return {name: torch.from_numpy(np.asarray(archive[name])) for name in archive.files}
+                return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
             case ".pt" | ".pth":
-                loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+                with open_regular(path) as file:
+                    check_sizes(file, path)
+                    file.seek(0)
+                    loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
                 if not isinstance(loaded, Mapping):
                     raise ValueError(f"holds {type(loaded).__name__} and no state dict; save model.state_dict()")
                 return {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
@@ -143,6 +151,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnpicklingError:  # the words of torch.load advise to execute it
         raise ValueError(f"{path}: holds more than tensors by name, and is not executed; save model.state_dict()") from None
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except Exception as error:  # readers of three formats fail in any way on a file that is none
         raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
     raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")

@@ -14,6 +14,7 @@ from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
+from fedsim.recording.array_archives import read_text
 from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
 from fedsim.secagg.protocol.terms import Agreement, Terms
@@ -172,7 +173,7 @@ class Experiment(_Frozen):
     @model_validator(mode="after")
     def _records_something(self) -> "Experiment":
         wanted = parse_rounds(self.record.rounds)
-        if wanted is not None and min(wanted) > self.rounds:
+        if wanted is not None and wanted.ranges[0].start > self.rounds:
             raise ValueError(f"record.rounds = {self.record.rounds!r} has none of the {self.rounds} rounds")
         return self
 
@@ -191,10 +192,12 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
     Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
     """
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no TOML, or no text
         raise ExperimentError(f"{path}: not a TOML file: {error}") from None
     for key, value in overrides:
         _override(raw, key, value)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
-from fedsim.data.base import Array, Dataset, Examples, every_fifth_held_out
+from fedsim.data.base import MAX_CLASSES, Array, Dataset, Examples, every_fifth_held_out
+from fedsim.recording.array_archives import names_of, read_arrays
 from fedsim.recording.observation import DataSpec
 
 KEYS = {
@@ -53,16 +53,12 @@ class _Archive(NamedTuple):
 def _read(path: Path) -> _Archive:
     if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
-    if not is_zipfile(path):
-        raise ValueError(f"{path}: not a NumPy archive (.npz)")
-    with np.load(path, allow_pickle=False) as archive:
-        keys = _keys(path, archive.files)
-        try:
-            arrays = [(archive[images], archive[labels]) for images, labels in keys]
-            names = tuple(map(str, archive["class_names"])) if "class_names" in archive.files else ()
-        except (ValueError, BadZipFile) as error:
-            raise ValueError(f"{path}: {error}") from None
-    found = [_examples(path, images, labels) for images, labels in arrays]
+    present = names_of(path)
+    keys = _keys(path, present)
+    told = ("class_names",) if "class_names" in present else ()
+    arrays = read_arrays(path, [*(name for pair in keys for name in pair), *told])
+    found = [_examples(path, arrays[images], arrays[labels]) for images, labels in keys]
+    names = tuple(map(str, arrays["class_names"].ravel())) if told else ()
     if names and found[0].labels.max() >= len(names):
         raise ValueError(f"{path}: label {found[0].labels.max()} is none of the {len(names)} class_names")
     return _Archive(found[0], found[1] if len(found) > 1 else None, names)
@@ -91,6 +87,12 @@ def _examples(path: Path, images: Array, labels: Array) -> Examples:
         raise ValueError(f"{path}: images must have 1 or 3 channels, got {images.shape[3]}")
     if labels.min() < 0:
         raise ValueError(f"{path}: labels must not be negative, got {labels.min()}")
+    if labels.max() >= MAX_CLASSES:
+        raise ValueError(
+            f"{path}: label {labels.max()} makes more classes than the {MAX_CLASSES} that are read; number them from 0"
+        )
+    if images.dtype.kind not in "uifb":
+        raise ValueError(f"{path}: images must be numbers, got {images.dtype}")
     if images.dtype != np.uint8:
         images = images.astype(np.float32)
         if not (images.min() >= 0 and images.max() <= 1):

@@ -15,6 +15,8 @@ from fedsim.recording.observation import DataSpec
 
 Array = NDArray[Any]
 
+MAX_CLASSES = 100_000
+"""Classes that a data set may have: each has a name, and a network an output for each."""
 CHUNK = 4096
 """Examples that are hashed at a time where they do not lie in one piece."""
 

@@ -1,18 +1,18 @@
 """Data of a federation whose parties share none: what one client holds, and what the server knows of it all."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.data.base import Array, Dataset, Examples
+from fedsim.recording.array_archives import read_arrays, read_text
 from fedsim.recording.files import make_private, replacing, write_json
 from fedsim.recording.observation import DataSpec
+from fedsim.recording.safe_files import parse_json
 
 FACTS, EXAMPLES = "data.json", "examples.npz"
 
@@ -112,17 +112,19 @@ def _facts(folder: Path) -> _Facts:
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS}; make it with fedsim split or fedsim part")
     try:
-        return _Facts(json.loads(path.read_text()))
+        return _Facts(parse_json(read_text(path)))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def _read(folder: Path) -> tuple[_Facts, Examples]:
     facts, path = _facts(folder), folder / EXAMPLES
+    arrays = read_arrays(path, ("values", "labels"))
+    if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:
+        raise ValueError(f"{path}: labels must be a row of integers, got {arrays['labels'].dtype}")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            examples = Examples(values=archive["values"], labels=archive["labels"])
-    except (ValueError, KeyError, BadZipFile, EOFError) as error:
+        examples = Examples(values=arrays["values"], labels=arrays["labels"])
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     _check(path, facts.spec, examples)
     return facts, examples

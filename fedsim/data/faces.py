@@ -75,7 +75,7 @@ def _face(path: Path, size: int) -> Array:
     from PIL import Image
 
     try:
-        with Image.open(path) as photograph:
+        with Image.open(path, formats=("JPEG",)) as photograph:
             face = photograph.convert("RGB").crop(WINDOW).resize((size, size))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home, and it is downloaded again") from None

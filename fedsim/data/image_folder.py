@@ -1,15 +1,22 @@
 """Images from a folder a class."""
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
+from fedsim.recording.array_archives import MAX_BYTES, open_regular
 from fedsim.recording.observation import DataSpec
 
 Classes = dict[str, list[Path]]
 """The files of each class, by the name of its folder; both in order of names."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+"""Formats that are read: for some of the others, Pillow starts another program."""
+MAX_SIZE = 4096
+MAX_PIXELS = 10**8
+MAX_ASPECT = 100
 
 
 def imagefolder(
@@ -23,10 +30,10 @@ def imagefolder(
     channels:  3 for colour, 1 for grey.
     mean, std: the normalisation of the model's input, one value for all channels or one for each.
 
-    Folders within a class count as part of it. Files that do not end as a format does that Pillow reads are left alone.
+    Folders within a class count as part of it. Files that do not end as those of PNG, JPEG, WebP, BMP and TIFF do are left alone.
     """
-    if size < 1:
-        raise ValueError(f"imagefolder: size must be positive, got {size}")
+    if not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"imagefolder: size must be 1 to {MAX_SIZE} pixels, got {size}")
     if channels not in (1, 3):
         raise ValueError(f"imagefolder: channels must be 1 or 3, got {channels}")
     train, test = _sides(Path(path))
@@ -61,7 +68,7 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
 def _classes(folder: Path) -> Classes:
     from PIL import Image
 
-    endings = set(Image.registered_extensions())
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
     found: Classes = {}
     for inner in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         files = (file for file in inner.rglob("*") if file.suffix.lower() in endings and not file.name.startswith("."))
@@ -72,10 +79,20 @@ def _classes(folder: Path) -> Classes:
 
 def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> Examples:
     files = [(file, names.index(name)) for name in names for file in classes.get(name, ())]
+    if len(files) * prod(shape) > MAX_BYTES:
+        raise ValueError(f"imagefolder: {len(files)} images of {shape} take more than {MAX_BYTES} bytes; lower size")
     values = np.empty((len(files), *shape), dtype=np.uint8)
     for i, (file, _) in enumerate(files):
         values[i] = _image(file, channels=shape[0], size=shape[1])
     return Examples(values=values, labels=np.array([label for _, label in files], dtype=np.int64))
+
+
+def _check_sides(width: int, height: int) -> None:
+    """Raises ValueError where a picture would be enlarged beyond measure, or takes too much memory."""
+    if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(
+            f"{width} x {height} pixels; at most {MAX_PIXELS} are read, and sides that differ by {MAX_ASPECT} times at most"
+        )
 
 
 def _image(file: Path, *, channels: int, size: int) -> Array:
@@ -83,7 +100,8 @@ def _image(file: Path, *, channels: int, size: int) -> Array:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as opened:
+        with open_regular(file) as content, Image.open(content, formats=FORMATS) as opened:
+            _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"imagefolder: {file} cannot be read ({error}); mend it or take it out") from None

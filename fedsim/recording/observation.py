@@ -18,6 +18,9 @@ from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording import codec
 
+MAX_STEPS = 10**7
+"""Largest batch, and most steps or epochs of a round."""
+
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
@@ -122,10 +125,10 @@ class Training:
 
     def __post_init__(self) -> None:
         _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
-        _check(self.batch_size > 0, f"training.batch_size must be positive, got {self.batch_size}")
+        _check(0 < self.batch_size <= MAX_STEPS, f"training.batch_size must be 1 to {MAX_STEPS}, got {self.batch_size}")
         _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
         for key, value in (("steps", self.steps), ("epochs", self.epochs)):
-            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
+            _check(value is None or 0 < value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
         _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
         _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
         losses = ("cross_entropy", "logistic")

@@ -20,12 +20,15 @@ from fedsim.recording.masked_vectors import MASKED, SUM, Masked, fits
 from fedsim.recording.observation import Observation
 from fedsim.recording.packing.parts import about, check_kind, check_shape
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
+from fedsim.recording.selection import Rounds
 from fedsim.recording.tensor_files import TensorEntries, read_tensors
 from fedsim.recording.writer import BUFFER
 
 __all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
 OnDamage = Callable[[DamagedFile], None]
+MOST_ASKED = 10_000
+"""Rounds that are asked for one by one."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -80,8 +83,8 @@ class Recording:
         on_damage: is told of each row that makes no sense, which is then left out; without it the first one raises DamagedFile.
         """
         chosen, values = [], []
-        for column, wanted in (("round", rounds), ("client", clients)):
-            if wanted:
+        for column, wanted in (("round", self._few(rounds) if rounds else None), ("client", clients)):
+            if wanted is not None and (wanted or column == "round"):
                 chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
                 values.append(json.dumps(sorted(wanted)))
         where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
@@ -93,6 +96,14 @@ class Recording:
                 raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r}: is out of order")
             rows.append(row)
         return rows
+
+    def _few(self, rounds: Iterable[int]) -> Iterable[int]:
+        """Rounds that may be asked for: of a range that is larger than any recording, those that are there."""
+        asked = Rounds.of(rounds)
+        if len(asked) <= MOST_ASKED:
+            return asked
+        found = index.ask(self.folder, "SELECT DISTINCT round FROM observations")
+        return [number for (number,) in found if number in asked]
 
     def counts(self) -> list[Counts]:
         """Each round in numbers."""

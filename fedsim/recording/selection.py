@@ -1,19 +1,73 @@
 """Which rounds and clients are meant: how users write it, and what a recorder does about it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
+from fedsim.recording.safe_files import shorten
 from fedsim.recording.writer import is_plain
 
 COUNT_DIGITS = 6
 """A number with more digits is a client's name: Flower's node ids have about nineteen."""
+ROUND_DIGITS = 15
+"""Digits of the largest number of a round."""
+
+
+class Rounds(Set[int]):
+    """A set of 1-based rounds as ranges: `1-10000000000` takes no more memory than `1-2`."""
+
+    def __init__(self, ranges: Iterable[range]) -> None:
+        merged: list[range] = []
+        for one in sorted(filter(len, ranges), key=lambda one: one.start):
+            if merged and one.start <= merged[-1].stop:
+                merged[-1] = range(merged[-1].start, max(merged[-1].stop, one.stop))
+            else:
+                merged.append(one)
+        self.ranges = tuple(merged)
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> "Rounds":
+        """The set of `numbers`."""
+        return numbers if isinstance(numbers, cls) else cls(range(number, number + 1) for number in numbers)
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
+        return frozenset(it)
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in one for one in self.ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.ranges)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __eq__(self, other: object) -> bool:
+        return self.ranges == other.ranges if isinstance(other, Rounds) else super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.ranges)
+
+    def __sub__(self, other: Iterable[int]) -> "Rounds":  # type: ignore[override]
+        left = []
+        removed = sorted({number for number in other if number in self})
+        for one in self.ranges:
+            borders = [one.start - 1, *(number for number in removed if number in one), one.stop]
+            left += [range(first + 1, last) for first, last in pairwise(borders)]
+        return Rounds(left)
+
+    def __str__(self) -> str:
+        return ",".join(str(one.start) if len(one) == 1 else f"{one.start}-{one.stop - 1}" for one in self.ranges)
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What is written down. rounds, clients: only these, where given; at_most: so many clients, the first that answer."""
 
-    rounds: frozenset[int] | None = None
+    rounds: Rounds | None = None
     clients: frozenset[str] | None = None
     at_most: int | None = None
 
@@ -26,21 +80,23 @@ class Wanted:
         return cls(rounds=parse_rounds(rounds), clients=chosen)
 
 
-def parse_rounds(text: str) -> frozenset[int] | None:
+def parse_rounds(text: str) -> Rounds | None:
     """`"1-20"`, `"3"` or `"1-3,7"` as a set of 1-based rounds; None for `"all"`. Raises ValueError for anything else."""
     if text == "all":
         return None
-    chosen: set[int] = set()
+    chosen: list[range] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
+        first, dash, last = (word.strip() for word in part.partition("-"))
         last = last if dash else first
-        if not first.strip().isdigit() or not last.strip().isdigit():
-            raise ValueError(f"cannot read rounds {text!r}: write '1-20', '1-3,7' or 'all'")
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise ValueError(f"cannot read rounds {shorten(text)}: write '1-20', '1-3,7' or 'all'")
+        if max(len(first), len(last)) > ROUND_DIGITS:
+            raise ValueError(f"rounds {shorten(part)} are none: a number of a round has {ROUND_DIGITS} digits at most")
         numbers = range(int(first), int(last) + 1)
         if not numbers or numbers[0] < 1:
             raise ValueError(f"rounds {part!r} are none: rounds count from 1 upwards")
-        chosen.update(numbers)
-    return frozenset(chosen)
+        chosen.append(numbers)
+    return Rounds(chosen)
 
 
 def parse_clients(text: str) -> int | frozenset[str] | None:

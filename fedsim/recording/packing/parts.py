@@ -67,7 +67,7 @@ def check_shape(got: TensorLike, weight: TensorLike) -> None:
 def check_kind(got: TensorLike, weight: TensorLike) -> None:
     """Raises ValueError where one of the two holds whole numbers, and the other does not."""
     if got.dtype.is_floating_point != weight.dtype.is_floating_point:
-        raise ValueError(f"is of type {got.dtype}, and the one that was sent of {weight.dtype}")
+        raise ValueError(f"is of type {got.dtype}, and the one that was sent of {weight.dtype}; send it back as {weight.dtype}")
 
 
 def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:

@@ -1,4 +1,4 @@
-"""A run from anywhere may hold links, pipes and files with second names at any path: no command follows, waits for or changes one."""
+"""Links, pipes and files with second names at any path of a run: no command follows, waits for or changes one."""
 
 import os
 import shutil
@@ -51,7 +51,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = experiment(root / "data.npz")
     (root / "experiment.toml").write_text(tomli_w.dumps(facts))
     engines.run(Run(experiment=validate(facts, source="test"), out=root / "run", client_seed=1), engine="local")
-    for words in (["replay", root / "run", "--attack", "exact", "--device", "cpu"], ["score", root / "run"], ["report", root / "run"]):
+    for words in (
+        ["replay", root / "run", "--attack", "exact", "--device", "cpu"],
+        ["score", root / "run"],
+        ["report", root / "run"],
+    ):
         result = CliRunner().invoke(attacker, list(map(str, words)))
         assert result.exit_code == 0, result.output
     return root / "run"
@@ -64,11 +68,27 @@ def paths_of(run: Path) -> list[str]:
     client = case.removeprefix("00001-")
     made = f"reconstructions/{attack}"
     return [
-        *("experiment.toml", "metrics.jsonl", "state", "state/lock", "state/server.safetensors", "clients", "clients/simulation.json"),
+        *(
+            "experiment.toml",
+            "metrics.jsonl",
+            "state",
+            "state/lock",
+            "state/server.safetensors",
+            "clients",
+            "clients/simulation.json",
+        ),
         *("recording", "recording/manifest.json", "recording/index.sqlite", "recording/index.sqlite-journal", "recording/rounds"),
         *("recording/rounds/00001", "recording/rounds/00001/global.safetensors", f"recording/rounds/00001/{client}.safetensors"),
         *("recording/rounds/00002", f"recording/.manifest.json.{os.getpid()}.partial"),
-        *("truth", "truth/dataset.json", f"truth/{client}.jsonl", "reconstructions", made, f"{made}/attack.json", f"{made}/.lock"),
+        *(
+            "truth",
+            "truth/dataset.json",
+            f"truth/{client}.jsonl",
+            "reconstructions",
+            made,
+            f"{made}/attack.json",
+            f"{made}/.lock",
+        ),
         *(f"{made}/{case}.safetensors", f"{made}/{case}.failed.json", f"{made}/0123456789ab.checkpoint", f"{made}/deep/er"),
         *("scores.jsonl", f".scores.jsonl.{os.getpid()}.partial", "pairs", "pairs/.lock", f"pairs/{attack}"),
         *(f"pairs/{attack}/{case}-1-0.png", "report.html"),
@@ -126,7 +146,14 @@ def job(run: Path, outside: Path) -> None:
     """What a worker of the service does of a job."""
     spec = JobSpec(recording="run", attack="exact", null=False)
     errand = Errand(
-        job="1", spec=spec.model_dump(mode="json"), run=str(run), lock="", preview="", device="cpu", threads=1, truth=(str(run / "truth"),)
+        job="1",
+        spec=spec.model_dump(mode="json"),
+        run=str(run),
+        lock="",
+        preview="",
+        device="cpu",
+        threads=1,
+        truth=(str(run / "truth"),),
     )
     work = _Work(errand, lambda done, words: None)
     work.attack()

@@ -76,3 +76,12 @@ def test_places_of_a_history_that_are_not_in_use_are_not_written_and_are_there_a
     assert other.history.steps.shape == stepper.history.steps.shape
     assert torch.equal(other.history.steps, stepper.history.steps)
     assert torch.equal(other.history.products, stepper.history.products)
+
+
+def test_a_case_that_no_memory_holds_is_refused_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "memory", lambda device: 8 * GB)
+    assert footprint("cpl").too_large([64]) == ""
+    words = footprint("cpl").too_large([10**9])
+    assert "1,000,000,000 examples of 3,072 values" in words
+    assert "take at least 36,86" in words
+    assert "cpu has 8.0 GB; attack fewer rounds" in words

@@ -75,11 +75,11 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (broken(lambda a: None), "num_example = 1", "settings.toml: num_example: unknown key"),
         (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),
         (other("b.h5", b"x"), "", "b.h5: unknown kind of file; give .safetensors, .npz or .pt"),
-        (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: cannot be read"),
+        (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: not a NumPy archive"),
         (other("b.safetensors", b"\xff" * 100), "", "b.safetensors: cannot be read"),
         (other("b.pt", b"junk"), "", "b.pt: "),
         (other("b.pt", b""), "", "b.pt: "),
-        (objects, "", "b.npz: cannot be read"),
+        (objects, "", "b.npz: array '0.weight' is of object"),
         (whole_model, "", "b.pt: holds more than tensors by name, and is not executed; save model.state_dict()"),
     ],
 )

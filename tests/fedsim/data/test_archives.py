@@ -91,7 +91,7 @@ def test_one_pixel_changes_the_hash(archive: Callable[..., str]) -> None:
         ({"images": GREY / 255 - 0.5, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY / np.nan, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY, "labels": LABELS, "class_names": np.array(["a", "b"])}, "label 2 is none of the 2 class_names"),
-        ({"images": np.array([{}], dtype=object), "labels": LABELS[:1]}, "allow_pickle=False"),
+        ({"images": np.array([{}], dtype=object), "labels": LABELS[:1]}, "array 'images' is of object"),
     ],
 )
 def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
@@ -126,7 +126,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, archive: Callable[..., str
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{tmp_path / name}: not a NumPy archive"):
             datasets.npz(str(tmp_path / name))
-    with pytest.raises(ValueError, match="not a NumPy archive"):
+    with pytest.raises(ValueError, match="is no regular file"):
         datasets.npz(str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.npz does not exist"):
         datasets.npz(str(tmp_path / "nowhere.npz"))
@@ -137,7 +137,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path, archive: Callable[..., str])
     at = content.index(GREY.tobytes())
     content[at] ^= 255
     (tmp_path / "damaged.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"damaged\.npz: Bad CRC"):
+    with pytest.raises(ValueError, match=r"damaged\.npz: .*Bad CRC"):
         datasets.npz(str(tmp_path / "damaged.npz"))
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsim import models
 from fedsim.recording import DamagedFile, Manifest, ModelSpec, Recording, files
 from fedsim.recording import safe_files as safe
 from fedsim.recording import tensor_files as tensors_module
+from fedsim.recording.manifest import make_name
 
 Change = Callable[..., None]
 Forge = Callable[..., Path]
@@ -218,14 +220,16 @@ def test_whole_weights_that_are_no_weights_are_refused(
     refused(recorded, ANNA, r"'w' is of type torch\.bool, and the one that was sent of torch\.float32")
 
 
-def test_truth_values_that_are_neither_are_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
+def test_truth_values_that_are_neither_are_refused(recorded: Path) -> None:
     described = {"w": entry([3], 0, 3, "BOOL"), "b": entry([], 3, 7)}
-    forge(recorded, ANNA, tensor_file(described, bytes([0, 1, 2, 0, 0, 0, 0])))
-    refused(recorded, ANNA, "'w' holds other truth values")
-    forge(recorded, ANNA, tensor_file(described, bytes([0, 1, 1, 0, 0, 0, 0])))
-    first = next(iter(Recording(recorded).observations()))
-    assert first.payload.tensors["w"].tolist() == [False, True, True]
-    assert first.payload.tensors["b"].item() == 0  # though it begins at an odd byte
+    wrong, right = (tensor_file(described, bytes([0, 1, value, 0, 0, 0, 0])) for value in (2, 1))
+    (recorded / "t").write_bytes(wrong)
+    with pytest.raises(DamagedFile, match="'w' holds other truth values"):
+        tensors_module.read_tensors(recorded, "t", hashlib.sha256(wrong).hexdigest())
+    (recorded / "t").write_bytes(right)
+    read = tensors_module.read_tensors(recorded, "t", hashlib.sha256(right).hexdigest())
+    assert read["w"].tolist() == [False, True, True]
+    assert read["b"].item() == 0  # though it begins at an odd byte
 
 
 def test_numbers_that_are_none_are_data(recorded: Path, forge: Forge) -> None:
@@ -275,3 +279,47 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
     with pytest.raises(ValueError, match=r"unknown name|not part of this project"):  # also where it comes past the manifest
         models.build(ModelSpec(name=name), manifest.data)
     assert "evil" not in sys.modules
+
+
+def test_whole_numbers_in_place_of_an_update_are_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
+    from safetensors.torch import save
+
+    sent = dict(next(Recording(recorded).observations()).payload.tensors)
+    forge(recorded, ANNA, save({**sent, "w": torch.ones(sent["w"].shape, dtype=torch.int32)}))
+    refused(recorded, ANNA, r"tensor 'w' is of type torch\.int32, .* send it back as torch\.float32")
+
+
+@pytest.mark.parametrize("key", ["batch_size", "steps"])
+def test_training_without_measure_is_refused(recorded: Path, key: str) -> None:
+    raw = json.loads((recorded / "manifest.json").read_text())
+    raw["training"][key] = 10**15
+    (recorded / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=f"training.{key} must be 1 to 10000000, got 1000000000000000"):
+        Recording(recorded)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "x$(touch y)"),
+        ("name", "`id`"),
+        ("name", "a;b"),
+        ("name", 'a"b'),
+        ("name", ""),
+        ("name", "a" * 201),
+        ("created", "now; id"),
+        ("software", {"torch": "$(id)"}),
+        ("software", {"a b": "1"}),
+    ],
+)
+def test_texts_that_a_shell_would_take_for_commands_are_refused(recorded: Path, key: str, value: Any) -> None:
+    raw = json.loads((recorded / "manifest.json").read_text()) | {key: value}
+    (recorded / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=r"manifest\.json: .* is (no|neither)"):
+        Recording(recorded)
+
+
+def test_any_folder_makes_a_name_that_is_read_again(manifest: Manifest, tmp_path: Path) -> None:
+    for text in ("bob's run", "a/b", "", "$(id)", "größe 3", "\n"):
+        replace(manifest, name=make_name(text)).write(tmp_path / "manifest.json")
+        assert Manifest.read(tmp_path / "manifest.json").name

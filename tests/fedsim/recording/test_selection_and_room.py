@@ -1,6 +1,7 @@
 """What is recorded, and that there is room for it."""
 
 import errno
+import itertools
 import os
 import shutil
 import sqlite3
@@ -10,13 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.disk_space import SPARE, DiskFull, check_room, explain_full_disk
-from fedsim.recording.selection import Wanted, complete_names, parse_clients
+from fedsim.recording.selection import Rounds, Wanted, complete_names, parse_clients, parse_rounds
 
 Federate = Callable[..., FederationRun]
 
@@ -114,3 +117,35 @@ def test_the_unique_beginning_of_a_client_s_name_stands_for_it() -> None:
         complete_names(["3f2"], known)
     with pytest.raises(ValueError, match=r"the beginning of 20 names.* and 15 more"):
         complete_names(["a"], {f"a{i:02}" for i in range(20)})
+
+
+# --- ranges ---
+
+
+numbers = st.sets(st.integers(1, 60))
+
+
+@settings(deadline=None, max_examples=100)
+@given(numbers, numbers)
+def test_rounds_are_a_set(some: set[int], others: set[int]) -> None:
+    rounds = Rounds.of(some)
+    assert (rounds == some, list(rounds), len(rounds)) == (True, sorted(some), len(some))
+    assert (rounds & others, others & rounds, rounds - others, others - rounds) == (
+        *(some & others, some & others, some - others, others - some),
+    )
+    assert rounds.isdisjoint(others) == some.isdisjoint(others)
+    assert not some or parse_rounds(str(rounds)) == rounds
+    assert all(one.stop < other.start for one, other in itertools.pairwise(rounds.ranges))
+
+
+def test_a_range_of_any_length_takes_no_time(recorded: Path) -> None:
+    rounds = parse_rounds("1-10000000000,20000000000-30000000000")
+    assert rounds is not None
+    assert (len(rounds), 10**10 in rounds, 10**10 + 1 in rounds) == (2 * 10**10 + 1, True, False)
+    assert rounds & {1, 2, 10**11} == {1, 2}
+    assert str(rounds - {2, 10**10}) == "1,3-9999999999,20000000000-30000000000"
+    assert rounds == parse_rounds(str(rounds))
+    assert Recording(recorded).rows(rounds=rounds) == Recording(recorded).rows()
+    assert Recording(recorded).rows(rounds=parse_rounds("4000-9000000000")) == []
+    with pytest.raises(ValueError, match="15 digits at most"):
+        parse_rounds("1-" + "9" * 5000)

@@ -1,0 +1,201 @@
+"""Data sets and state dicts that claim more than they hold, or are not files at all, are refused at once, by name."""
+
+import io
+import os
+import signal
+import struct
+import time
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsim import data as datasets
+from fedsim.commands.import_updates import _state_dict
+from fedsim.recording.array_archives import read_arrays
+
+SECONDS = 10
+IMAGES = np.zeros((10, 2, 2), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def ends_in_time_and_takes_no_memory() -> Iterator[None]:
+    def late(*_: object) -> None:
+        pytest.fail(f"took more than {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    tracemalloc.start()
+    yield
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    assert most < 1.5e8
+
+
+def npy(array: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> bytes:
+    """An array as a file, with another shape in its header."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": shape or array.shape})
+    return file.getvalue() + array.tobytes()
+
+
+def archive(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+    return path
+
+
+def saved(path: Path, images: Any, labels: Any) -> Path:
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+def claimed(path: Path, shape: tuple[int, ...]) -> Path:
+    return archive(path, {"images.npy": npy(IMAGES, shape), "labels.npy": npy(np.arange(10))})
+
+
+def bomb(path: Path) -> Path:
+    archive(path, {"labels.npy": npy(np.arange(10))})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file, file.open("images.npy", "w") as images:
+        images.write(npy(np.zeros(0, np.uint8), (3 * 10**8,)))
+        for _ in range(300):
+            images.write(bytes(10**6))
+    return path
+
+
+def lying_directory(path: Path) -> Path:
+    """The directory of the archive says other sizes than its entries."""
+    archive(path, {"images.npy": npy(IMAGES), "labels.npy": npy(np.arange(10))})
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02")
+    content[at + 24 : at + 28] = struct.pack("<I", 2**31)
+    path.write_bytes(content)
+    return path
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "labels of ten thousand million": (lambda path: saved(path, IMAGES, np.array([10**10] + [0] * 9)), "label 10000000000 makes"),
+    "labels of 2^63": (
+        lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
+        "label 9223372036854775808",
+    ),
+    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, and the file has 40"),
+    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "and the file has"),
+    "more dimensions than lengths": (lambda path: claimed(path, (1,) * 40 + (40,)), "."),
+    "a bomb": (bomb, "claims 300000128 bytes, packed into"),
+    "a directory that lies": (lying_directory, "."),
+    "complex images": (lambda path: saved(path, IMAGES * 1j, np.arange(10)), "is of complex128; give"),
+    "objects": (lambda path: saved(path, np.array([{}] * 10), np.arange(10)), "is of object; give"),
+    "what is no array": (lambda path: archive(path, {"images.npy": npy(IMAGES), "x": b""}), "holds 'x', which is no array"),
+    "a pipe": (pipe, "is no regular file"),
+    "no archive": (lambda path: (path.write_bytes(b"junk"), path)[1], "not a NumPy archive"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_is_refused_before_it_is_unpacked(name: str, tmp_path: Path) -> None:
+    make, words = ARCHIVES[name]
+    path = make(tmp_path / "data.npz")
+    with pytest.raises(ValueError, match=words) as error:
+        datasets.load("npz", train=str(path))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["seven terabytes", "a bomb", "a directory that lies", "objects", "a pipe", "no archive"])
+def test_a_state_dict_is_refused_alike(name: str, tmp_path: Path) -> None:
+    path = ARCHIVES[name][0](tmp_path / "before.npz")
+    with pytest.raises(ValueError, match=str(path)):
+        _state_dict(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
+def test_a_pipe_is_not_waited_for(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no regular file"):
+        _state_dict(pipe(tmp_path / f"before{suffix}"))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        _state_dict(tmp_path / f"absent{suffix}")
+
+
+def test_a_bomb_in_the_format_of_pytorch_is_not_unpacked(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.pt", {"x/data.pkl": b"\0" * 10**8}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match=r"x\.pt.*claims 100000000 bytes"):
+        _state_dict(path)
+
+
+def test_arrays_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.asfortranarray(np.random.default_rng(0).random((3, 4))),
+        "b": np.array(["x", "yz"]),
+        "c/d": np.zeros((0, 2)),
+    }
+    np.savez_compressed(tmp_path / "x.npz", **arrays)
+    found = read_arrays(tmp_path / "x.npz")
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert np.array_equal(found[name], array)
+    with pytest.raises(ValueError, match="no array 'z'; it holds a, b, c/d"):
+        read_arrays(tmp_path / "x.npz", ["z"])
+
+
+def png(width: int, height: int) -> bytes:
+    """A picture without its pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for name in ("cats", "dogs"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("L", (8, 8), number).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def test_a_picture_of_absurd_sides_is_refused(pictures: Path) -> None:
+    assert len(datasets.load("imagefolder", path=str(pictures), size=4).train) == 8
+    Image.new("L", (1, 200_000)).save(pictures / "cats" / "0.png")
+    with pytest.raises(ValueError, match=r"0\.png.*1 x 200000 pixels"):
+        datasets.load("imagefolder", path=str(pictures), size=5)  # data sets are cached by their arguments
+    (pictures / "cats" / "0.png").write_bytes(png(2_000_000_000, 2_000_000_000))
+    with pytest.raises(ValueError, match=r"0\.png cannot be read"):
+        datasets.load("imagefolder", path=str(pictures), size=6)
+
+
+@pytest.mark.parametrize("size", [200_000, 0, 10**15])
+def test_a_size_that_no_memory_holds_is_refused(pictures: Path, size: int) -> None:
+    with pytest.raises(ValueError, match=f"size must be 1 to 4096 pixels, got {size}"):
+        datasets.load("imagefolder", path=str(pictures), size=size)
+
+
+def test_a_format_that_starts_another_program_is_not_opened(pictures: Path) -> None:
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    (pictures / "cats" / "7.eps").write_bytes(script)
+    assert len(datasets.load("imagefolder", path=str(pictures), size=4).train) == 8
+    (pictures / "cats" / "0.png").write_bytes(script)
+    with pytest.raises(ValueError, match=r"0\.png cannot be read"):
+        datasets.load("imagefolder", path=str(pictures), size=5)
+
+
+def test_a_pipe_among_pictures_is_left_alone(pictures: Path) -> None:
+    os.mkfifo(pictures / "cats" / "8.png")
+    started = time.monotonic()
+    assert len(datasets.load("imagefolder", path=str(pictures), size=4).train) == 8
+    assert time.monotonic() - started < SECONDS
