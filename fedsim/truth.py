@@ -77,10 +77,11 @@ class TruthReader:
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path), start=1):
-            round, attempt, step, indices = (row.get(key) for key in ("round", "attempt", "step", "indices"))
-            if not (_are_counts(round, attempt, step) and isinstance(indices, list) and _are_counts(*indices)):
+            indices = row.get("indices")
+            counts = _are_counts(row.get("round"), row.get("attempt"), row.get("step"))
+            if not (counts and isinstance(indices, list) and _are_counts(*indices)):
                 raise DamagedFile(path, f"row {number} is none of a client: {shorten(row)}; copy the file that the client wrote")
-            found.setdefault((round, attempt), {})[step] = tuple(indices)  # type: ignore[arg-type]
+            found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
         return found
 
 

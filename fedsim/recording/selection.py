@@ -31,7 +31,7 @@ class Rounds(Set[int]):
         return numbers if isinstance(numbers, cls) else cls(range(number, number + 1) for number in numbers)
 
     @classmethod
-    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
+    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:
         return frozenset(it)
 
     def __contains__(self, number: object) -> bool:

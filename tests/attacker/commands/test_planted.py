@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from attacker.cli import app as attacker
 from attacker.service.jobs.job import JobSpec
 from attacker.service.worker.execution import _Work
-from attacker.service.worker.messages import Errand
+from attacker.service.worker.messages import JobTask
 from fedsim.cli import app as fedsim
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile
 from fedsim.recording.run_check import find_foreign
 
@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(root / "data.npz", images=values, labels=np.arange(10) % 2)
     facts = experiment(root / "data.npz")
     (root / "experiment.toml").write_text(tomli_w.dumps(facts))
-    engines.run(Run(experiment=validate(facts, source="test"), out=root / "run", client_seed=1), engine="local")
+    engines.run(FederationRun(experiment=validate(facts, source="test"), out=root / "run", client_seed=1), engine="local")
     for words in (
         ["replay", root / "run", "--attack", "exact", "--device", "cpu"],
         ["score", root / "run"],
@@ -145,7 +145,7 @@ def ends_in_time() -> Iterator[None]:
 def job(run: Path, outside: Path) -> None:
     """What a worker of the service does of a job."""
     spec = JobSpec(recording="run", attack="exact", null=False)
-    errand = Errand(
+    errand = JobTask(
         job="1",
         spec=spec.model_dump(mode="json"),
         run=str(run),
