@@ -1,4 +1,4 @@
-"""The simulated federation and what its honest-but-curious server writes down."""
+"""Federations and their recordings by an honest-but-curious server."""
 
 import os
 

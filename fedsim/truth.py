@@ -1,4 +1,4 @@
-"""What each client trained on: dataset indices in order of use. Only scoring opens it."""
+"""Truth: the dataset indices that each client trained on, in order of use. Only scoring reads it."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,32 +22,32 @@ class Used:
 
     @property
     def examples(self) -> tuple[tuple[int, int, int], ...]:
-        """(batch, position, index) of every example used, in order, batches counted from 1 and positions from 0."""
+        """Return (batch, position, index) of every example used, in order; batches count from 1, positions from 0."""
         return tuple((b, p, index) for b, step in enumerate(self.steps, start=1) for p, index in enumerate(step))
 
 
 class TruthWriter:
-    """One client's pen: a file of its own, so that clients in several processes never share one."""
+    """Writer of one client's truth, to a file of its own, so that clients in several processes never share one."""
 
     def __init__(self, folder: Path, client: str) -> None:
         self._path = make_private(folder) / f"{client}.jsonl"
 
     def write(self, round: int, attempt: int, steps: Sequence[Sequence[int]]) -> None:
-        """Write down what one round used, one row a step."""
+        """Append the examples of one round, one row per step."""
         about = {"round": round, "attempt": attempt}
         rows = [{**about, "step": step, "indices": list(map(int, used))} for step, used in enumerate(steps, start=1)]
         append_json_lines(self._path, *rows)
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
-    """Write down which data set the indices refer to, unless it is there already."""
+    """Write the description of the data set that indices refer to, unless it exists."""
     path = make_private(folder) / "dataset.json"
     if not path.exists():
         write_json(path, described())
 
 
 class TruthReader:
-    """Reads what `TruthWriter` wrote."""
+    """Reader of the files that `TruthWriter` writes."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -66,14 +66,14 @@ class TruthReader:
             raise DamagedFile(self.folder / "dataset.json", words)
 
     def used(self, round: int, attempt: int, client: str) -> Used:
-        """What was used in one attempt of a round. Raises KeyError where this client wrote nothing down for it."""
+        """Return the examples used in one attempt of a round. Raises KeyError if this client wrote none."""
         steps = self._steps(client).get((round, attempt))
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
         return Used(tuple(steps[step] for step in sorted(steps)))
 
     def _read_steps(self, client: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
-        """Indices by round and attempt, and by step. A message that is delivered twice counts once: it was answered alike."""
+        """Return indices by round and attempt, and by step. A message that was delivered twice counts once."""
         found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path), start=1):

@@ -1,4 +1,4 @@
-"""The client's side: its Flower app, and a mod for the apps of others."""
+"""The client: its Flower app, and a mod for other Flower apps."""
 
 from fedsim.client.mod import update_mod
 

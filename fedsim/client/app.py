@@ -1,4 +1,4 @@
-"""The Flower ClientApp: local training, then the defense, then the wire."""
+"""The Flower ClientApp: local training, defense, and packing of the update."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,22 +32,22 @@ from fedsim.truth import TruthWriter, describe_dataset
 
 
 class IndexedExamples(Protocol):
-    """Training examples: (x, y) by index."""
+    """Training examples that are indexed to (x, y)."""
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """All that a client needs beside the messages.
+    """Settings of a client.
 
-    private:   where the client keeps what is its own; truth: where it writes down what it used.
-    described: what truth says of the data set; called once.
-    holdings:  from a partition number, the examples of the data set and which of them are this client's.
-    public:    gives the public examples that `inputs` mixes in, where it asks for any.
-    secure:    how updates are aggregated securely; None where they leave as the defense made them.
-    run:       names the experiment: keys that are drawn from a seed are its alone.
-    seed:      see `load_or_draw`. threads: intra-op threads of one client; None leaves them as they are.
+    private:   folder of the client's identity and state. truth: folder for the indices of the examples that it used.
+    described: returns the description of the data set for the truth folder; called once.
+    holdings:  maps a partition number to the data set's examples and the indices of this client's.
+    public:    returns the public examples that `inputs` mixes in, or None.
+    secure:    agreement of secure aggregation; None without it.
+    run:       name of the experiment, so that seeded keys of two experiments differ.
+    seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
     """
 
     model: ModelSpec
@@ -68,14 +68,14 @@ class ClientSettings:
     secure: Agreement | None = None
 
     def folder(self, context: Context) -> Path:
-        """The client's own."""
+        """Return the private folder of this client."""
         return self.private / f"partition-{int(context.node_config['partition-id']):05d}"
 
     def identity(self, context: Context) -> ClientIdentity:
         return load_or_draw(self.folder(context), int(context.node_config["partition-id"]), seed=self.seed)
 
     def part(self, context: Context) -> SecureParticipant | None:
-        """In secure aggregation, if there is any. Keys are the system's, but for those of a simulation that is to repeat."""
+        """Return the settings of secure aggregation, or None. Keys are seeded only in a reproducible simulation."""
         if self.secure is None:
             return None
         identity = self.identity(context)
@@ -84,7 +84,7 @@ class ClientSettings:
 
 
 def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:
-    """The client's app. `settings_of` may be called for every message: it should remember."""
+    """Return the client's app. `settings_of` is called for every message, so it should cache its result."""
     masking = secure(lambda context: settings_of(context).part(context))
     app = ClientApp(mods=[masking, remember(lambda context: settings_of(context).folder(context)), defend(settings_of)])
 
@@ -99,7 +99,7 @@ def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientA
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Compute with so many threads, and leave the process as it was: on the local engine it is not the client's own."""
+    """Set the number of intra-op threads inside the context and restore it afterwards; the local engine shares one process."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -153,7 +153,7 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
 
 
 def _mixed(chosen: Iterable[Batch], settings: ClientSettings, identity: ClientIdentity, round: int) -> Iterable[Batch]:
-    """The batches as they are trained on."""
+    """Yield the batches to train on, mixed if `inputs` asks for it."""
     mixing = settings.inputs.build()
     if mixing is None:
         return chosen
@@ -167,12 +167,12 @@ def _built(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 
 def _model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
-    """The network, built once a process: its weights are those of every message."""
+    """Return the network, built once per process; its weights are replaced by those of each message."""
     return _built(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 
 def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights that were sent, and the buffers: those sent, or the client's own, or none for the model's first ones."""
+    """Return the weights sent, and the buffers: those sent, the client's own, or none to use the model's initial ones."""
     record, own = message.content[records.WEIGHTS], context.state.get(records.BUFFERS)
     assert isinstance(record, ArrayRecord)
     weights = records.to_tensors(record)
@@ -181,7 +181,7 @@ def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[di
 
 
 def defend(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
-    """A mod that turns the update into what leaves the client: defense, codec, pseudonym."""
+    """Return a mod that applies defense, codec and pseudonym to the update."""
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)

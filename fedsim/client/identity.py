@@ -1,4 +1,4 @@
-"""Who a client is: a pseudonym that it sends, and a secret that never leaves it."""
+"""Identity of a client: a pseudonym that it sends, and a secret that it keeps."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from fedsim.recording.safe_files import read_json
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """pseudonym: sent with every reply. secret: seeds all that is random on the client, in hexadecimal."""
+    """Identity of a client. pseudonym: sent with every reply. secret: seeds everything random on the client; hexadecimal."""
 
     pseudonym: str
     secret: str
@@ -26,19 +26,19 @@ class ClientIdentity:
         return hashlib.sha256(f"{self.secret}/{purpose}/{number}".encode()).digest()
 
     def generator(self, round: int, purpose: Literal["defense", "gradient", "inputs"] = "defense") -> torch.Generator:
-        """The randomness of the defenses in one round. Seeded from the round alone, the server could subtract the noise.
+        """Return the generator for one round, seeded from the secret: otherwise the server could compute and subtract the noise.
 
-        purpose: defense for what is done to the update, gradient and inputs for what is done while it is computed.
+        purpose: "defense" for the update; "gradient" and "inputs" for its computation.
         """
         seed = int.from_bytes(self._seed(purpose, round)[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
     def training_seed(self, round: int) -> int:
-        """What the randomness within the model, dropout for one, is seeded from in one round."""
+        """Return the seed of random layers of the model, such as dropout, for one round."""
         return int.from_bytes(self._seed("training", round)[:8], "big") >> 1
 
     def order(self, epoch: int, size: int, *, shuffle: bool) -> NDArray[np.int64]:
-        """The order of `size` examples in one epoch."""
+        """Return the order of `size` examples in one epoch."""
         if not shuffle:
             return np.arange(size)
         words = np.frombuffer(self._seed("order", epoch), dtype=np.uint32)
@@ -46,7 +46,7 @@ class ClientIdentity:
 
 
 def draw() -> ClientIdentity:
-    """A new identity, from the system's randomness."""
+    """Draw a new identity from the operating system's randomness."""
     return ClientIdentity(secrets.token_hex(6), secrets.token_hex(32))
 
 
@@ -56,10 +56,10 @@ def _seeded(seed: str) -> ClientIdentity:
 
 
 def load_or_draw(folder: Path, partition: int, *, seed: int | None) -> ClientIdentity:
-    """The identity in the client's private folder, drawn at the first use.
+    """Return the identity in the client's private folder; draw it at the first use.
 
-    seed: draws it from this number and the partition instead of from the system, so that a simulation repeats exactly.
-    It is the experimenter's, like the secret, and no part of what a server distributes.
+    seed: derive the identity from this number and the partition, so that a simulation can be repeated exactly; None draws it from
+          the system. Like the secret, the seed must not be known to the server.
     """
     make_private(folder.parent)
     path = make_private(folder) / "identity.json"

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds, in its private folder: a server that was killed may ask for a round once more."""
+"""State of a client between rounds, on disk, so that a round can be repeated after a crash of the server."""
 
 import json
 import os
@@ -16,10 +16,11 @@ CallNext = Callable[[Message, Context], Message]
 
 
 def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context, CallNext], Message]:
-    """A mod, to be the outermost: Flower's `Context.state` comes from the folder and goes back to it, round by round.
+    """Return a mod that loads Flower's `Context.state` from the folder before a round and stores it afterwards. Use it outermost.
 
-    A round starts from what was kept of the rounds before it, so asking for one again repeats it. The newest two are kept: the
-    server asks for a round again only while the next one has not begun. What a failing client changed is forgotten.
+    A round starts from the state after the rounds before it, so that a repeated round gives the same result. The states of the
+    last two rounds are kept, since the server repeats a round only if the next one has not begun. Changes by a client that fails
+    are discarded.
     """
 
     def mod(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -35,7 +36,7 @@ def remember(folder_of: Callable[[Context], Path]) -> Callable[[Message, Context
 
 
 def recall(folder: Path, *, before: int) -> RecordDict:
-    """What was kept last of the rounds before round `before`; empty where nothing was."""
+    """Return the latest state of the rounds before round `before`; empty if there is none."""
     earlier = [number for number in _kept(folder) if number < before]
     if not earlier:
         return RecordDict()
@@ -50,7 +51,7 @@ def recall(folder: Path, *, before: int) -> RecordDict:
 
 
 def keep(folder: Path, round: int, state: RecordDict) -> None:
-    """Keep `state` as of the end of `round`, and forget what no server can ask for any more."""
+    """Store `state` after `round`, and delete states that no server can ask for any more."""
     arrays = {key: records.to_tensors(record) for key, record in state.items() if isinstance(record, ArrayRecord)}
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
     tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}

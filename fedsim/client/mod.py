@@ -1,4 +1,4 @@
-"""For somebody else's Flower app: a mod that sends the update in place of the weights, defended, under a pseudonym."""
+"""A mod for any Flower app: sends the defended update under a pseudonym instead of the weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from fedsim.client.sending import put_update
 from fedsim.flower import records
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
-"""How PyTorch names what batch norm keeps beside its weights."""
+"""Last part of the names of batch norm's buffers in PyTorch."""
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -19,16 +19,15 @@ CallNext = Callable[[Message, Context], Message]
 def update_mod(
     defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS
 ) -> Callable[[Message, Context, CallNext], Message]:
-    """A mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
+    """Return a mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
 
-    defense: what the update goes through, for example "clip(1) | gaussian(0.1)"; the app itself stays as it is.
-    buffers: last parts of the names that are sent as they are: no update, and no defense acts upon them.
-    key:     of the record of weights, both ways.
+    defense: specification of the defense of the update, such as "clip(1) | gaussian(0.1)".
+    buffers: last parts of names of tensors that are sent unchanged; no defense is applied to them.
+    key:     name of the record of weights, in both directions.
 
-    Put it first: what other mods do to the weights is then part of the update. It acts on training alone.
-    Pseudonym, secret and what the defense keeps are in Flower's `Context.state`.
-    Raises ValueError for a defense that cannot be read; in a round, where there are no weights under `key`: they would
-    otherwise leave the client undefended.
+    Put it first, so that changes of the weights by other mods are part of the update. It affects training messages only.
+    Pseudonym, secret and the state of the defense are kept in Flower's `Context.state`. Raises ValueError for an invalid defense
+    and, during a round, if there are no weights under `key`, since they would leave the client without the defense.
     """
     spec = DefenseSpec.parse(defense)
 
@@ -65,12 +64,12 @@ def _weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
 
 
 def _minus(trained: Tensor, sent: Tensor) -> Tensor:
-    """The update. Some strategies send float64: a client starts from what its own type holds of that."""
+    """Return the update. If the strategy sends float64, the client starts from the values rounded to its own dtype."""
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
 
 def _next(context: Context) -> tuple[ClientIdentity, int]:
-    """Who this client is, and the number of this update, from 1: noise drawn by the server's number could come twice."""
+    """Return the identity, and the client's own number of this update, from 1. The server's round number could repeat noise."""
     stored: Mapping[str, object] | None = context.state.config_records.get("identity")
     drawn = draw() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))
     number = 1 if stored is None else int(str(stored["updates"])) + 1

@@ -1,4 +1,4 @@
-"""What an update goes through before it leaves a client."""
+"""Preparation of an update for sending: defense, packing, pseudonym."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Generator
@@ -11,9 +11,9 @@ from fedsim.recording.codec import encode
 def put_update(
     content: RecordDict, update: ArrayRecord, defense: DefenseSpec, context: Context, *, rng: Generator, pseudonym: str
 ) -> None:
-    """Put `update` into a reply as the server is to see it: defended, packed, under the client's pseudonym.
+    """Apply the defense to `update`, pack it, and add it to a reply under the client's pseudonym.
 
-    What the defense keeps between rounds is in `context.state`.
+    The state of the defense is kept in `context.state`.
     """
     if defense.steps:
         tensors = records.to_tensors(update)

@@ -1,4 +1,4 @@
-"""Composes both Flower apps of a `FederationRun`: the only place that sees client, server and data sets."""
+"""Both Flower apps of a `FederationRun`. Only this module imports client, server and data sets."""
 
 from collections.abc import Callable
 from math import nan
@@ -25,7 +25,7 @@ OnRound = Callable[[dict[str, Any]], None]
 
 
 def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
-    """The clients of an experiment."""
+    """Return the client app of an experiment."""
     known: list[tuple[FederationRun, client_side.ClientSettings]] = []
 
     def settings(context: Context) -> client_side.ClientSettings:
@@ -61,7 +61,7 @@ def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
 
 
 def server_app(run_of: Callable[[Context], FederationRun], on_round: OnRound | None = None) -> ServerApp:
-    """The server of an experiment."""
+    """Return the server app of an experiment."""
 
     def settings(context: Context) -> server_side.ServerSettings:
         run = run_of(context)

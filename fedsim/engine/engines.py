@@ -1,4 +1,4 @@
-"""Runs both Flower apps of an experiment: on Ray, in this process, or on a deployment."""
+"""Engines: run both Flower apps of an experiment on Ray, in this process, or on a deployment."""
 
 import copy
 import logging
@@ -26,7 +26,7 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class EngineError(RuntimeError):
-    """The federation could not be run; the message says why."""
+    """Raised if a federation fails; the message states the reason."""
 
 
 def run(
@@ -42,10 +42,10 @@ def run(
 ) -> None:
     """Run a federation to its end.
 
-    superlink: of a deployment that is there; without one, the engine "deployment" starts its own processes on this machine.
-    on_words: is told what a deployment's server says of clients and replies that are missing, when it says so.
-    client_cpus, client_gpus: what one client occupies on Ray; by default a GPU is shared by all clients that run at once.
-    Raises ValueError or FileNotFoundError before any work for what cannot be run, and EngineError for what fails on the way.
+    superlink: an existing deployment. Without it, the engine "deployment" starts its own processes on this machine.
+    on_words:  called with the messages of a deployment's server about missing clients and replies.
+    client_cpus, client_gpus: resources of one client on Ray; by default a GPU is shared by all clients that run at once.
+    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, and EngineError if it fails later.
     """
     set_verbosity(verbose)
     experiment.check()
@@ -64,12 +64,12 @@ def run(
 
 
 def set_verbosity(verbose: bool) -> None:
-    """Let Flower speak, or keep it quiet: what it says of failures is recorded anyway."""
+    """Show or hide Flower's own messages. Failures are recorded in any case."""
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.CRITICAL)
 
 
 def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
-    """What one client occupies. Raises EngineError where no actor could ever have it: Flower would wait for an hour."""
+    """Return Ray resources of one client. Raises EngineError if this machine never has them; Flower would wait an hour."""
     have_cpus, have_gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if cpus <= 0 or cpus > have_cpus:
         raise EngineError(f"one client is to occupy {cpus:g} CPUs, and this machine has {have_cpus}; change --client-cpus")
@@ -81,7 +81,7 @@ def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
 
 
 def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
-    """Run the apps on Flower's Ray simulation. Raises EngineError where the server fails."""
+    """Run the apps on Flower's Ray simulation. Raises EngineError if the server fails."""
     from flwr.simulation import run_simulation
 
     initialise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
@@ -109,9 +109,9 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
 def run_deployment(
     experiment: FederationRun, superlink: Link | None, on_round: OnRound | None = None, on_words: OnWords | None = None
 ) -> None:
-    """Run an experiment on the SuperLink, where the clients and the server's folder are, or on processes of this machine.
+    """Run an experiment on an existing SuperLink, or on processes that are started on this machine.
 
-    Raises EngineError where it fails.
+    Raises EngineError if it fails.
     """
     public, resume = experiment.places.public, superlink is None or experiment.resume
     if superlink is None:
@@ -132,7 +132,7 @@ def run_deployment(
 
 
 class LocalGrid(Grid):
-    """Hands messages to the clients within this process, copied as a wire would. Node ids are the same in every run."""
+    """A grid that calls the clients in this process with copies of the messages. Node ids are the same in every run."""
 
     def __init__(self, clients: ClientApp, count: int) -> None:
         ids = random.Random(0)
@@ -174,7 +174,7 @@ class LocalGrid(Grid):
         return pushed
 
     def _answer(self, message: Message) -> Message:
-        """As on Ray, a client that fails answers with an error, and its state stays as it was."""
+        """Return a client's answer. As on Ray, a client that fails answers with an error, and its state stays unchanged."""
         node = message.metadata.dst_node_id
         context = copy.deepcopy(self._contexts[node])
         try:

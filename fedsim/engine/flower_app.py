@@ -1,13 +1,15 @@
-"""What `flwr run .` starts; its run config carries the experiment and the run's folder on the server.
+"""The apps that `flwr run .` starts.
 
-experiment: path of a TOML file, read where the party runs, from this project as well. settings: the same as text, in its place.
-out:        the run's folder on the server. Relative paths are read from the folder in which Flower's process was started.
-public:     on the server, the folder of public facts on data that it does not have; empty where it has them.
+The run config names the experiment and the folder of the run on the server:
+
+experiment: path of a TOML file, read on the machine of each party. settings: the same as text, instead of a file.
+out:        folder of the run on the server. Relative paths start in the folder of Flower's process.
+public:     on the server, folder of public facts about data that it does not have; empty if it has the data.
 resume, device, threads: as for `fedsim run`.
 
-What is a client's own is in the configuration of its SuperNode, which no server sets: `data`, `private`, `truth` and `public`
-(`fedsim.engine.locations`), `client-seed` for simulations that are to repeat, and `experiment`: a file that says what this
-client agreed to; it takes no part in anything else.
+Settings of a client are in the configuration of its SuperNode, which no server can set: `data`, `private`, `truth` and `public`
+(`fedsim.engine.locations`), `client-seed` for reproducible simulations, and `experiment`, a file with the experiment that this
+client agreed to. It refuses any other.
 """
 
 import tomllib
@@ -24,14 +26,14 @@ from fedsim.engine.run import FederationRun
 
 
 def run_of_server(context: Context) -> FederationRun:
-    """The run as the server knows it."""
+    """Return the run from the server's configuration."""
     config = context.run_config
     public = str(config.get("public", ""))
     return _run(*_told(config), Places(public=Path(public) if public else None), None)
 
 
 def run_of_client(context: Context) -> FederationRun:
-    """The run as this client knows it. Raises ValueError where it is another one than the client agreed to."""
+    """Return the run from this client's configuration. Raises ValueError if the client agreed to another experiment."""
     own = context.node_config
     seed = own.get("client-seed")
     run = _run(*_told(context.run_config), _places(own), None if seed is None else int(seed))
@@ -41,7 +43,7 @@ def run_of_client(context: Context) -> FederationRun:
 
 
 def _places(own: Any) -> Places:
-    """A client's, out of its node config."""
+    """Return a client's folders from its node config."""
     private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
     return Places(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
 

@@ -1,4 +1,4 @@
-"""Where a party of a federation keeps what is its own, where that is not one folder for all, as in a simulation."""
+"""Folders of each party of a federation. In a simulation all parties share one folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,13 @@ from fedsim.data import client_parts as parts
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """One party's places. What is None is as in a simulation, where everybody can load all data and split it.
+    """Folders of one party. None means: as in a simulation, where everybody can load and split all data.
 
-    data:    of a client: names the data set that is all its own, such as "part:/data".
-    private: of a client: where it keeps identity, secret and state. truth: where it writes down what it used.
-    public:  of the server: folder of the public facts on the data, which it does not have; of a client with data under another
-             name than "part": the same facts, for the specification.
+    data:    a client's own data set, such as "part:/data".
+    private: a client's folder for identity, secret and state. truth: a client's folder for the examples it used.
+    public:  the server's folder of public facts about the data, which it does not have. A client whose data are not a "part"
+    needs
+             the same facts.
     """
 
     data: str | None = None
@@ -24,7 +25,7 @@ class Places:
     public: Path | None = None
 
     def dataset(self) -> Dataset | None:
-        """This party's data set; None where it is the experiment's."""
+        """Return this party's own data set; None if it is the experiment's."""
         facts = None if self.public is None else datasets.load("public", path=str(self.public))
         if self.data is None:
             return facts
@@ -32,11 +33,11 @@ class Places:
         return own if facts is None else parts.fitted(own, facts)
 
     def described(self, own: Dataset) -> dict[str, object]:
-        """What truth says of the client's `own` data set, whose training examples are the client's."""
+        """Return the description of the client's `own` data set for its truth folder."""
         assert self.data is not None
         name, arguments = datasets.parsed(self.data)
         return datasets.described(own, name, arguments)
 
 
 EVERYWHERE = Places()
-"""Of a simulation: all data are with everybody, and all that is written goes to the run's folder."""
+"""Folders of a simulation: all data are available to everybody, and everything is written to the run's folder."""

@@ -1,4 +1,4 @@
-"""An experiment, where it runs and where its parties keep what is theirs."""
+"""A federation run: an experiment with the folders and devices of its parties."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -35,22 +35,22 @@ from fedsim.strategies import names as strategies
 from fedsim.training.local import train
 
 KEEPING = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
-"""Strategies that keep up to three tensors for each of the model's."""
+"""Strategies whose state has up to three tensors per tensor of the model."""
 
 
 class Unfinished(ValueError):
-    """A run that was stopped before its last round."""
+    """Raised for a run that was stopped before its last round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FederationRun:
-    """An experiment and where it runs.
+    """An experiment together with where and how it runs.
 
-    out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA where there is one.
-    client_seed: draws the clients' secrets; None draws them from the system. Never part of an experiment.
-    threads:     intra-op threads of one client; None leaves them as they are.
-    resume:      go on with an unfinished run.
-    places:      where this party keeps what is its own; by default everybody has the data, and all is in `out`.
+    out:         folder of the run. device: "cpu", "cuda", or "auto" for CUDA if available.
+    client_seed: seed of the clients' secrets; None draws them from the system. Never part of an experiment.
+    threads:     intra-op threads of one client; None does not change them.
+    resume:      continue an unfinished run.
+    places:      folders of this party; by default everybody has the data, and everything is in `out`.
     """
 
     experiment: Experiment
@@ -72,11 +72,11 @@ class FederationRun:
         return self.places.dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
-        """Which examples are each client's, where one party has all data."""
+        """Return the indices of each client's examples, if one party has all data."""
         return _split(self.experiment.to_toml())
 
     def sizes(self) -> list[int]:
-        """How many examples each client holds, in no order that says whose they are where the server has no data."""
+        """Return the number of examples of each client. If the server has no data, the order does not identify clients."""
         if self.places.public is None:
             return [len(part) for part in self.split()]
         found = parts.sizes(self.places.public)
@@ -96,7 +96,7 @@ class FederationRun:
         return strategies.build(named.name, clients=clients.count, fraction=clients.fraction, **named.arguments)
 
     def check(self) -> None:
-        """Raises ValueError or FileNotFoundError before any work for what would fail during the run."""
+        """Raise ValueError or FileNotFoundError, before any work, for problems that would fail during the run."""
         try:
             self._try_out()
         except TypeError as error:  # what the named things make of arguments that are lists, texts, ...
@@ -129,7 +129,7 @@ class FederationRun:
             raise ValueError(f"device {self.device!r} is not to be had here; use cpu")
 
     def _try_rule(self, model: nn.Module, data: datasets.Dataset) -> None:
-        """One local step on two examples, where the gradient is not the plain one: a rule need not fit every network."""
+        """Try one local step on two examples if the gradient rule is not plain, since a rule may not suit the network."""
         spec = GradientSpec.parse(self.experiment.gradient)
         if spec.step is not None:
             weights, rng = dict(model.named_parameters()), torch.Generator().manual_seed(0)
@@ -137,7 +137,7 @@ class FederationRun:
                 train(model, weights, [_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
-        """Whether this very experiment has run to its end. Raises ValueError where `out` holds another, `Unfinished` for half."""
+        """Return whether this experiment is finished in `out`. Raises ValueError for another one, `Unfinished` if partial."""
         if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
             return False
         check_run(self.out)
@@ -177,21 +177,21 @@ class FederationRun:
         return (self._model_bytes() + 2000) * (1 + min(limits) + more)
 
     def needs(self, number: int) -> int:
-        """About how many bytes round `number` writes: what is recorded of it, and a checkpoint beside the one before."""
+        """Return the approximate number of bytes that round `number` writes: recording and checkpoint."""
         return self._checkpoint_bytes() + self._recorded_bytes(number)
 
     def megabytes(self) -> float:
-        """About what the rounds that are still to run write, checkpoints included."""
+        """Return the approximate number of megabytes that the remaining rounds write, including checkpoints."""
         done = rounds_done(self.out / "state") or 0
         recorded = sum(self._recorded_bytes(number) for number in range(done + 1, self.experiment.rounds + 1))
         return (recorded + 2 * self._checkpoint_bytes()) / 1e6
 
     def wanted(self) -> Wanted:
-        """What the server writes down."""
+        """Return the selection of what is recorded."""
         return Wanted.parse(self.experiment.record.rounds, self.experiment.record.clients)
 
     def prepare(self) -> None:
-        """Make the run's folder, with the resolved experiment. Raises ValueError where something is there already."""
+        """Create the run's folder with the resolved experiment. Raises ValueError if the folder is not empty."""
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         check_run(make_private(self.out))
@@ -201,9 +201,9 @@ class FederationRun:
             write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 
     def settled(self) -> "FederationRun":
-        """This run with the clients' seed that it began with, so that whoever resumes it need not repeat that.
+        """Return this run with the client seed with which it began, so that `--resume` does not need it again.
 
-        Raises ValueError where another one is given now.
+        Raises ValueError if another client seed is given.
         """
         if not self._simulation.exists():
             return self
@@ -234,12 +234,12 @@ class FederationRun:
 
 
 def _counts(path: Path) -> bool:
-    """Whether a file means that a run was begun: not what a crash left, nor the empty folder where a recording is mounted."""
+    """Return whether a file shows that a run was begun. Leftovers of a crash and empty mounted folders do not."""
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
 def _sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Examples to try things out on: the first ones, or black ones where the data are elsewhere."""
+    """Return examples for a trial step: the first ones, or black images if this party has no data."""
     if len(data.train):
         return data.train[:count]
     return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)
@@ -247,7 +247,7 @@ def _sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _split(experiment: str) -> list[NDArray[np.int64]]:
-    """Each client's examples; the experiment as TOML, so that it can be remembered."""
+    """Return each client's examples. The experiment is passed as TOML, so that the result can be cached."""
     e = validate(tomllib.loads(experiment), source="experiment")
     examples = datasets.load(e.data.name, **e.data.arguments).train
     return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

@@ -1,4 +1,4 @@
-"""A Flower grid around another, which all goes to that is not said to go otherwise."""
+"""Base class of grids that wrap another one."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from flwr.supercore.run import Run
 
 
 class Around(Grid):
-    """To be derived from: what is not overridden is done by `inner`."""
+    """A grid that forwards every call to `inner`; subclasses override what they change."""
 
     def __init__(self, inner: Grid) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""The adapter between tensors and Flower's records: the only place where one becomes the other."""
+"""Conversion between tensors and Flower's records."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,13 +15,13 @@ from torch import Tensor, from_numpy
 from fedsim.recording.codec import Payload
 
 WEIGHTS = "arrays"
-"""Flower's own key for model weights, both ways."""
+"""Flower's key for model weights, in both directions."""
 UPDATE = "update"
-"""Inside a client only: the update before any defense."""
+"""Key of the update before any defense; used inside a client only."""
 PAYLOAD = "payload"
 CODEC = "codec"
 BUFFERS = "buffers"
-"""Batch-norm statistics that a client sends beside its update."""
+"""Key of the batch-norm statistics that a client sends with its update."""
 CLIENT = "client"
 METRICS = "metrics"
 CONFIG = "config"
@@ -29,14 +29,14 @@ NUM_EXAMPLES = "num-examples"
 
 
 def pack(values: NDArray[Any]) -> Array:
-    """As Flower's `Array(values)`, byte for byte, with one copy in place of three."""
+    """Return what Flower's `Array(values)` gives, byte for byte, with one copy instead of three."""
     values = np.asarray(values, order="C")
     data = values.reshape(-1).view(np.uint8).data if values.size else b""
     return Array(str(values.dtype), values.shape, "numpy.ndarray", b"".join((_header(str(values.dtype), values.shape), data)))
 
 
 def view(array: Array) -> NDArray[Any]:
-    """As Flower's `array.numpy()`, but read-only, with no copy and no header to parse. Raises ValueError for a wrong length."""
+    """Return what Flower's `array.numpy()` gives, read-only and without a copy. Raises ValueError for a wrong length."""
     with suppress(TypeError):  # a type that NumPy does not know
         if array.stype == "numpy.ndarray" and array.data.startswith(head := _header(array.dtype, array.shape)):
             return np.frombuffer(array.data, np.dtype(array.dtype), offset=len(head)).reshape(array.shape)
@@ -45,7 +45,7 @@ def view(array: Array) -> NDArray[Any]:
 
 
 def _check_length(array: Array) -> None:
-    """Raises ValueError where the header in `array` claims more values than follow: NumPy would make room for them first."""
+    """Raise ValueError if the header of `array` claims more values than follow, before NumPy allocates memory for them."""
     buffer = BytesIO(array.data)
     version = np.lib.format.read_magic(buffer)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -56,7 +56,7 @@ def _check_length(array: Array) -> None:
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What `numpy.save` writes before the values of an array in C order."""
+    """Return the header that `numpy.save` writes before the values of an array in C order."""
     buffer = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
@@ -64,17 +64,17 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Tensors by name as a Flower record, bit for bit."""
+    """Convert tensors by name to a Flower record, bit for bit."""
     return ArrayRecord({name: pack(t.detach().cpu().numpy()) for name, t in tensors.items()})
 
 
 def to_tensor(array: Array) -> Tensor:
-    """One array as a tensor."""
+    """Convert one array to a tensor."""
     return from_numpy(view(array).copy())
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """The inverse of `to_arrays`."""
+    """Convert a Flower record to tensors by name."""
     return {name: to_tensor(array) for name, array in record.items()}
 
 
@@ -85,7 +85,7 @@ def put_payload(content: RecordDict, payload: Payload) -> None:
 
 
 def put_dense(content: RecordDict, update: ArrayRecord) -> None:
-    """Add an update to a reply as it is: what `put_payload` does with codec "dense", without unpacking it."""
+    """Add a dense update to a reply, as `put_payload` does with codec "dense", without unpacking it."""
     content[PAYLOAD] = update
     content[CODEC] = ConfigRecord({"name": "dense"})
 
@@ -100,7 +100,7 @@ def take_payload(content: RecordDict) -> Payload:
 
 
 def take_buffers(content: RecordDict) -> dict[str, Tensor]:
-    """Remove the buffers from a reply and return them; none where it has none."""
+    """Remove the buffers from a reply and return them; empty if there are none."""
     if BUFFERS not in content:
         return {}
     record = content[BUFFERS]
@@ -110,19 +110,19 @@ def take_buffers(content: RecordDict) -> dict[str, Tensor]:
 
 
 def reported(content: RecordDict) -> dict[str, float]:
-    """The metrics that a client reports in clear; lists of numbers are left out."""
+    """Return the metrics that a client reports, without lists of numbers."""
     record = content[METRICS]
     assert isinstance(record, MetricRecord)
     return {name: value for name, value in record.items() if not isinstance(value, list)}
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Size of all records of a message on the wire, keys included."""
+    """Return the size in bytes of all records of a message on the wire, including keys."""
     return sum(_size(record) for record in content.values())
 
 
 def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """As Flower counts, which fails for empty values."""
+    """Return the size as Flower counts it, also for empty values, for which Flower fails."""
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
     filled = ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})
@@ -130,7 +130,7 @@ def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
 
 
 def number(message: Message, key: str) -> int:
-    """A number out of what the server prescribes for this round."""
+    """Return a number from the server's configuration of this round."""
     config = message.content[CONFIG]
     assert isinstance(config, ConfigRecord)
     return int(config[key])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The server's side: its Flower app, and a recording strategy for the apps of others."""
+"""The server: its Flower app, and the recording of other Flower apps."""
 
 from fedsim.strategies.record import record
 

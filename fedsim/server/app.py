@@ -1,4 +1,4 @@
-"""The Flower ServerApp: an honest training run, recorded, that goes on after a crash from its last whole round."""
+"""The Flower ServerApp: an honest training run that is recorded and can resume after its last complete round."""
 
 import errno
 import logging
@@ -41,13 +41,13 @@ GO_ON = "go on later with --resume"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """All that the server needs.
+    """Settings of the server.
 
-    folder:   of the run. manifest: the public facts. strategy: makes the strategy that is wrapped.
-    evaluate: from weights and buffers by name, metrics on held-out data, which the server itself never sees.
-    wanted:   what is recorded. needs: about how many bytes a round writes.
-    privacy:  from a round, what is accounted for up to then, for its row of metrics.
-    secure:   how updates are aggregated securely; None where they come as they are. on_round: gets each round's row of metrics.
+    folder:   folder of the run. manifest: public facts. strategy: builds the strategy that is wrapped.
+    evaluate: maps weights and buffers by name to metrics on held-out data, which the server itself never sees.
+    wanted:   selection of what is recorded. needs: returns the approximate number of bytes that a round writes.
+    privacy:  maps a round to the privacy accounted up to it, for its row of metrics.
+    secure:   agreement of secure aggregation; None without it. on_round: called with each round's row of metrics.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class ServerSettings:
 
 
 def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerApp:
-    """The server's app."""
+    """Return the server's app."""
     app = ServerApp()
 
     @app.main()
@@ -81,7 +81,7 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
 
 
 class FederationServer:
-    """One federation. A round counts from the moment when its checkpoint is written; all else of it can be undone."""
+    """One federation. Writing its checkpoint commits a round; everything before that can be undone."""
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:
         self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
@@ -107,7 +107,7 @@ class FederationServer:
         self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe)
 
     def _open(self, folder: Path) -> Recorder:
-        """The recording to go on with, or a new one. Raises ValueError where what is there cannot be gone on with."""
+        """Open the recording to continue, or create one. Raises ValueError if the existing one cannot be continued."""
         if not (folder / "manifest.json").exists():
             return Recorder(folder, self.settings.manifest)
         there, ours = Manifest.read(folder / "manifest.json"), self.settings.manifest
@@ -122,9 +122,9 @@ class FederationServer:
         return recorder
 
     def run(self) -> None:
-        """From the first round that is not committed to the last.
+        """Run from the first round that is not committed to the last one.
 
-        Raises EmptyRunError where no client answered in any of them, and TimeoutError where clients do not come back.
+        Raises EmptyRunError if no client ever answered, and TimeoutError if clients do not come back.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
@@ -145,7 +145,7 @@ class FederationServer:
         check_end(self.settings.folder, lambda words: logging.getLogger("flwr").warning("%s", words))
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
-        """Where to start: global arrays, committed rounds, and the number of this attempt. Undoes what is not committed."""
+        """Undo what is not committed; return the global arrays, the number of committed rounds, and that of this attempt."""
         found = self.found
         done = found.round if found else 0
         self.recorder.roll_back(done)
@@ -187,5 +187,5 @@ class FederationServer:
 
 
 def _finite(value: Any) -> Any:
-    """What JSON knows of a number."""
+    """Replace numbers that JSON cannot represent."""
     return None if isinstance(value, float) and not isfinite(value) else value

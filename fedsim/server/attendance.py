@@ -1,4 +1,4 @@
-"""Waits for clients, no longer than was agreed and not in silence: Flower's strategies wait for ever."""
+"""Waiting for clients with a time limit and a warning; Flower's strategies wait forever and silently."""
 
 import logging
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from flwr.serverapp import Grid
 from fedsim.flower.grid import Around
 
 CONNECT_SECONDS = 60
-"""For which the clients may come, when a federation starts."""
+"""Seconds in which clients can connect when a federation starts."""
 PAUSE = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class Attended(Around):
-    """A grid that tells its nodes only once there are `clients` of them, and else waits for up to `patience` seconds.
+    """A grid whose `get_node_ids` waits, for at most `patience` seconds, until `clients` nodes are connected.
 
-    A warning says that it waits. TimeoutError, with the mend, where that was in vain.
+    It logs a warning while it waits. Raises TimeoutError, which says how to continue, if clients are still missing.
     """
 
     def __init__(self, inner: Grid, clients: int, *, patience: float) -> None:
@@ -45,7 +45,7 @@ class Attended(Around):
 
 
 def wait_for_all(grid: Grid, clients: int) -> None:
-    """Before the first round. Raises ValueError where, after `CONNECT_SECONDS`, other than `clients` nodes are connected."""
+    """Wait for clients before the first round. Raises ValueError unless `clients` nodes connect within `CONNECT_SECONDS`."""
     deadline = monotonic() + CONNECT_SECONDS
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
         sleep(PAUSE)

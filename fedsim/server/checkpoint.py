@@ -1,4 +1,4 @@
-"""The server's state between two rounds: what makes a federation that was killed go on as if nothing had happened."""
+"""Checkpoints of the server between two rounds, from which a killed federation resumes."""
 
 import json
 import os
@@ -24,11 +24,11 @@ FILE = "server.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyMemory:
-    """What a strategy keeps from round to round.
+    """State of a strategy between rounds.
 
-    values:  by the path of an attribute, what kind it is and its plain value, or the keys of its arrays.
-    tensors: the arrays, by path and key.
-    unsaved: attributes that hold something else, which cannot be written.
+    values:  kind and plain value of each attribute, or the keys of its arrays, by the path of the attribute.
+    tensors: arrays by path and key.
+    unsaved: attributes of other types, which cannot be saved.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class StrategyMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCheckpoint:
-    """All that the server needs to go on after `round`.
+    """State from which the server continues after `round`.
 
-    attempt: how often the run was started. arrays: global weights and buffers, by name, in order.
-    memory: of the strategy. generators: states of the global ones, from which Flower draws clients,
-    and its central privacy the noise. pseudonyms: by node id, as far as they are known.
+    attempt:    number of starts of the run. arrays: global weights and buffers, by name, in order.
+    memory:     state of the strategy. pseudonyms: known pseudonyms by node id.
+    generators: states of the global random generators, from which Flower draws clients and central noise.
     """
 
     round: int
@@ -53,7 +53,7 @@ class ServerCheckpoint:
     pseudonyms: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Replace the checkpoint in `folder`, at once: this is what commits a round."""
+        """Replace the checkpoint in `folder` atomically, which commits the round."""
         tensors = {f"arrays/{name}": t for name, t in self.arrays.items()}
         tensors |= {f"memory/{name}": t for name, t in self.memory.tensors.items()}
         facts = {
@@ -70,7 +70,7 @@ class ServerCheckpoint:
 
     @classmethod
     def read(cls, folder: Path) -> "ServerCheckpoint | None":
-        """The checkpoint in `folder`; None where there is none. Raises ValueError, naming the file, for anything else."""
+        """Read the checkpoint in `folder`; None if there is none. Raises ValueError, naming the file, if it is invalid."""
         path = folder / FILE
         if not os.path.lexists(path):
             return None
@@ -87,7 +87,7 @@ class ServerCheckpoint:
 
 
 def rounds_done(folder: Path) -> int | None:
-    """How many rounds are committed in `folder`; None where the run never began. Reads no tensor."""
+    """Return the number of committed rounds in `folder`; None if the run never began. Reads no tensors."""
     path = folder / FILE
     if not os.path.lexists(path):
         return None
@@ -104,14 +104,14 @@ def _not_a_checkpoint(path: Path, error: Exception) -> ValueError:
 
 
 def generators() -> dict[str, Any]:
-    """The states of the global generators, as plain data."""
+    """Return the states of the global random generators as plain data."""
     version, words, gauss = random.getstate()
     state: Any = np.random.get_state()
     return {"random": [version, list(words), gauss], "numpy": [state[0], state[1].tolist(), *state[2:]]}
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """The inverse of `generators`."""
+    """Restore the states that `generators` returned."""
     version, words, gauss = states["random"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = states["numpy"]
@@ -119,7 +119,7 @@ def restore_generators(states: Mapping[str, Any]) -> None:
 
 
 def remember(strategy: Strategy) -> StrategyMemory:
-    """What `strategy`, and any that it wraps, keeps."""
+    """Return the state of `strategy` and of the strategies that it wraps."""
     values: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     unsaved: list[str] = []
@@ -137,7 +137,7 @@ def remember(strategy: Strategy) -> StrategyMemory:
 
 
 def remind(strategy: Strategy, memory: StrategyMemory) -> None:
-    """Give a freshly built strategy what another one kept. Raises ValueError where that could not be saved."""
+    """Restore a saved state in a newly built strategy. Raises ValueError if a part could not be saved."""
     if memory.unsaved:
         raise ValueError(f"this strategy cannot be resumed: {memory.unsaved[0]} could not be saved")
     for path, stored in memory.values.items():
@@ -168,7 +168,7 @@ def _attributes(strategy: Strategy, prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """The arrays of an attribute by key, and what holds them; None where it holds something else, or nothing."""
+    """Return the container type of an attribute and its arrays by key; None if it holds no arrays."""
     if isinstance(value, ArrayRecord):
         return "record", {key: array.numpy() for key, array in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""How a federation ended, by what its server wrote down: one in which nobody ever answered has failed, whoever ran it."""
+"""Outcome of a federation, judged from the files that its server wrote. A run in which no client ever answered has failed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,14 @@ from fedsim.recording.reader import Recording
 
 
 class EmptyRunError(RuntimeError):
-    """A run came to its last round and has nothing to show for it; the message says why, and the mend."""
+    """Raised if a run reached its last round without recording anything; the message states the reason and what to do."""
 
 
 def check_end(folder: Path, tell: Callable[[str], None]) -> None:
-    """Look back at the run in `folder`, with `metrics.jsonl` and `recording`, after its last round.
+    """Check the run in `folder` (`metrics.jsonl`, `recording`) after its last round.
 
-    tell: is told of missing replies, in one line, where there are any. Raises EmptyRunError where no client answered in any
-    round, or nothing was recorded.
+    tell: called with one line about missing replies, if there are any.
+    Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
     rounds = [row for row in read_json_lines(folder / "metrics.jsonl") if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
@@ -33,7 +33,7 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def _cleared(folder: Path) -> str:
-    """What makes room for another run. The folders of a deployment are linked and mounted, so they must stay."""
+    """Return instructions to clear the run. The folders of a deployment are linked and mounted, so they must stay."""
     link = folder / "recording"
     if link.is_symlink():
         return f"delete all in {link.resolve()}, and all in {folder} but the link to it"
@@ -41,6 +41,6 @@ def _cleared(folder: Path) -> str:
 
 
 def _first(recording: Recording) -> str:
-    """Why the first of the missing replies is, in one line. A client wrote the reason, so it may be anything."""
+    """Return the reason of the first missing reply in one line. A client wrote it, so it may contain anything."""
     reason = next((row.reason for row in recording.rows() if row.status in ("failed", "late")), "")
     return f"the first: {' '.join(reason.split())}" if reason.strip() else "why is not recorded: see the clients' logs"

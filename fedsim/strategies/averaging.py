@@ -1,4 +1,4 @@
-"""What Flower's strategies do not do for a PyTorch model: types that stay, and batch-norm statistics averaged apart."""
+"""Averaging for PyTorch models: keeps dtypes, and averages batch-norm statistics separately."""
 
 from collections.abc import Iterable
 
@@ -14,12 +14,12 @@ from fedsim.strategies.wrapper import Wrapper
 
 
 class Averaging(Wrapper):
-    """Keeps buffers from `inner`, and the types of all tensors as they were sent.
+    """A strategy that hides buffers from `inner` and restores the dtypes of all tensors.
 
-    Buffers are averaged by `num-examples`, integers rounded: a server optimiser such as FedAdam could make a variance negative,
-    and an average of integers is none. Some of Flower's strategies turn float32 into float64.
+    Buffers are averaged by `num-examples`, integers rounded, since a server optimiser such as FedAdam could make a variance
+    negative. Some of Flower's strategies convert float32 to float64.
 
-    buffers: names of what is no weight.
+    buffers: names of the tensors that are buffers.
     """
 
     def __init__(self, inner: Strategy, buffers: frozenset[str] = frozenset()) -> None:
@@ -65,7 +65,7 @@ class Averaging(Wrapper):
 
 
 def average(shares: Iterable[tuple[float, Tensor]], kind: torch.dtype) -> Tensor:
-    """The mean of tensors by their shares, in type `kind`; integers are rounded."""
+    """Return the mean of tensors weighted by their shares, in dtype `kind`; integers are rounded."""
     pairs = list(shares)
     total = sum(share for share, _ in pairs)
     mean = torch.stack([tensor.double() * (share / total) for share, tensor in pairs]).sum(dim=0)

@@ -1,7 +1,7 @@
-"""Central differential privacy: Flower's own wrappers, which clip each client's update on the server and add noise to their mean.
+"""Central differential privacy with Flower's wrappers, which clip each update on the server and add noise to the mean.
 
-They protect the global model from whoever sees no more than that. This server itself sees every update as it was sent, and
-records it so: against it, they do nothing.
+They protect against observers of the global model. The server sees and records every update before, so they do not protect
+against it.
 """
 
 import math
@@ -23,8 +23,8 @@ Flowers = flower.DifferentialPrivacyServerSideFixedClipping | flower.Differentia
 def fixed(inner: Strategy, drawn: int, *, noise_multiplier: float, clipping_norm: float) -> Flowers:
     """Clip every update to one norm (McMahan et al. 2018).
 
-    noise_multiplier: z; the noise on the mean of m updates has a standard deviation of z * clipping_norm / m. Not negative.
-    clipping_norm:    greatest length of an update, in its own units; positive.
+    noise_multiplier: z, not negative; the noise on the mean of m updates has standard deviation z * clipping_norm / m.
+    clipping_norm:    largest norm of an update, in its own units; positive.
     """
     _check(noise_multiplier, clipping_norm)
     return flower.DifferentialPrivacyServerSideFixedClipping(inner, noise_multiplier, clipping_norm, drawn)
@@ -40,11 +40,11 @@ def adaptive(
     norm_learning_rate: float = 0.2,
     clipped_count_stddev: float | None = None,
 ) -> Flowers:
-    """Clip to a norm that goes with the lengths of the updates (Andrew et al. 2021).
+    """Clip to a norm that adapts to the norms of the updates (Andrew et al. 2021).
 
-    noise_multiplier: of the mean and of the count together, see `fixed`. clipping_norm: that of the first round.
-    clipped_quantile: share of clients that are to be clipped, in [0, 1]. norm_learning_rate: of the norm's logarithm; positive.
-    clipped_count_stddev: of the noise on how many were clipped; by default a twentieth of those drawn.
+    noise_multiplier:     for the mean and the count together, see `fixed`. clipping_norm: norm of the first round.
+    clipped_quantile:     target share of clipped clients, in [0, 1]. norm_learning_rate: for the logarithm of the norm; positive.
+    clipped_count_stddev: standard deviation of the noise on the number of clipped clients; by default drawn / 20.
     """
     _check(noise_multiplier, clipping_norm)
     if not 0 <= clipped_quantile <= 1:
@@ -63,7 +63,7 @@ KINDS = {"fixed": fixed, "adaptive": adaptive}
 
 
 def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
-    """`inner` with the noise that the table `strategy.central` asks for, over `drawn` clients a round.
+    """Wrap `inner` with the noise of the table `strategy.central`, for `drawn` clients per round.
 
     Raises ValueError for unknown keys and for values out of range.
     """
@@ -78,10 +78,11 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
 
 
 class Central(Wrapper):
-    """What a guarantee needs beyond Flower's wrapper: equal shares, of exactly those who answered, and noise for the norm in use.
+    """A wrapper that makes Flower's central noise meet its guarantee.
 
-    A share by number of examples would let one client weigh more than the noise is made for, and the noise is for the clients
-    that are in the mean, where some did not answer. Flower would drop the round for one that failed.
+    - All clients have the same weight. Weights by number of examples would let one client exceed the sensitivity.
+    - The noise is scaled for the clients that actually answered, and for the clipping norm that was in use.
+    - A client that failed does not discard the round, as it would in Flower.
     """
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -99,7 +100,7 @@ class Central(Wrapper):
         return self._complete(aggregated, norm, len(answered)), metrics
 
     def _complete(self, aggregated: ArrayRecord | None, norm: float, answered: int) -> ArrayRecord | None:
-        """Flower's noise is for the norm of the next round: where that is smaller than `norm`, what is missing is added."""
+        """Add the missing noise if the next round's norm, for which Flower drew the noise, is smaller than `norm`."""
         wrapped: Any = self.inner
         missing = norm**2 - wrapped.clipping_norm**2
         if aggregated is None or missing <= 0 or not wrapped.noise_multiplier:
@@ -109,7 +110,7 @@ class Central(Wrapper):
 
 
 def _lengthen(arrays: Any, start: ArrayRecord) -> None:
-    """Change an update of length zero by the least that can be seen: Flower divides by the length, which would end the run."""
+    """Change a zero update by the smallest possible amount, since Flower divides by its norm."""
     if _length(records.view(array) - records.view(start[key]) for key, array in arrays.items()):
         return
     key = next(key for key, array in arrays.items() if records.view(array).size)
@@ -123,7 +124,7 @@ def _lengthen(arrays: Any, start: ArrayRecord) -> None:
 
 
 def _length(update: Iterable[Any]) -> float:
-    """As Flower has it, each square in the type of the tensor, where it may come to nothing."""
+    """Return the norm as Flower computes it, with squares in the dtype of the tensor, which may underflow."""
     return math.sqrt(sum(np.linalg.norm(np.ravel(values)) ** 2 for values in update))
 
 

@@ -1,4 +1,4 @@
-"""Flower's strategies by name: those that need nothing of the client beyond an update."""
+"""Flower's strategies by name: those that need only an update from each client."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ NAMES = (
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:
-    """The strategy `name` over `clients` clients, of which `fraction` are drawn a round; `arguments` are Flower's own.
+    """Return the strategy `name` for `clients` clients, of which `fraction` are drawn per round.
 
-    `central`, a table, is none of Flower's: it asks for noise on the server (`fedsim.strategies.central`).
+    `arguments` are those of Flower's class, plus the table `central` for noise on the server (`fedsim.strategies.central`).
     """
     if name not in NAMES:
         raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""Records a federation of somebody else's: one line about its strategy."""
+"""Recording of any Flower app by wrapping its strategy."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -35,19 +35,20 @@ def record(
     rounds: str = "all",
     clients: str = "all",
 ) -> Strategy:
-    """`strategy` itself, from now on recorded in `out`: it samples, aggregates and evaluates as before.
+    """Record everything that `strategy` receives in `out`, and return the strategy. It works exactly as before.
 
-    out:      folder of the run; a relative one lies where this process was started, which Flower decides, and is logged in full.
-    model:    a name of this project, or `module:function` of the app; the function takes nothing, or (shape, num_classes).
-              Its state dict must have the names that the server sends; buffers may be missing there.
-    training: what clients are told to do; the attacker goes by it. data: the public shape of their data.
-    defense:  what clients do to their updates, where they use `fedsim.client.update_mod`.
-    gradient, inputs: what clients do while they train, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
-    rounds, clients: what is written down, as in an experiment.
+    strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that.
+    out:      folder of the run. A relative path starts in the folder of this process, which Flower chooses; the full path is
+    logged.
+    model:    a name of this project, or `module:function` of the app; the function takes nothing, or (shape, num_classes). Its
+              state dict must have the names that the server sends; buffers may be missing there.
+    training: prescribed local training, which attacks rely on. data: public shape of the clients' data.
+    defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`.
+    gradient, inputs: further defenses, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
+    rounds, clients: selection of what is recorded, as in an experiment.
 
-    Around a strategy that clips or adds noise on the server, what clients sent is recorded, before that: give the outermost one.
-    Raises ValueError where `out` holds a recording already, or a name is unknown. The strategy does so before it sends anything,
-    where `model` is not the network that it sends, or it sends each client other weights.
+    Raises ValueError if `out` holds a recording already or a name is unknown. Before the first round, the strategy raises it if
+    `model` is not the network that it sends, or if it sends different weights to different clients.
     """
     folder = Path(out).expanduser().absolute()
     _check_new(folder)
@@ -86,7 +87,7 @@ def record(
 
 
 class _Own(Wrapper):
-    """A strategy with its hooks as they were before `record` put others in their place."""
+    """A strategy with its original hooks, which `record` replaced."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
@@ -100,7 +101,7 @@ class _Own(Wrapper):
 
 
 class _Watched(Wrapper):
-    """Starts the recording once the network is known to be the one that is sent: with another, it could not be attacked."""
+    """A strategy that starts the recording after checking that the named network is the one that is sent."""
 
     def __init__(self, inner: Strategy, network: nn.Module, name: str, start: Callable[[], RecordingStrategy]) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""An honest-but-curious strategy: aggregates exactly as the strategy that it wraps, and writes down what passes."""
+"""Strategy of an honest-but-curious server: aggregates like the strategy that it wraps, and records every message."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,20 +15,20 @@ from fedsim.strategies.replies import ReplyReader, is_packed, pseudonym_of
 from fedsim.strategies.wrapper import Wrapper, innermost
 
 Traffic = dict[str, int | dict[str, dict[str, int]]]
-"""Of one round: bytes_up and bytes_down over all clients, clients that answered, and those missing; under "bytes" by client what
-each of them sent, `up`, and was sent, `down`. All of it as it is in Flower's messages, packed."""
+"""Traffic of one round, in bytes of Flower's packed messages: `bytes_up` and `bytes_down` over all clients, numbers of `clients`
+that answered and of `missing` ones, and under "bytes" `up` and `down` of each client."""
 
 
 class RecordingStrategy(Wrapper):
-    """Wraps any Flower strategy.
+    """A wrapper that records the replies to any Flower strategy.
 
-    inner:    samples clients and aggregates; it sees plain replies, with weights, and never knows that it is watched.
-    recorder: where observations go. wanted: which of them.
-    buffers:  names of what the server sends beside the weights.
-    foreign:  whether clients may send whole weights, as apps do that know nothing of this project. Their replies go to `inner`
-              as they are, good or bad; in a federation of ours, a malformed reply is a failed one.
-    types:    of the tensors in the clients' network, by name, where the server may send others: some of Flower's strategies send
-              float64, of which clients start from what their own types hold. That is what is written down.
+    inner:    strategy that samples clients and aggregates; it receives ordinary replies with weights.
+    recorder: destination of observations. wanted: selection of what is recorded.
+    buffers:  names of the buffers that the server sends.
+    foreign:  whether clients may send whole weights, as other Flower apps do. Their replies are forwarded unchanged, even if
+              malformed. Otherwise a malformed reply counts as failed.
+    types:    dtypes of the clients' network by name, if the server may send others. Some of Flower's strategies send float64;
+              clients start from the values rounded to their own dtype, and those are recorded.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RecordingStrategy(Wrapper):
         return replace(self._replies.read(message), node=str(node))
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
-        """Write a reply down, and let go of what is large: one update in memory at a time."""
+        """Record a reply and drop its payload, so that only one update is in memory at a time."""
         reply = replace(reply, client=client)
         if self._writes(server_round) and self._keeps(reply):
             self._recorder.received(server_round, reply)
@@ -128,7 +128,7 @@ class RecordingStrategy(Wrapper):
 
 
 def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
-    """Replies by the node that was asked. A SuperLink answers for a client that is gone, under a number of its own."""
+    """Return replies by the node that was asked. A SuperLink answers for a missing client under another node id."""
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
     found: dict[int, Message] = {}
@@ -139,7 +139,7 @@ def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int,
 
 
 def distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:
-    """Names by node. A pseudonym stands for one client a round: whoever else sends it is known by its node id."""
+    """Return distinct names by node. If two clients send the same pseudonym in a round, the second is named by its node id."""
     taken: set[str] = set()
     names: dict[int, str] = {}
     for client, node in named:

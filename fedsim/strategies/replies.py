@@ -1,4 +1,4 @@
-"""What the server learns from a reply. A client sends it, so it may hold anything."""
+"""Reading and validation of clients' replies, which may contain anything."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,19 +17,19 @@ from fedsim.recording.packing.parts import apart
 from fedsim.recording.writer import MOST_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
-"""A pseudonym of so many digits and nothing else could be another client's node id."""
+"""Number of digits from which a purely numeric pseudonym is refused, since it could be another client's node id."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyReader:
-    """How the replies of one round are read.
+    """Reader for the replies of one round.
 
-    start:    what the clients were sent. buffers: names of what is no weight in it.
-    key:      of the record of weights in a plain reply. examples: of the metric that counts them.
-    foreign:  whether clients may send whole weights, as apps do that know nothing of this project.
-    types:    of the tensors in the clients' network, by name, where the server may send others.
+    start:    arrays that the clients were sent. buffers: names of the buffers among them.
+    key:      name of the record of weights in a plain reply. examples: name of the metric with the number of examples.
+    foreign:  whether clients may send whole weights, as other Flower apps do.
+    types:    dtypes of the clients' network by name, if the server may send others.
     """
 
     start: ArrayRecord
@@ -40,7 +40,7 @@ class ReplyReader:
     foreign: bool = False
 
     def read(self, message: Message) -> Reply:
-        """What is in `message`, which becomes the plain reply that Flower's strategies expect."""
+        """Return the content of `message`, and turn it into the plain reply that Flower's strategies expect."""
         node = str(message.metadata.src_node_id)
         if message.has_error():
             return Reply(client=node, node=node, status="failed", reason=message.error.reason or "")
@@ -73,7 +73,7 @@ class ReplyReader:
         return Payload(tensors=tensors, codec="weights"), buffers
 
     def _update_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
-        """What a client sent, packed, and its buffers; in `content` the plain weights take their place."""
+        """Return the payload and the buffers of a client; replace them in `content` by plain weights."""
         payload, buffers = records.take_payload(content), records.take_buffers(content)
         codec = codec_of(payload.codec)
         self._check_names(apart(payload.tensors) if codec.packs else payload.tensors)
@@ -93,19 +93,19 @@ class ReplyReader:
         return {name: records.to_tensor(array) for name, array in self.start.items() if name not in self.buffers}
 
     def _shapes(self) -> dict[str, Tensor]:
-        """What `_start` has, without its numbers."""
+        """Return the tensors of `_start` on the meta device."""
         shapes = {name: tuple(array.shape) for name, array in self.start.items() if name not in self.buffers}
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def _check_names(self, update: Iterable[str]) -> None:
-        """Raises ValueError where a buffer is among the names of an update."""
+        """Raise ValueError if an update contains a buffer."""
         if mixed := sorted(self.buffers.intersection(update)):
             raise ValueError(
                 f"{mixed[0]!r} is a buffer, and came as an update; name the last part of it in update_mod(buffers=...)"
             )
 
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where names, shapes or kinds of numbers do not fit what was sent."""
+        """Raise ValueError if names, shapes or dtypes do not fit what was sent to the clients."""
         got = {name: (tuple(t.shape), _kind(t.dtype)) for tensors in (update, buffers) for name, t in tensors.items()}
         sent = {
             name: (tuple(array.shape), _kind(self.types[name]) if name in self.types else _kind_of(array))
@@ -117,12 +117,12 @@ class ReplyReader:
 
 
 def is_packed(content: RecordDict) -> bool:
-    """Whether a reply holds an update as this project's clients send it."""
+    """Return whether a reply holds an update as this project's clients send it."""
     return records.PAYLOAD in content and records.CODEC in content
 
 
 def pseudonym_of(message: Message) -> str | None:
-    """The name under which a client wants to be known, if it sent one that can name a file and is no node id."""
+    """Return the client's pseudonym, if it sent one that is a valid file name and cannot be a node id."""
     record = message.content.get(records.CLIENT) if message.has_content() else None
     name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
     if not isinstance(name, str) or not is_plain(name) or (name.isdigit() and len(name) >= NODE_DIGITS):
@@ -131,14 +131,14 @@ def pseudonym_of(message: Message) -> str | None:
 
 
 def whole(count: float) -> int:
-    """A number of examples. Raises ValueError for what cannot be one."""
+    """Return a number of examples as an int. Raises ValueError if it cannot be one."""
     if not isfinite(count) or count != int(count) or not 1 <= count < MOST_EXAMPLES:
         raise ValueError(f"{count} examples")
     return int(count)
 
 
 def _take_count(metrics: dict[str, float], key: str) -> int | None:
-    """The number of examples, taken out of `metrics`; None where an app reports none, or something that counts nothing."""
+    """Remove and return the number of examples from `metrics`; None if it is missing or invalid."""
     try:
         count = whole(metrics[key])
     except (KeyError, ValueError):
@@ -158,20 +158,20 @@ def _kind_of(array: Array) -> str:
 
 
 def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) -> None:
-    """Put `record` in the place of all others of its kind."""
+    """Replace all records of the same type by `record`."""
     for name in [name for name, other in content.items() if isinstance(other, type(record))]:
         del content[name]
     content[key] = record
 
 
 def _plus(start: Array, update: Tensor) -> Array:
-    """Weights after an update, in their own type. One tensor at a time: an update is large."""
+    """Return the weights of one tensor after an update, in their own dtype."""
     before = records.view(start)
     return records.pack(np.asarray(before + update.numpy().astype(before.dtype, copy=False)))
 
 
 def _only(found: Mapping[str, T], what: str) -> T:
-    """The one record of its kind, whatever an app calls it, as Flower's own strategies take it."""
+    """Return the only record of its type, under any name, as Flower's own strategies do."""
     if len(found) != 1:
         raise ValueError(f"{len(found)} times a {what} where Flower expects one")
     return next(iter(found.values()))

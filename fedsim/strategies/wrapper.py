@@ -1,4 +1,4 @@
-"""A Flower strategy around another one."""
+"""Base class of strategies that wrap another one."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 
 
 class Wrapper(Strategy):
-    """Hands everything on to `inner`."""
+    """A strategy that forwards every call to `inner`."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
@@ -30,7 +30,7 @@ class Wrapper(Strategy):
 
 
 def innermost(strategy: Strategy) -> Strategy:
-    """The strategy that samples and averages, inside our wrappers and Flower's own (central differential privacy)."""
+    """Return the strategy inside all wrappers, including Flower's own for central differential privacy."""
     while True:
         inside = getattr(strategy, "inner", None) or getattr(strategy, "strategy", None)
         if not isinstance(inside, Strategy):
