@@ -1,1 +1,1 @@
-"""A federation of separate processes: keys, commands, and the same on one machine. Flower is started, not imported."""
+"""Federations of separate processes, on one machine or several: keys, folders, commands. Flower is started, not imported."""

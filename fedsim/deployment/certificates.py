@@ -1,4 +1,4 @@
-"""Certificates for TLS, and keys by which a SuperLink knows its clients."""
+"""Certificates for TLS, and keys by which a SuperLink recognises its clients."""
 
 import ipaddress
 import secrets
@@ -16,17 +16,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedsim.recording.files import make_private, write_bytes
 
 ALWAYS = ("superlink", "localhost", "127.0.0.1", "::1")
-"""Names of every SuperLink: that of its container, and those of its own machine."""
+"""Names in every SuperLink's certificate: of its container and of its own machine."""
 MOST_DAYS = 825
-"""Longer than that, some systems take no certificate of a server."""
+"""Longest validity in days of a server's certificate that all systems accept."""
 
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """The files of the server's side below `root`, each where only those find it who may.
+    """Files of the SuperLink and the server below `root`, in folders by who may read them.
 
-    authority:     the certificate that everybody trusts. authority_key: signs; best kept elsewhere afterwards.
-    certificate, key: the SuperLink's. secret: of SuperLink and server, who hands out tasks only to who knows it.
+    authority:        the certificate that everybody trusts. authority_key: its signing key; store it elsewhere afterwards.
+    certificate, key: of the SuperLink. secret: shared by SuperLink and server; tasks are given only to processes that know it.
     """
 
     root: Path
@@ -55,8 +55,8 @@ class ServerFiles:
 def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> ServerFiles:
     """Make an authority, a certificate for a SuperLink under the names or addresses `hosts` and `ALWAYS`, and a secret.
 
-    What is there already is kept, so more can be made later: delete `server.pem` for other hosts. days: for which it holds.
-    Raises ValueError for more than 825 days, or where the authority's key is gone and something is to be signed.
+    Existing files are kept; delete `server.pem` to make a certificate for other hosts. days: validity of the certificate.
+    Raises ValueError for more than 825 days, or if a certificate must be signed and the authority's key is missing.
     """
     if not 0 < days <= MOST_DAYS:
         raise ValueError(f"days must be between 1 and {MOST_DAYS}, got {days}")
@@ -85,9 +85,9 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
 
 def make_client(key: Path, public: Path) -> None:
-    """Make a client's key, and the public half that the SuperLink is told; what is there already is kept.
+    """Make a client's private key and the public key that the SuperLink gets; existing files are kept.
 
-    In OpenSSH's format over the curve P-384, as `ssh-keygen -t ecdsa -b 384 -N ""` writes them: Flower takes no other.
+    The format is OpenSSH's over the curve P-384, as of `ssh-keygen -t ecdsa -b 384 -N ""`; Flower accepts no other.
     """
     make_private(key.parent)
     make_private(public.parent)

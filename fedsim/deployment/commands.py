@@ -1,4 +1,4 @@
-"""What each party of a deployment runs: one table, which the native run executes and the containers are checked against."""
+"""Commands of each party of a deployment. The native run executes them, and tests compare the containers with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""For every process: nothing is looked up outside, nothing installed, and clients on one machine do not fight for its cores."""
+"""Environment of every process: no network look-ups, no installation, one thread per client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TlsIdentity:
-    """What a SuperLink shows to prove who it is, and whom it trusts. Paths as the process sees them.
+    """TLS files of a SuperLink, as paths that its process sees.
 
     authority: certificate of the authority that signed `certificate`, whose private key is `key`.
-    secret:    file with what the server's own processes prove themselves with: tasks are handed to nobody else.
+    secret:    file with the secret of the server's own processes; tasks are given only to processes that know it.
     """
 
     authority: str
@@ -28,7 +28,7 @@ class TlsIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How a party reaches the SuperLink. authority: the certificate that it trusts; None goes without TLS and without keys."""
+    """Connection of a party to the SuperLink. authority: the certificate that it trusts; None for neither TLS nor keys."""
 
     address: str
     authority: str | None
@@ -38,7 +38,7 @@ class Link:
 
 
 def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | None) -> list[str]:
-    """The SuperLink: passes messages, keeps runs and nodes in `database`, computes nothing. Without `identity`, no TLS."""
+    """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS."""
     where = ["flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--database", database]
     if identity is None:
         return [*where, "--insecure"]
@@ -53,22 +53,22 @@ def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | No
 
 
 def server(link: Link, *, secret: str | None) -> list[str]:
-    """What runs the server's app, which aggregates and writes the recording."""
+    """Return the command of the server, which aggregates and writes the recording."""
     words = ["flower-superexec", "--runtime-api-address", link.address, *link.options()]
     return words if secret is None else [*words, "--superexec-auth-secret-file", secret]
 
 
 def client(link: Link, *, key: str | None, port: int, config: Mapping[str, str | int]) -> list[str]:
-    """A SuperNode, which starts the client's app for each message. config: the client's own, see `fedsim.engine.flower_app`."""
+    """Return the command of a client's SuperNode. config: the client's own configuration, see `fedsim.engine.flower_app`."""
     words = ["flower-supernode", "--superlink", link.address, *link.options()]
     words += [] if key is None else ["--auth-supernode-private-key", key]
     return [*words, "--host", "127.0.0.1", "--port", str(port), "--node-config", written(config)]
 
 
 def config_of_client(number: int, count: int, home: str, *, experiment: str, seed: int | None = None) -> dict[str, str | int]:
-    """The configuration of client `number` of `count`, which keeps all that is its own below `home`.
+    """Return the configuration of client `number` of `count`, whose files are below `home`.
 
-    experiment: file with what it agrees to take part in. seed: draws its secrets, in runs that are to repeat.
+    experiment: file with the experiment that the client agrees to. seed: seed of its secrets in reproducible runs.
     """
     own: dict[str, str | int] = {"partition-id": number, "num-partitions": count, "experiment": experiment}
     own |= {"data": f"part:{home}/data", "private": f"{home}/private", "truth": f"{home}/truth"}
@@ -76,9 +76,9 @@ def config_of_client(number: int, count: int, home: str, *, experiment: str, see
 
 
 def written(config: Mapping[str, str | int]) -> str:
-    """As Flower reads a configuration from a command line: values as TOML has them, between blanks.
+    """Return a configuration as Flower's command line reads it: TOML values separated by spaces.
 
-    Raises ValueError for a text with a quotation mark, a backslash or a line break, which Flower could not read.
+    Raises ValueError for a text with a quotation mark, a backslash or a line break, which Flower cannot read.
     """
     for key, value in config.items():
         if isinstance(value, str) and set(value) & set("'\"\\\n"):
@@ -87,21 +87,21 @@ def written(config: Mapping[str, str | int]) -> str:
 
 
 def enrol(link: Link, *, keys: str) -> list[str]:
-    """Tell the SuperLink of the clients that may take part: the public keys in the folder `keys`."""
+    """Return the command that registers the clients' public keys in the folder `keys` at the SuperLink."""
     return ["fedsim", "enrol", keys, "--superlink", link.address, *link.options()]
 
 
 def runner(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
-    """Starts a federation on the SuperLink and waits for its end; the exit status is the federation's. Paths are the server's."""
+    """Return the command that starts a federation on the SuperLink and waits for its end. Paths are on the server."""
     words = ["fedsim", "run", experiment, "--engine", "deployment", "--superlink", link.address, *link.options()]
     return [*words, "--out", out, "--public", public, "--resume"]
 
 
 def attacker(*, root: str, host: str, port: int) -> list[str]:
-    """The attacker's service over the recordings below `root`; on any address but loopback it asks for a token."""
+    """Return the command of the attacker's service for the recordings below `root`."""
     return ["attacker", "serve", root, "--host", host, "--port", str(port)]
 
 
 def scorer(*, run: str, truth: list[str]) -> list[str]:
-    """Compares what the attacker reconstructed with what the clients used."""
+    """Return the command that compares reconstructions with the examples that the clients used."""
     return ["attacker", "score", run, *(word for folder in truth for word in ("--truth", folder))]

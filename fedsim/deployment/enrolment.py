@@ -1,6 +1,6 @@
-"""Registers public keys at a SuperLink, all in one process: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
+"""Registration of public keys at a SuperLink: `python -m fedsim.deployment.enrolment SUPERLINK KEY.pub...`.
 
-Flower's command takes one key a call, and loading it takes seconds.
+Flower's command takes one key per call, and each call takes seconds to load.
 """
 
 import sys
@@ -12,7 +12,7 @@ KNOWN = "already in use"
 
 
 def main(superlink: str, *keys: str) -> None:
-    """Register the keys that are not known yet. Exits with status 1 where the SuperLink refuses one."""
+    """Register the keys that are not known yet. Exits with status 1 if the SuperLink refuses one."""
     for key in keys:
         try:
             app(["supernode", "register", key, superlink], standalone_mode=False)

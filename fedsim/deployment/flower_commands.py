@@ -1,4 +1,4 @@
-"""Asks a SuperLink for something through Flower's own commands: enrol clients, run an app, say how a run ended."""
+"""Requests to a SuperLink through Flower's commands: register clients, run an app, read how a run ended."""
 
 import json
 import os
@@ -35,26 +35,26 @@ APP = {
         }
     },
 }
-"""The app that is sent round: names, and no code. Each party runs what is installed with it, and nothing that a server sends."""
+"""The app that is submitted: names without code. Each party runs its installed code, and nothing that a server sends."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
 WORDS = re.compile(r"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+)$")
-"""What the server warns of in the log of a run: `fedsim.server.attendance`, `fedsim.server.outcome`."""
+"""Warnings of the server in the log of a run, from `fedsim.server.attendance` and `fedsim.server.outcome`."""
 RAISED = "ServerApp failed with exception: "
-"""How Flower begins what it says of a run whose server failed."""
+"""Beginning of Flower's message about a run whose server failed."""
 SILENT = "the server's process ended without a word; see its log, start it again and go on with --resume"
 PATIENCE = 60.0
-"""Seconds for which a SuperLink may not answer: one that was killed goes on from its database."""
+"""Seconds to wait for a SuperLink that does not answer; a killed one continues from its database when restarted."""
 LONGEST = 120.0
-"""Seconds that one of Flower's commands may take."""
+"""Time limit of one of Flower's commands, in seconds."""
 
 
 class NotReached(RuntimeError):
-    """The SuperLink did not answer, or refused; the message says what Flower said."""
+    """Raised if the SuperLink does not answer or refuses; the message is Flower's."""
 
 
 class RunFailed(RuntimeError):
-    """A run that did not come to its end. detail: what was last said of it."""
+    """Raised for a run that did not finish. detail: the last message about it."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(f"the run ended as {status}" + (f": {detail}" if detail else ""))
@@ -62,10 +62,10 @@ class RunFailed(RuntimeError):
 
 
 def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> int:
-    """Tell the SuperLink at `link` of the public keys `*.pub` in `keys`, of which it may know some; their number.
+    """Register the public keys `*.pub` in `keys` at the SuperLink, which may know some already; return their number.
 
-    home: folder for Flower's configuration. prefix: a command that starts others, such as one that changes the network.
-    Raises ValueError where there are no keys, NotReached where the SuperLink refuses.
+    home: folder for Flower's configuration. prefix: a command that runs Flower's command, for example in another network.
+    Raises ValueError if there are no keys, and NotReached if the SuperLink refuses.
     """
     found = sorted(keys.glob("*.pub"))
     if not found:
@@ -80,7 +80,7 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
 
 @dataclass
 class Submitted:
-    """A run on a SuperLink. To be used in the main thread."""
+    """A run on a SuperLink. Use it in the main thread."""
 
     link: Link
     home: Path
@@ -100,7 +100,7 @@ class Submitted:
     ) -> "Submitted":
         """Start the app on the SuperLink with `config`, its run config.
 
-        home: folder for Flower's configuration. prefix: a command that starts others, such as one that changes the network.
+        home: folder for Flower's configuration. prefix: a command that runs Flower's command, for example in another network.
         """
         _configure(home, link)
         app = make_private(home / "app")
@@ -112,15 +112,15 @@ class Submitted:
 
     @property
     def identity(self) -> str | None:
-        """The number of the run, once it has one."""
+        """Return the number of the run, or None before it has one."""
         found = re.search(r"Successfully started run (\d+)", self._text())
         return found[1] if found else None
 
     def wait(self, watch: Callable[[], None], on_words: OnWords | None = None) -> None:
         """Wait for the end of the run, calling `watch` several times a second.
 
-        on_words: is told what the server says of clients and replies that are missing.
-        Raises NotReached where there is no run, and RunFailed where it did not complete: Flower's own exit status is 0 then.
+        on_words: called with the server's messages about missing clients and replies.
+        Raises NotReached if there is no run, and RunFailed if it did not complete, for which Flower's exit status is 0.
         """
         while self.processes.status(RUNNER) is None:
             watch()
@@ -135,7 +135,7 @@ class Submitted:
             raise RunFailed(status, _cause(status, details, self._text()))
 
     def stop(self) -> None:
-        """Have the SuperLink stop the run, if there is one; whether it hears that is not waited for long."""
+        """Ask the SuperLink to stop the run, if there is one, without waiting long for its answer."""
         if self.identity is not None:
             self._flwr("stop", self.identity, NAME)
 
@@ -146,7 +146,7 @@ class Submitted:
                 on_words(found[1])
 
     def _status(self, watch: Callable[[], None]) -> tuple[str, str]:
-        """How the run ended, and what Flower says of it. Its log ends earlier where the SuperLink was away for a moment."""
+        """Return how the run ended, and Flower's message. Its log is incomplete if the SuperLink was away for a moment."""
         heard = time.monotonic()
         while True:
             try:
@@ -192,13 +192,13 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _said(text: str) -> str:
-    """The last lines of a command that failed, without colours and frames."""
+    """Return the last lines of a failed command's output, without colours and frames."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOURS.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it said nothing"
 
 
 def _refused(text: str) -> str:
-    """Why Flower's command failed, out of the JSON that it answers with; empty where it answered otherwise."""
+    """Return the reason in the JSON answer of a failed Flower command; empty if the answer is not JSON."""
     try:
         return str(json.loads(text)["error-message"])
     except (ValueError, KeyError, TypeError):
@@ -206,7 +206,7 @@ def _refused(text: str) -> str:
 
 
 def _cause(status: str, details: str, log: str) -> str:
-    """Why a run did not complete: what ended the server's app, as Flower says it, or else by the last traceback in `log`."""
+    """Return why a run did not complete: Flower's message about the server's app, or else the last traceback in `log`."""
     if details.startswith(RAISED):
         return " ".join(details.removeprefix(RAISED).split())
     found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", log, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The folder of a deployment: what each party gets, in a folder of its own, ready to be carried or mounted."""
+"""Folder of a deployment, with a subfolder for each party that can be copied or mounted."""
 
 import os
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ RUN = "federation"
 
 @dataclass(frozen=True)
 class Layout:
-    """Who gets what below `root`.
+    """Folders of the parties below `root`.
 
-    public/      experiment and public facts on the data: everybody's.
-    trust/       certificate of the authority: everybody's. authority/: its key, which nobody needs any more.
-    keys/        the clients' public keys, for `fedsim enrol`.
-    clients/N/   data, key, private, truth: client N's, and after the federation the scorer's.
-    superlink/   certificate, key and database. secret/: what the SuperLink and the server share.
-    server/      the run, as `fedsim run` writes it, save its recording, which is in
-    attacks/     the attacker's: recordings, which it only reads, and what it reconstructs of them.
-    scores/      the scorer's.
+    public/      for everybody: the experiment, and public facts about the data.
+    trust/       for everybody: certificate of the authority. authority/: its signing key, not needed any more.
+    keys/        public keys of the clients, for `fedsim enrol`.
+    clients/N/   for client N: data, key, private, truth; after the federation also for the scorer.
+    superlink/   certificate, key and database. secret/: shared by SuperLink and server.
+    server/      the run as `fedsim run` writes it, except its recording.
+    attacks/     for the attacker: recordings (read-only) and reconstructions.
+    scores/      for the scorer.
     """
 
     root: Path
@@ -70,27 +70,27 @@ class Layout:
         return self.root / "scores" / RUN
 
     def config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
-        """The configuration of client `number` of `count`."""
+        """Return the configuration of client `number` of `count`."""
         return config_of_client(number, count, str(self.client(number)), experiment=str(self.experiment), seed=seed)
 
     def truths(self, count: int) -> list[str]:
-        """The folders of truth of `count` clients."""
+        """Return the folders of truth of `count` clients."""
         return [str(self.client(number) / "truth") for number in range(count)]
 
     def link(self, address: str, *, secure: bool = True) -> Link:
-        """How to reach the SuperLink at `address`."""
+        """Return the connection to the SuperLink at `address`."""
         return Link(address=address, authority=str(self.certificates.authority) if secure else None)
 
     def identity(self) -> TlsIdentity:
-        """What the SuperLink shows."""
+        """Return the SuperLink's TLS files."""
         m = self.certificates
         return TlsIdentity(authority=str(m.authority), certificate=str(m.certificate), key=str(m.key), secret=str(m.secret))
 
 
 def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), days: int = 365) -> Layout:
-    """Make the folder of a deployment: data, certificates, keys, and an empty folder for everything that is written.
+    """Make the folder of a deployment: data, certificates, keys, and empty folders for everything that is written later.
 
-    hosts: names and addresses of the SuperLink, beside those of this machine. Raises ValueError where data lie there already.
+    hosts: names and addresses of the SuperLink besides those of this machine. Raises ValueError if there are data already.
     """
     layout = Layout(root.absolute())
     splitting.split(experiment, layout.root)

@@ -6,7 +6,7 @@ from fedsim.deployment.processes import is_healthy
 
 
 def main(address: str, authority: str | None = None) -> int:
-    """0 where the process at `address` is well. authority: certificate that its own is signed by; without one, no TLS."""
+    """Return 0 if the process at `address` is healthy. authority: certificate that signed its own; None for no TLS."""
     return 0 if is_healthy(address, authority) else 1
 
 

@@ -1,4 +1,4 @@
-"""What each party of a deployment sees of its folder: the containers' mounts, and the same for processes of one machine."""
+"""Mounts of each party of a deployment, for containers and for processes on one machine."""
 
 import os
 import shutil
@@ -12,16 +12,16 @@ from fedsim.deployment.folders import RUN
 
 
 class Mount(NamedTuple):
-    """A file or folder of a deployment, named from there, and whether the party may write to it."""
+    """A file or folder relative to the deployment's folder, and whether the party may write to it."""
 
     path: str
     writable: bool = False
 
 
 def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
-    """What a party sees: "superlink", "enrol", "server", "client-N" of `count`, "runner", "attacker", "scorer", and no more.
+    """Return everything that a party sees: "superlink", "enrol", "server", "client-N", "runner", "attacker" or "scorer".
 
-    secure: whether there are TLS and keys. Raises ValueError for any other party.
+    count: number of clients. secure: whether there are TLS and keys. Raises ValueError for any other party.
     """
     public, trust = Mount("public"), (Mount("trust"),) if secure else ()
     secret = (Mount("secret"),) if secure else ()
@@ -61,18 +61,18 @@ rmdir "$stage"
 cd "$root"
 exec "$@"
 """
-"""Run in mount namespaces of its own: nothing but the mounts is left below the folder, and everything else is as it was."""
+"""Script for a mount namespace of its own: below the folder only the mounts remain, and everything else is unchanged."""
 
 
 def isolated(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
-    """A command that starts another, which then sees no more than `seen` below `root`, and starts there."""
+    """Return a command prefix: the command after it starts in `root` and sees only `seen` below it."""
     options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
     return (*_unshare(), "sh", "-c", SCRIPT, "sh", str(root), *options, "--")
 
 
 @lru_cache(maxsize=1)
 def why_not() -> str:
-    """Why processes cannot be kept out of folders on this system; empty where they can."""
+    """Return why this system cannot isolate processes from folders; empty if it can."""
     if shutil.which("unshare") is None:
         return "unshare is not installed; it comes with util-linux, on Linux only"
     done = subprocess.run([*_unshare(), "sh", "-c", "mount -t tmpfs none /mnt"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The parties of a deployment as processes of one machine, each in its own folder: what containers do, without containers."""
+"""The parties of a deployment as processes on one machine, isolated by mounts as containers are."""
 
 import signal
 import subprocess
@@ -17,15 +17,15 @@ from fedsim.deployment.processes import RUNNER, Ended, Processes, free_port, is_
 from fedsim.recording.files import make_private
 
 PATIENCE = 120.0
-"""Seconds for a process to come up: all of them load at once, on a machine that may have one core."""
+"""Time limit in seconds for a process to start; all of them load at once, possibly on one core."""
 
 JOINED = "SuperNode ID:"
-"""What a client says when the SuperLink has let it in."""
+"""Line in a client's log after the SuperLink accepted it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Party:
-    """A client's process. number: from 0; key: file of its private key, None without; config: its own configuration."""
+    """A client's process. number: from 0. key: file of its private key, or None. config: its own configuration."""
 
     number: int
     key: Path | None
@@ -35,9 +35,9 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Where processes run. prefix: by party ("superlink", "server", "client-0", ...), the command that starts a process there.
+    """Where processes run. prefix: command prefix of each party ("superlink", "server", "client-0", ...).
 
-    bind: address that the SuperLink listens on; address: under which the others reach it.
+    bind: address on which the SuperLink listens. address: address under which the others reach it.
     """
 
     bind: str = "127.0.0.1"
@@ -49,10 +49,10 @@ LOOPBACK = Hosts()
 
 
 class Native:
-    """SuperLink, server and clients, running. Leaving the block ends them.
+    """Running SuperLink, server and clients, as a context manager that ends them.
 
-    layout: folders. parties: the clients. secure: with TLS and keys, which `layout` must have then.
-    isolated: each process sees no more of `layout` than its container would; what it may see must be there.
+    layout:   folders. parties: the clients. secure: whether to use TLS and the keys in `layout`.
+    isolated: whether each process sees only what its container would see of `layout`.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Native:
 
     @property
     def link(self) -> Link:
-        """How clients reach the SuperLink."""
+        """Return the clients' connection to the SuperLink."""
         return self.layout.link(f"{self.hosts.address}:{self.port}", secure=self.secure)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, or start it again from its database, and wait until it answers."""
+        """Start or restart the SuperLink from its database, and wait until it answers."""
         make_private(self.layout.database.parent)
         identity = self.layout.identity() if self.secure else None
         database = str(self.layout.database)
@@ -86,7 +86,7 @@ class Native:
         self.processes.wait_for("superlink", self._answers, timeout=PATIENCE)
 
     def start_server(self) -> None:
-        """Start what runs the server's app."""
+        """Start the server's process."""
         secret = str(self.layout.certificates.secret) if self.secure else None
         self._start("server", commands.server(self.link, secret=secret), make_private(self.layout.run.parent))
 
@@ -97,9 +97,9 @@ class Native:
         self._start(f"client-{party.number}", command, party.home)
 
     def restart_client(self, party: Party) -> None:
-        """Start a client that was killed. Its key is taken until the SuperLink has missed it, for about a minute.
+        """Restart a client that was killed. The SuperLink refuses its key for about a minute, until it notices the loss.
 
-        Raises Ended where it is refused for longer.
+        Raises Ended if the client is refused for longer.
         """
         name = f"client-{party.number}"
         before = self.processes.log(name).read_text(errors="replace").count(JOINED)
@@ -119,14 +119,14 @@ class Native:
         self.processes.end(name, signal.SIGKILL)
 
     def enrol(self) -> None:
-        """Tell the SuperLink of the clients' keys."""
+        """Register the clients' keys at the SuperLink."""
         from fedsim.deployment.flower_commands import enrol
 
         prefix = self.prefix("enrol")
         enrol(self.link, self.layout.keys, home=self.home / "enrol", prefix=prefix)
 
     def start(self) -> None:
-        """Start all parties. Raises Ended, with its last words, where one does not come up."""
+        """Start all parties. Raises Ended, with its last output, if one does not start."""
         self.start_superlink()
         if self.secure:
             self.enrol()
@@ -135,7 +135,7 @@ class Native:
             self.start_client(party)
 
     def _answers(self) -> bool:
-        """Whether the SuperLink is well, as seen from where the server is."""
+        """Return whether the SuperLink is healthy, as seen from the server."""
         prefix, address, authority = self.hosts.prefix("server"), self.link.address, self.link.authority
         if not prefix:
             return is_healthy(address, authority)
@@ -143,10 +143,10 @@ class Native:
         return subprocess.run([*prefix, sys.executable, "-m", "fedsim.deployment.health", *asked]).returncode == 0
 
     def run(self, watch: Callable[[], None] = lambda: None, *, more: Sequence[str] = ()) -> int:
-        """Run what was prepared to its end, as a runner does; its exit status.
+        """Run the prepared federation to its end; return the runner's exit status.
 
-        watch: called several times a second. more: further words of the runner's command.
-        Raises Ended where a party ends meanwhile that `watch` did not end.
+        watch: called several times a second. more: further arguments of the runner's command.
+        Raises Ended if a party ends that `watch` did not end.
         """
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}
@@ -159,7 +159,7 @@ class Native:
         return status
 
     def prefix(self, party: str) -> tuple[str, ...]:
-        """What starts a party's processes where they belong, with the home that Flower unpacks apps into."""
+        """Return the command prefix of a party, which sets its mounts and the home folder for Flower."""
         home = make_private(self.home / party)
         own = ("env", f"FLWR_HOME={home}", f"HOME={home}")
         if not self.isolated:
@@ -184,7 +184,7 @@ class Native:
 
 
 def parties(layout: Layout, count: int, *, seed: int | None = None) -> list[Party]:
-    """The clients of a prepared deployment, each with no more than its own folder."""
+    """Return the clients of a prepared deployment, each with its own folder."""
     return [
         Party(
             number=number,

@@ -1,4 +1,4 @@
-"""One party of a deployment, on the machine that is its own."""
+"""One party of a deployment on its own machine."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ PARTIES = "superlink, server, or client-0, client-1, ..."
 
 
 def command_of(party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True) -> list[str]:
-    """What `party` runs, with its part of the folder here. superlink: its address, HOST:PORT; bind: where the SuperLink listens.
+    """Return the command of `party`. superlink: address HOST:PORT. bind: address on which the SuperLink listens.
 
-    Raises ValueError for an unknown party, where something that it needs was not carried here, and where the port is taken.
+    Raises ValueError for an unknown party, for a missing file that it needs, and for a port in use.
     """
     link, made = layout.link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
@@ -45,7 +45,7 @@ def command_of(party: str, layout: Layout, superlink: str, *, bind: str = "127.0
 
 
 def become(command: list[str], layout: Layout, party: str) -> NoReturn:
-    """Run `command` in this process's place. Raises FileNotFoundError where there is no such program."""
+    """Replace this process by `command`. Raises FileNotFoundError if there is no such program."""
     home = make_private(layout.root / "flower" / party)
     environment = {**Processes(home).environment, "FLWR_HOME": str(home)}
     os.chdir(home)

@@ -1,4 +1,4 @@
-"""Processes that are started together and end together, with all that they start themselves."""
+"""Groups of processes that are started and ended together, including their child processes."""
 
 import ctypes
 import os
@@ -20,20 +20,20 @@ from types import FrameType, TracebackType
 from fedsim.deployment.commands import ENVIRONMENT
 
 GRACE = 6.0
-"""Seconds between asking a process to end and ending it."""
+"""Seconds between SIGTERM and SIGKILL."""
 LAST_LINES = 15
 RUNNER = "runner"
-"""Name of the process that waits for the end of a run, and then ends."""
+"""Name of the process that waits for the end of a run."""
 
 
 class Ended(RuntimeError):
-    """A process that was to go on has ended, or never came to answer; the message has its last words."""
+    """Raised if a process ends unexpectedly or never answers; the message has its last output."""
 
 
 class Processes:
-    """Starts processes by name, each in a group of its own, with its output in `logs/NAME.log`; leaving the block ends them all.
+    """Processes by name, each in its own process group with output in `logs/NAME.log`; a context manager that ends them all.
 
-    To be used in the main thread: where that is killed, the system ends them (Linux).
+    Use it in the main thread: if that is killed, the system ends the processes (Linux).
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -43,9 +43,9 @@ class Processes:
         self._heard: dict[str, int] = {}
 
     def start(self, name: str, command: Sequence[str], *, cwd: Path, prefix: Sequence[str] = ()) -> None:
-        """Start `command` under `name`. prefix: a command that starts it, such as one that changes user or network.
+        """Start `command` under `name`. prefix: a command that runs it, for example as another user or in another network.
 
-        Raises FileNotFoundError, saying how to mend it, where there is no such program.
+        Raises FileNotFoundError, with a remedy, if there is no such program.
         """
         if shutil.which(command[0], path=self.environment["PATH"]) is None:
             raise FileNotFoundError(f"{command[0]} is not installed here; it comes with: pip install 'flwr>=1.41,<1.42'")
@@ -67,13 +67,13 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """The last lines of what a process said."""
+        """Return the last lines of a process's output."""
         path = self.log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-LAST_LINES:])
 
     def news(self, name: str) -> list[str]:
-        """The whole lines that a process has said since it was started, or since this was last asked."""
+        """Return complete lines of output since the process was started, or since the last call."""
         with self.log(name).open("rb") as log:
             log.seek(self._heard[name])
             said, newline, _ = log.read().rpartition(b"\n")
@@ -81,24 +81,24 @@ class Processes:
         return said.decode(errors="replace").splitlines()
 
     def status(self, name: str) -> int | None:
-        """The exit status of a process that has ended; None while it runs."""
+        """Return the exit status of a process; None while it runs."""
         return self._running[name].poll()
 
     def wait(self, name: str, timeout: float) -> int:
-        """Wait for the end of a process; its exit status. Raises Ended where it has not ended in `timeout` seconds."""
+        """Wait for the end of a process and return its exit status. Raises Ended after `timeout` seconds."""
         try:
             return self._running[name].wait(timeout)
         except subprocess.TimeoutExpired:
             raise Ended(f"{name} has not ended in {timeout:g} seconds\n{self.last_words(name)}") from None
 
     def check(self) -> None:
-        """Raises Ended where a process has that was to go on: any but the runner."""
+        """Raise Ended if any process except the runner has ended."""
         for name, process in self._running.items():
             if name != RUNNER and (status := process.poll()) is not None:
                 raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
-        """Wait until the process `name` is healthy. Raises Ended where it is not in time, or ends."""
+        """Wait until the process `name` is healthy. Raises Ended if it is not in time, or ends."""
         deadline = time.monotonic() + timeout
         while not healthy():
             if (status := self.status(name)) is not None:
@@ -108,7 +108,7 @@ class Processes:
             time.sleep(0.2)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a process and all that it started. With SIGKILL at once."""
+        """End a process and its child processes; with SIGKILL at once."""
         _signal(self._running[name], how)
         self._await_end(name)
 
@@ -120,9 +120,9 @@ class Processes:
         process.wait()
 
     def end_all(self) -> None:
-        """End all of them, the first one when the others have: they take leave of it. Those that do not listen, after seconds.
+        """End all processes, the first one last, since the others sign off from it; kill those that do not end in time.
 
-        Each is asked once: whoever is asked again, gives up on what it still wants to do.
+        Each is asked once, since a second request would interrupt its cleanup.
         """
         first, others = list(self._running)[:1], list(self._running)[1:]
         for name in reversed(others):
@@ -141,7 +141,7 @@ class Processes:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have SIGTERM leave the block as Ctrl-C does, past all that cleans up, with exit status 143. In the main thread only."""
+    """Handle SIGTERM inside the context like Ctrl-C, with cleanup and exit status 143. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -158,9 +158,9 @@ def ended_in_order() -> Iterator[None]:
 
 
 def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bool:
-    """Whether what listens at `address`, HOST:PORT, answers there at /health, or at the path that the address goes on with.
+    """Return whether `address`, HOST:PORT[/PATH], answers at its path, by default /health.
 
-    authority: certificate that its own must be signed by; None for no TLS.
+    authority: certificate that must have signed the server's; None for no TLS.
     """
     address = address if "/" in address else f"{address}/health"
     context = None if authority is None else ssl.create_default_context(cafile=authority)
@@ -174,7 +174,7 @@ def is_healthy(address: str, authority: str | None, *, timeout: float = 5) -> bo
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listened on just now."""
+    """Return a port of this machine that is free at the moment."""
     with socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -182,7 +182,7 @@ def free_port() -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether one could listen there now."""
+    """Return whether the port is free at the moment."""
     with socket() as one:
         one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         try:
@@ -193,7 +193,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _path() -> str:
-    """The programs that were installed with this Python come first."""
+    """Return PATH with the programs of this Python installation first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 

@@ -1,4 +1,4 @@
-"""An experiment on a deployment: on one that is there, or on one of this machine's own that ends with it."""
+"""Runs of an experiment on an existing deployment, or on one that is started on this machine for the run."""
 
 import shutil
 import tempfile
@@ -20,20 +20,20 @@ Config = dict[str, str | int | bool]
 
 
 class DeploymentFailed(RuntimeError):
-    """The federation did not come to its end; the message says why, and where its logs are."""
+    """Raised if the federation did not finish; the message states the reason and where the logs are."""
 
 
 def run_config(settings: str, out: Path, *, device: str, threads: int | None, public: Path | None, resume: bool) -> Config:
-    """What the server and the clients are told of a run. settings: the experiment as TOML. out, public: paths on the server."""
+    """Return the run config of Flower. settings: the experiment as TOML. out, public: paths on the server."""
     places = {"out": str(out), "public": "" if public is None else str(public)}
     return {"settings": settings, **places, "resume": resume, "device": device, "threads": threads or 0}
 
 
 def run_on(link: Link, config: Config, *, on_round: OnRound | None = None, on_words: OnWords | None = None) -> None:
-    """Run on the SuperLink at `link`, whose clients are there already. Rounds are told where the run's folder is on this machine.
+    """Run on the SuperLink at `link`, to which clients are connected. Rounds are reported if the run's folder is on this machine.
 
-    on_words: is told what the server says of clients and replies that are missing, wherever the folder is.
-    Raises DeploymentFailed; on Ctrl-C and SIGTERM the SuperLink is told to stop the run.
+    on_words: called with the server's messages about missing clients and replies, wherever the folder is.
+    Raises DeploymentFailed. On Ctrl-C and SIGTERM the SuperLink is asked to stop the run.
     """
     if not is_healthy(link.address, link.authority):
         secure = "without TLS" if link.authority is None else f"with a certificate that {link.authority} signed"
@@ -62,10 +62,10 @@ def run_natively(
     on_round: OnRound | None = None,
     on_words: OnWords | None = None,
 ) -> None:
-    """Run on a SuperLink and `count` clients that are started here for it, with TLS and keys, and end with it.
+    """Start a SuperLink and `count` clients on this machine, with TLS and keys, run, and end them.
 
-    All clients can load all of the data, as in a simulation, and write into the run's folder `out`. seed: draws their secrets.
-    Raises DeploymentFailed; the logs of all processes are kept then.
+    All clients can load all data, as in a simulation, and write into the run's folder `out`. seed: seed of their secrets.
+    Raises DeploymentFailed and keeps the logs of all processes then.
     """
     layout = Layout(Path(tempfile.mkdtemp(prefix="fedleak-")))
     certificates.make_server(layout.root)
@@ -101,7 +101,7 @@ def _party(layout: Layout, out: Path, number: int, count: int, seed: int | None)
 
 
 class _Rounds:
-    """Tells of the rounds that are written down in a run's folder, each once."""
+    """Reporter of the rounds that appear in a run's folder, each once."""
 
     def __init__(self, out: Path, on_round: OnRound | None) -> None:
         self.path, self.on_round = out / "metrics.jsonl", on_round
