@@ -56,6 +56,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "num_classes": manifest.data.num_classes,
         "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
+        "limits": manifest.training.limits(),
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,
         "network": manifest.network,

@@ -316,6 +316,7 @@ def _common(folder: Path, facts: Row) -> Row:
         **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
         "ranges_from": facts["run"].get("ranges_from", ""),
+        "limits": facts["run"].get("limits", []),
     }
 
 

@@ -148,6 +148,17 @@ class Experiment(_Frozen):
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     @model_validator(mode="after")
+    def _clients_can_train_so(self) -> "Experiment":
+        """Some settings describe federations of others, and clients here do not follow them."""
+        training, plain = self.training, {field.name: field.default for field in fields(Training)}
+        for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
+            if getattr(training, key) != plain[key]:
+                raise ValueError(
+                    f"training.{key} describes recordings of other apps, and clients of an experiment do not follow it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _inputs_are_mixed(self) -> "Experiment":
         mixing = InputsSpec.parse(self.inputs).build()
         if mixing is not None and self.training.batch_size < mixing.least:

@@ -43,7 +43,10 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the index: a client's reply in a round, or that there was none."""
+    """One line of the index: a client's reply in a round, or that there was none.
+
+    num_examples: behind the update. reported: what the client said, where a reader of the recording derived the other from it.
+    """
 
     round: int
     client: str
@@ -58,13 +61,14 @@ class Row:
     bytes: int
     metrics: Mapping[str, float]
     received_at: float
+    reported: int | None = None
 
     @property
     def key(self) -> str:
         return f"{self.round:05d}-{self.client}"
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(Row) if field.name != "reported")
 
 
 @dataclass(frozen=True, kw_only=True)

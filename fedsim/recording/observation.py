@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording import codec
+from fedsim.recording.training import Training
 
-MAX_STEPS = 10**7
-"""Largest batch, and most steps or epochs of a round."""
+__all__ = ["Column", "DataSpec", "ModelSpec", "Observation", "Training"]
 
 
 def _check(condition: bool, message: str) -> None:
@@ -96,64 +96,6 @@ class DataSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """The local training that the server prescribes: plain SGD, either `steps` a round or `epochs` a round.
-
-    steps:     optimiser steps a round; they continue through the client's epoch from round to round.
-    epochs:    whole passes over the client's data a round (FedAvg).
-    shuffle:   a fresh order for every epoch, drawn by the client.
-    drop_last: leave out an epoch's last batch where it is not full.
-    loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
-    mode:      whether the model is in training or evaluation mode while the client trains.
-    buffers:   what becomes of batch-norm statistics. none: they stay as the model starts with them. shared: the server sends
-               them with the weights, clients send theirs back, and the server averages them. local: each client keeps its own.
-    """
-
-    learning_rate: float
-    batch_size: int
-    steps: int | None = None
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    shuffle: bool = True
-    drop_last: bool = False
-    loss: Literal["cross_entropy", "logistic"] = "cross_entropy"
-    mode: Literal["train", "eval"] = "eval"
-    buffers: Literal["none", "shared", "local"] = "none"
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
-        _check(0 < self.batch_size <= MAX_STEPS, f"training.batch_size must be 1 to {MAX_STEPS}, got {self.batch_size}")
-        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
-        for key, value in (("steps", self.steps), ("epochs", self.epochs)):
-            _check(value is None or 0 < value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
-        _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
-        _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
-        losses = ("cross_entropy", "logistic")
-        _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
-        _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
-        _check(
-            self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
-        )
-
-    def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
-        """The batch sizes of one round of a client that reports `num_examples`; None where the server cannot tell.
-
-        It cannot where a client's steps ran over the end of its epoch: the short batch may be any of them.
-        """
-        full, rest = divmod(num_examples, self.batch_size)
-        if self.epochs is not None:
-            sizes = (self.batch_size,) * full + ((rest,) if rest and not self.drop_last else ())
-            return sizes * self.epochs
-        assert self.steps is not None
-        if num_examples == self.steps * self.batch_size:
-            return (self.batch_size,) * self.steps
-        return (num_examples,) if self.steps == 1 else None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself.
 
@@ -178,7 +120,8 @@ class Observation:
     round:        1-based communication round.
     client:       the pseudonym that the client sent, or Flower's node id where it sent none.
     cohort:       the clients of that round, this one among them.
-    num_examples: as the client reports it: the examples behind the update, each counted once an epoch.
+    num_examples: the examples behind the update, each counted once an epoch, as they follow from what the client reports and the
+                  prescribed training (`Training.examples_behind`); None where the client reports no number.
     weights:      what the server sent to the client, by name.
     payload:      what came back.
     gradient, inputs: how clients compute a gradient, and what they do to their examples before, beside `defenses`.
@@ -228,7 +171,7 @@ class Observation:
         """
         if self.payload.codec != "weights":
             return {}
-        an_epoch = max(1, -(-(self.num_examples or 1) // self.training.batch_size))
+        an_epoch = max(1, -(-(self.num_examples or 1) // self.training.step_size))
         steps = self.training.steps or an_epoch * (self.training.epochs or 1)
         return {
             name: steps * _half_gap(torch.maximum(w.abs(), self.weights[name].to(w.dtype).abs()))

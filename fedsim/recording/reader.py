@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -94,8 +94,14 @@ class Recording:
         for row in _going_on(found, lambda line: index.row_of(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
                 raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r}: is out of order")
-            rows.append(row)
+            rows.append(self._counted(row))
         return rows
+
+    def _counted(self, row: Row) -> Row:
+        """The row with the number of examples behind its update in place of what the client reported; a sum's stays."""
+        if row.client == SUM:
+            return row
+        return replace(row, num_examples=self.manifest.training.examples_behind(row.num_examples), reported=row.num_examples)
 
     def _few(self, rounds: Iterable[int]) -> Iterable[int]:
         """Rounds that may be asked for: of a range that is larger than any recording, those that are there."""
@@ -164,7 +170,7 @@ class Recording:
             num_examples=row.num_examples,
             model=m.model,
             data=m.data,
-            training=m.training,
+            training=m.training.in_round(row.round),
             defenses=m.defense,
             gradient=GradientSpec.parse(m.gradient),
             inputs=InputsSpec.parse(m.inputs),

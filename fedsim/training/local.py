@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -47,9 +48,9 @@ def train(
     rule: GradientRule = PLAIN,
     rng: Generator | None = None,
 ) -> Trained:
-    """Take one SGD step on each batch (x, y), starting from `weights`. Arguments are not changed.
+    """Take one optimiser step on each batch (x, y), starting from `weights`. Arguments are not changed.
 
-    The update is accumulated separately from the weights, so that one step gives exactly `-learning_rate * gradient`. The
+    The update of SGD is accumulated separately from the weights, so that one step gives exactly `-learning_rate * gradient`. The
     difference of two nearby float32 weights would lose most of the digits of a small update.
 
     buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
@@ -64,7 +65,7 @@ def train(
         raise ValueError("a rule that may draw noise needs a generator: give rng")
     model.train(training.mode == "train")
     draw(model)
-    loss_function, optimiser = loss_of(training.loss), _SGD(weights, training)
+    loss_function, optimiser = loss_of(training.loss), _optimiser(weights, training)
     carried = _copied(_starting(model, buffers))
     losses, examples = 0.0, 0
     for x, y in batches:
@@ -82,11 +83,35 @@ def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[We
     return lambda weights, x: functional_call(model, {**buffers, **weights}, (data.normalise(x),))
 
 
+class _Optimiser(Protocol):
+    """update: local minus global weights, one tensor a weight; empty before the first step."""
+
+    update: tuple[Tensor, ...]
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """Where the next gradient is to be taken; new tensors."""
+        ...
+
+    def step(self, gradient: tuple[Tensor, ...]) -> None: ...
+
+
+def _optimiser(weights: Weights, training: Training) -> _Optimiser:
+    return _SGD(weights, training) if training.optimiser == "sgd" else _Adam(weights, training)
+
+
+def _clipped(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
+    """As torch.nn.utils.clip_grad_norm_."""
+    if norm is None:
+        return gradient
+    whole = torch.nn.utils.get_total_norm(gradient)
+    return torch._foreach_mul(gradient, (norm / (whole + 1e-6)).clamp(max=1))
+
+
 class _SGD:
     """SGD with momentum and weight decay, equal to torch.optim.SGD, applied to the update instead of the weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
-        self.start, self.training = tuple(w.detach() for w in weights.values()), training
+        self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0
         self.update: tuple[Tensor, ...] = ()
         self.velocity: tuple[Tensor, ...] = ()
 
@@ -95,7 +120,9 @@ class _SGD:
         return torch._foreach_add(self.start, self.update) if self.update else tuple(w.detach() for w in self.start)
 
     def step(self, gradient: tuple[Tensor, ...]) -> None:
-        rate, momentum, decay = self.training.learning_rate, self.training.momentum, self.training.weight_decay
+        rate, momentum, decay = self.training.rate(self.steps), self.training.momentum, self.training.weight_decay
+        self.steps += 1
+        gradient = _clipped(gradient, self.training.clip_norm)
         if decay:
             gradient = torch._foreach_add(gradient, self.weights(), alpha=decay)
         if momentum and self.velocity:
@@ -104,10 +131,35 @@ class _SGD:
         elif momentum:
             self.velocity = tuple(g.clone() for g in gradient)
         step = self.velocity or gradient
+        if self.training.nesterov:
+            step = torch._foreach_add(gradient, self.velocity, alpha=momentum)
         if self.update:
             torch._foreach_add_(self.update, step, alpha=-rate)
         else:
             self.update = torch._foreach_mul(step, -rate)
+
+
+class _Adam:
+    """torch.optim's Adam or AdamW, on copies of the weights."""
+
+    def __init__(self, weights: Weights, training: Training) -> None:
+        self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0
+        self.own = [w.clone() for w in self.start]
+        made = torch.optim.Adam if training.optimiser == "adam" else torch.optim.AdamW
+        decay = training.weight_decay
+        self.optimiser = made(self.own, lr=training.learning_rate, betas=training.betas, eps=training.eps, weight_decay=decay)
+        self.update: tuple[Tensor, ...] = ()
+
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(w.clone() for w in self.own)
+
+    def step(self, gradient: tuple[Tensor, ...]) -> None:
+        self.optimiser.param_groups[0]["lr"] = self.training.rate(self.steps)
+        self.steps += 1
+        for own, g in zip(self.own, _clipped(gradient, self.training.clip_norm), strict=True):
+            own.grad = g.detach()
+        self.optimiser.step()
+        self.update = torch._foreach_sub(self.own, self.start)
 
 
 @torch.no_grad()

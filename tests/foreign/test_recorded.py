@@ -1,5 +1,6 @@
 """What is written down of an app of others: what each client did, as far as the wire shows it, and nothing made up."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,35 @@ def test_records_may_have_any_name_as_flowers_own_strategies_take_them(app: Any,
     for o in observations(app):
         assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
         assert o.payload.codec == "weights"
+
+
+def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Before anything is sent, with the absolute path: an app may run in a folder of its own."""
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        training = Training(learning_rate=0.05, batch_size=32, steps=2, momentum=0.9, augmentation="random crop")
+        app.record(net="NormedNet", training=training)
+    told = [message for record in caplog.records if (message := record.getMessage()).startswith("fedleak")]
+    assert told[0] == f"fedleak: will record in {app.folder.absolute()}"
+    assert "at most 64 (2 steps of 32), fewer where a client reports fewer; set training.examples" in told[1]
+    assert told[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
+    assert "random crop" in told[3]
+    assert "clients that call net.train() normalise by each batch: then set mode='train'" in told[4]
+
+
+def test_a_client_that_reports_its_whole_data_set_is_behind_its_update_with_what_it_used(app: Any) -> None:
+    """One step on one example of twenty: attacks search for one image."""
+
+    def report_all(message: Message, context: Any, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            reply.content["metrics"]["num-examples"] = 20
+        return reply
+
+    app.run(app.record(), mods=[report_all], rounds=1)
+    assert {(row.num_examples, row.reported) for row in app.recording.rows()} == {(1, 20)}
+    assert {o.num_examples for o in observations(app)} == {1}
+
+
+def test_a_server_that_knows_better_says_how_many_examples_there_are(app: Any) -> None:
+    app.run(app.record(training=Training(learning_rate=0.05, batch_size=1, epochs=1, examples=1)), rounds=1)
+    assert {o.num_examples for o in observations(app)} == {1}

@@ -27,7 +27,7 @@ def read_labels(rule: LabelRule, view: View, i: int, model: nn.Module, rng: Gene
     weights = row["weights"]
     if view.steps > 1 and not view.defended:
         way = total_step(view.training, view.steps) * (view.steps - 1) / (2 * view.steps)
-        weights = {name: w - way * (gradient[name] + view.training.weight_decay * w) for name, w in weights.items()}
+        weights = {name: w - way * (gradient[name] + view.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
         probes = random_inputs(view.data, PROBES, rng).to(device)
         features, logits = head_inputs(model, {**row["buffers"], **weights}, view.data.normalise(probes))

@@ -26,7 +26,7 @@ from attacker.attacks.simulation.client import (
     through,
     total_step,
 )
-from attacker.attacks.simulation.local_steps import after_local_steps
+from attacker.attacks.simulation.local_steps import after_local_steps, as_stepped
 from defenses.channel import transparent
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.observation import Observation
@@ -250,6 +250,8 @@ class View:
 
     def _seen(self, gradient: Gradient, row: Row) -> Gradient:
         """The gradient of one problem as it would be observed and is compared."""
+        if self.attack.local_steps == "one_batch":
+            gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
         if self.channel is not transparent:
             gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
         return _scaled(gradient, row["scale"])

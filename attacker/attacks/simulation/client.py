@@ -84,8 +84,12 @@ def channel_of(observation: Observation, model: nn.Module) -> Channel:
 
 
 def omitted_of(observation: Observation, model: nn.Module) -> frozenset[str]:
-    """Names of tensors that such an attacker leaves out of the comparison, on both sides: they tell of chance, or mislead."""
-    return hidden(model) | observation.gradient.build().omitted(facts_of(observation, model))
+    """Names of tensors that such an attacker leaves out of the comparison, on both sides.
+
+    They tell of chance, or mislead, or clients do not train them.
+    """
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
+    return hidden(model) | frozen | observation.gradient.build().omitted(facts_of(observation, model))
 
 
 def total_step(training: Training, steps: int) -> float:
@@ -94,11 +98,16 @@ def total_step(training: Training, steps: int) -> float:
 
 
 def shares(training: Training, steps: int) -> list[float]:
-    """How much of the gradient of each of `steps` local steps ends up in the update; the first goes on through momentum."""
-    share, found = 0.0, []
-    for _ in range(steps):
-        share = training.momentum * share + training.learning_rate
-        found.append(share)
+    """How much of the gradient of each of `steps` local steps ends up in the update; the first goes on through momentum.
+
+    Of Adam, the learning rates of the steps: its changes of each step are about that long.
+    """
+    rates, momentum = [training.rate(step) for step in range(steps)], training.momentum
+    later = 0.0  # what the velocity of a step adds to the update by itself and in the steps after it
+    found = []
+    for rate in reversed(rates):
+        found.append(rate + momentum * later if not training.nesterov else rate + momentum * (rate + momentum * later))
+        later = found[-1] if not training.nesterov else rate + momentum * later
     return found[::-1]
 
 
@@ -108,7 +117,7 @@ def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Traini
     Exact for one step. For more, all of them are taken as one batch at the weights that were sent (AGIC, eq. 4).
     """
     scale = total_step(training, steps)
-    return {name: -u / scale - training.weight_decay * weights[name] for name, u in update.items()}
+    return {name: -u / scale - training.decay * weights[name] for name, u in update.items()}
 
 
 def through(
@@ -116,5 +125,5 @@ def through(
 ) -> Gradient:
     """The gradient that would be read off the update that `gradient` leads to, after the defense."""
     scale = total_step(training, steps)
-    update = {name: -scale * (g + training.weight_decay * weights[name]) for name, g in gradient.items()}
+    update = {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
     return as_gradient(channel.expect(update, known), weights, training, steps)

@@ -19,22 +19,92 @@ def rows_of_steps(sizes: Sequence[int], examples: int) -> list[list[int]]:
 
 
 def after_local_steps(gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
-    """The gradient that an update of several local steps of SGD reads like, as `as_gradient` has it of a received one.
+    """The gradient that an update of several local steps reads like, as `as_gradient` has it of a received one.
 
     gradient: of one batch. sizes: of the batches, in the order of steps.
-    Source: Geiping et al. 2020, section 6 and eq. 5; momentum and weight decay as in `torch.optim.SGD`.
+    Source: Geiping et al. 2020, section 6 and eq. 5; the optimisers are those of `torch.optim`.
     """
 
     def trained(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+        optimiser = LocalOptimiser(training)
+        at: Weights = weights
         update = {name: torch.zeros_like(w) for name, w in weights.items()}
-        velocity = update
         for rows in rows_of_steps(sizes, len(x)):
+            change = optimiser.step(gradient(at, x[rows], y[rows], buffers), at)
+            update = {name: u + change[name] for name, u in update.items()}
             at = {name: w + update[name] for name, w in weights.items()}
-            slope = gradient(at, x[rows], y[rows], buffers)
-            velocity = {
-                name: training.momentum * v + slope[name] + training.weight_decay * at[name] for name, v in velocity.items()
-            }
-            update = {name: u - training.learning_rate * velocity[name] for name, u in update.items()}
         return as_gradient(update, weights, training, len(sizes))
 
     return trained
+
+
+def as_stepped(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
+    """The gradient that is read off an update of one step on `gradient`: another one where clients clip, or train by Adam."""
+    if training.is_linear:
+        return gradient
+    return as_gradient(LocalOptimiser(training).step(gradient, weights), weights, training, 1)
+
+
+class LocalOptimiser:
+    """SGD, Adam or AdamW with the settings of `torch.optim`, and clipping by norm, as differentiable functions of gradients."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.steps = 0
+        self.first: Gradient = {}
+        self.second: Gradient = {}
+
+    def step(self, gradient: Gradient, weights: Weights) -> Gradient:
+        """The change of the weights, by name."""
+        training, rate = self.training, self.training.rate(self.steps)
+        self.steps += 1
+        if training.clip_norm is not None:
+            gradient = clipped(gradient, training.clip_norm)
+        decay = training.weight_decay
+        if decay and training.optimiser != "adamw":
+            gradient = {name: g + decay * weights[name] for name, g in gradient.items()}
+        if training.optimiser == "sgd":
+            return {name: -rate * g for name, g in self._with_momentum(gradient).items()}
+        change = {name: -rate * direction for name, direction in self._adam(gradient).items()}
+        if training.optimiser == "adamw":
+            change = {name: c - rate * decay * weights[name] for name, c in change.items()}
+        return change
+
+    def _with_momentum(self, gradient: Gradient) -> Gradient:
+        momentum = self.training.momentum
+        if not momentum:
+            return gradient
+        old = self.first
+        self.first = {name: momentum * old[name] + g if old else g for name, g in gradient.items()}
+        if not self.training.nesterov:
+            return self.first
+        return {name: g + momentum * self.first[name] for name, g in gradient.items()}
+
+    def _adam(self, gradient: Gradient) -> Gradient:
+        (b1, b2), t = self.training.betas, self.steps
+        old, squares = self.first, self.second
+        self.first = {name: (b1 * old[name] if old else 0) + (1 - b1) * g for name, g in gradient.items()}
+        self.second = {
+            name: (b2 * squares[name] if squares else 0) + (1 - b2) * g.detach().square() for name, g in gradient.items()
+        }
+        return {
+            name: _direction(m / (1 - b1**t), (self.second[name] / (1 - b2**t)).sqrt() + self.training.eps)
+            for name, m in self.first.items()
+        }
+
+
+def _direction(mean: Tensor, length: Tensor) -> Tensor:
+    """`mean / length`, whose derivative a search can follow.
+
+    The derivative of the quotient is zero nearly everywhere, as that of a sign: the length grows with the mean. Here the length
+    counts as constant, and is at least the mean one of the tensor.
+    """
+    smooth = mean / length.maximum(length.mean()).detach()
+    return smooth + (mean / length - smooth).detach()
+
+
+def clipped(gradient: Gradient, norm: float) -> Gradient:
+    """The gradient at a norm of at most `norm` over all tensors, as `torch.nn.utils.clip_grad_norm_` has it."""
+    whole = torch.stack([g.square().sum() for g in gradient.values()]).sum()
+    factor = (norm / (torch.where(whole > 0, whole, 1.0).sqrt() + 1e-6)).clamp(max=1)
+    return {name: factor * g for name, g in gradient.items()}

@@ -25,6 +25,8 @@ PUBLIC = {
     Training: {
         *("learning_rate", "batch_size", "steps", "epochs", "momentum", "weight_decay"),
         *("shuffle", "drop_last", "loss", "mode", "buffers"),
+        *("optimiser", "nesterov", "betas", "eps", "schedule", "round_decay", "accumulation", "clip_norm"),
+        *("frozen", "precision", "augmentation", "examples"),
     },
     Manifest: {
         *("name", "model", "data", "training", "defense", "gradient", "inputs"),
@@ -33,7 +35,7 @@ PUBLIC = {
     Reply: {"client", "node", "status", "reason", "payload", "buffers", "num_examples", "bytes", "metrics"},
     Row: {
         *("round", "client", "node", "attempt", "status", "reason", "num_examples"),
-        *("file", "sha256", "codec", "bytes", "metrics", "received_at"),
+        *("file", "sha256", "codec", "bytes", "metrics", "received_at", "reported"),
     },
 }
 

@@ -1,0 +1,204 @@
+"""The local training that a server prescribes: public, and what an attacker simulates."""
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import isfinite
+from typing import ClassVar, Literal
+
+OPTIMISERS = ("sgd", "adam", "adamw")
+MAX_STEPS = 10**7
+"""Largest batch, and most steps or epochs of a round."""
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Local training as the server prescribes it: either `steps` a round or `epochs` a round.
+
+    steps:     optimiser steps a round; they continue through the client's epoch from round to round.
+    epochs:    whole passes over the client's data a round (FedAvg).
+    optimiser: sgd, adam or adamw, as in torch.optim, made anew in each round. momentum, nesterov: of sgd. betas, eps: of Adam.
+    weight_decay: as in torch.optim: added to the gradient, and by adamw taken off the weights.
+    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last one holds for those that follow.
+    round_decay: factor of the learning rate from one round to the next.
+    accumulation: batches whose mean gradient makes one step.
+    clip_norm: largest norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
+    shuffle:   a fresh order for every epoch, drawn by the client.
+    drop_last: leave out an epoch's last batch where it is not full.
+    loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
+    mode:      whether the model is in training or evaluation mode while the client trains.
+    buffers:   what becomes of batch-norm statistics. none: they stay as the model starts with them. shared: the server sends
+               them with the weights, clients send theirs back, and the server averages them. local: each client keeps its own.
+    frozen:    names of parameters that are not trained, with * for any part of a name; those of a LoRA's base, for example.
+    precision: that clients compute in; bfloat16 and float16 stand for automatic mixed precision.
+    augmentation: what clients do to an example before each use, in words: "random crop and flip"; "" for nothing.
+    examples:  number of examples behind each update, for a server that knows better than what clients report.
+    """
+
+    learning_rate: float
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: tuple[float, ...] = ()
+    round_decay: float = 1.0
+    accumulation: int = 1
+    clip_norm: float | None = None
+    shuffle: bool = True
+    drop_last: bool = False
+    loss: Literal["cross_entropy", "logistic"] = "cross_entropy"
+    mode: Literal["train", "eval"] = "eval"
+    buffers: Literal["none", "shared", "local"] = "none"
+    frozen: tuple[str, ...] = ()
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    augmentation: str = ""
+    examples: int | None = None
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
+        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
+        whole = {
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "accumulation": self.accumulation,
+            "examples": self.examples,
+        }
+        for key, value in whole.items():
+            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
+            _check(value is None or value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
+        _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
+        _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
+        losses = ("cross_entropy", "logistic")
+        _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
+        _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
+        _check(
+            self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
+        )
+        self._check_optimiser()
+
+    def _check_optimiser(self) -> None:
+        for key, word, known in (("optimiser", self.optimiser, OPTIMISERS), ("precision", self.precision, PRECISIONS)):
+            _check(word in known, f"unknown training.{key} {word!r}. Known: {', '.join(known)}")
+        _check(self.optimiser == "sgd" or not self.momentum, f"training.momentum is one of sgd, and {self.optimiser} has betas")
+        _check(not self.nesterov or self.momentum > 0, "training.nesterov needs a momentum above 0")
+        _check(
+            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
+            f"training.betas must be two in [0, 1), got {self.betas}",
+        )
+        for key, value in (("eps", self.eps), ("round_decay", self.round_decay), ("clip_norm", self.clip_norm)):
+            _check(value is None or (value > 0 and isfinite(value)), f"training.{key} must be positive, got {value}")
+        good = all(factor >= 0 and isfinite(factor) for factor in self.schedule) and (not self.schedule or self.schedule[0] > 0)
+        _check(good, f"training.schedule holds factors that are not negative, the first positive; got {self.schedule}")
+
+    @property
+    def step_size(self) -> int:
+        """Examples behind one optimiser step."""
+        return self.batch_size * self.accumulation
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a step is a linear function of its gradient."""
+        return self.optimiser == "sgd" and self.clip_norm is None
+
+    @property
+    def decay(self) -> float:
+        """The share of the weights that every step adds to what stands for its gradient in an update; Adam scales it, too."""
+        return 0.0 if self.optimiser == "adam" else self.weight_decay
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a local step, counted from 0."""
+        return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
+
+    def in_round(self, number: int) -> "Training":
+        """What holds in one round, 1-based: the learning rate of that round, and no decay from round to round."""
+        if self.round_decay == 1:
+            return self
+        return replace(self, learning_rate=self.learning_rate * self.round_decay ** (number - 1), round_decay=1.0)
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter is declared as not trained."""
+        return any(fnmatchcase(name, pattern) for pattern in self.frozen)
+
+    def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
+        """Examples behind each optimiser step of one round, of a client with so many; None where the server cannot tell.
+
+        It cannot where a client's steps ran over the end of its epoch: the short batch may be any of them.
+        """
+        if self.epochs is not None:
+            if self.drop_last:
+                num_examples -= num_examples % self.batch_size
+            full, rest = divmod(num_examples, self.step_size)
+            return ((self.step_size,) * full + ((rest,) if rest else ())) * self.epochs
+        assert self.steps is not None
+        if num_examples == self.steps * self.step_size:
+            return (self.step_size,) * self.steps
+        return (num_examples,) if self.steps == 1 else None
+
+    def examples_behind(self, reported: int | None) -> int | None:
+        """The number of examples behind the update of a client that reports so many, each counted once an epoch.
+
+        Apps report the size of the client's data set. Of it, `steps` use `steps * batch_size` examples at most, and an epoch with
+        `drop_last` no more than fill its batches. None where nothing is reported, and `examples` is not given.
+        """
+        if self.examples is not None:
+            return self.examples
+        if reported is None:
+            return None
+        if self.steps is not None:
+            return min(reported, self.steps * self.step_size)
+        used = reported - reported % self.batch_size if self.drop_last else reported
+        return used or reported
+
+    def beliefs(self) -> list[str]:
+        """What an attack takes to be behind each update, in sentences, with what they follow from."""
+        return [self._amount(), self._steps(), *self.limits()]
+
+    def _amount(self) -> str:
+        size = f"{self.batch_size}" if self.accumulation == 1 else f"{self.batch_size} x {self.accumulation} accumulated"
+        if self.examples is not None:
+            return f"examples behind an update: {self.examples}, as training.examples says, whatever clients report"
+        if self.steps is not None:
+            return (
+                f"examples behind an update: at most {self.steps * self.step_size} ({self.steps} steps of {size}), fewer where a "
+                "client reports fewer; set training.examples if that is wrong"
+            )
+        left = ", without an epoch's last batch where it is not full (drop_last)" if self.drop_last else ""
+        return (
+            f"examples behind an update: as many as the client reports{left}, in batches of {size}, {self.epochs} times; "
+            "set training.examples if that is wrong"
+        )
+
+    def _steps(self) -> str:
+        name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[self.optimiser]
+        parts = [f"learning rate {self.learning_rate:g}"]
+        parts += [f"momentum {self.momentum:g}{' (Nesterov)' * self.nesterov}"] if self.momentum else []
+        parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
+        parts += [f"gradients clipped to {self.clip_norm:g}"] if self.clip_norm is not None else []
+        parts += ["a schedule of the learning rate"] if self.schedule else []
+        return f"each step: {name} with {', '.join(parts)}, the network in mode {self.mode!r}"
+
+    def limits(self) -> list[str]:
+        """What of this training no attack simulates, in sentences."""
+        found = []
+        if self.optimiser != "sgd":
+            found.append(
+                f"{self.optimiser} sends little more than the signs of gradients: attacks match these, closed forms fail"
+            )
+        if self.precision != "float32":
+            found.append(f"clients compute in {self.precision}, attacks in float32: the rounding is noise to them")
+        if self.augmentation:
+            found.append(f"clients augment their examples ({self.augmentation}): what is found are augmented examples")
+        return found
