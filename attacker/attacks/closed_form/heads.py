@@ -1,7 +1,7 @@
-"""What the gradient of the last layer says: the features that went into it, and dL/dlogits (R-GAP, section 3.1.1).
+"""Readings of the last layer's gradient: the features that entered it, and dL/dlogits (R-GAP, section 3.1.1).
 
-Of one example, dL/dW = k f^T with k = dL/dlogits. With a bias, k is its gradient. Without one, k and f are known up to a factor,
-which the loss fixes; for two classes there may be two solutions, the example and its twin (R-GAP, appendix B).
+For one example, dL/dW = k f^T with k = dL/dlogits. With a bias, k is the gradient of the bias. Without one, k and f are known up
+to a factor, which the loss determines. For two classes there may be two solutions: the example and its twin (R-GAP, appendix B).
 """
 
 from collections.abc import Callable
@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 TURN = 1.2784645427610738
-"""Where -mu / (1 + exp(mu)) is lowest: exp(mu) (mu - 1) = 1."""
+"""The mu that minimises -mu / (1 + exp(mu)): exp(mu) (mu - 1) = 1."""
 LOWEST = -0.2784645427610738
-"""Its value there; R-GAP, figure 1. No gradient of one example is below it."""
+"""The minimum of -mu / (1 + exp(mu)); R-GAP, figure 1. No gradient of one example is below it."""
 
 GRID = 512
 TURNS = 3
 NEAR = 0.25
-"""How long an entry must be, beside the longest one, to be the label's."""
+"""Smallest magnitude of the label's entry, relative to the largest entry."""
 FAINTEST = 1e-14
-"""The least 1 - p_y that is looked for."""
+"""Smallest 1 - p_y that is searched for."""
 SECOND = 1e-3
-"""How long a second singular vector may be, as a share of the first, before more than one example must be behind it."""
+"""Largest second singular value, relative to the first, of a gradient of one example."""
 
 
 @dataclass(frozen=True)
 class HeadReading:
-    """One reading of N heads.
+    """One solution for each of N last layers.
 
-    features: (N, F). k: (N, K), dL/dlogits. y: (N,) int64. valid: (N,) whether there is such a reading at all.
-    clamped:  (N,) whether no example gives exactly this gradient, so that the nearest that one does was taken.
-    misfit:   (N,) how far k is from what the logits of these features give, as a share of its length.
+    features: (N, F). k: (N, K), dL/dlogits. y: (N,) int64 labels. valid: (N,) whether the solution exists.
+    clamped:  (N,) whether no example gives exactly this gradient, so that the nearest possible one was used.
+    misfit:   (N,) distance between k and dL/dlogits of these features, relative to its norm.
     """
 
     features: Tensor
@@ -53,9 +53,9 @@ class HeadReading:
 def read_heads(
     loss: str, weight: Tensor, bias: Tensor | None, gradient: Tensor, bias_gradient: Tensor | None
 ) -> list[HeadReading]:
-    """All readings of N heads, the likelier first: of labels that cannot be told apart, then of twins.
+    """Return all solutions of N last layers, likelier ones first: for ambiguous labels, then for twins.
 
-    weight, gradient: (1 or N, K, F) and (N, K, F); bias, bias_gradient: (1 or N, K) and (N, K), or None. In float64.
+    weight, gradient: (1 or N, K, F) and (N, K, F). bias, bias_gradient: (1 or N, K) and (N, K), or None. In float64.
     """
     if bias is not None and bias_gradient is not None and bool((bias_gradient != 0).any()):
         return [_from_bias(loss, weight, bias, gradient, bias_gradient)]
@@ -69,7 +69,7 @@ def read_heads(
 
 
 def more_than_one(gradient: Tensor) -> Tensor:
-    """(N,) whether dL/dW (N, K, F) of the last layer has rank two or more: then it is not of one example."""
+    """Return (N,) booleans: whether dL/dW (N, K, F) of the last layer has rank above one, which several examples cause."""
     values = torch.linalg.eigvalsh(gradient @ gradient.mT).clamp(min=0)
     if values.shape[1] < 2:
         return torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
@@ -78,10 +78,11 @@ def more_than_one(gradient: Tensor) -> Tensor:
 
 
 def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mu with -mu / (1 + exp(mu)) = s (R-GAP, eq. 11): the one below `TURN`, the one above, where both exist, and clamped.
+    """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
-    For s > 0 there is one, below 0. For s in (LOWEST, 0) there are two, those of twins. Below LOWEST there is none, and TURN is
-    the nearest. Returns (lower, upper, whether there is an upper one, whether s was below LOWEST), each of the shape of s.
+    For s > 0 there is one solution, below 0. For s in (LOWEST, 0) there are two, below and above `TURN` (twins). Below LOWEST
+    there is none, and TURN is the nearest. Returns (lower, upper, whether upper exists, whether s < LOWEST), each of the shape
+    of s.
     """
     clamped = s < LOWEST
     inside = s.clamp(min=LOWEST)
@@ -94,7 +95,7 @@ def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: int = 80) -> Tensor:
-    """Where a falling function crosses 0, elementwise."""
+    """Return the zero of a decreasing function, elementwise."""
     for _ in range(rounds):
         middle = (low + high) / 2
         above = f(middle) > 0
@@ -110,7 +111,7 @@ def _from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Ten
 
 
 def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
-    """Of a single logit without bias: each label, and each root."""
+    """Return the solutions for a single logit without bias: each label and each root."""
     lower, upper, two, clamped = logistic_roots((weight * gradient).sum(dim=(1, 2)))
     first = gradient[:, 0].sum(dim=1) < 0  # right where features are positive for the most part
     heads = []
@@ -123,7 +124,7 @@ def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
 
 
 def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
-    """Of several logits: k = c u for the left singular vector u of dL/dW, and c by softmax(W f + b) - e_y = k."""
+    """Return the solutions for several logits: k = c u, u the left singular vector of dL/dW, softmax(W f + b) - e_y = k."""
     rough = torch.linalg.eigh(gradient @ gradient.mT)[1][:, :, -1:]
     u = (gradient @ (gradient.mT @ rough))[..., 0]  # so that small entries, too, are right in all their digits
     u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)

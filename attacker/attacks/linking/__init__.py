@@ -1,4 +1,4 @@
-"""Linking: which batches, rounds and examples belong together. Tensors in, claims out; knows nothing of attacks."""
+"""Linking: finds the places of different rounds that hold the same example. It works on tensors and knows no attacks."""
 
 from attacker.attacks.linking.described import Described
 from attacker.attacks.linking.features import HeadFeatures, head_features

@@ -1,4 +1,4 @@
-"""What linking is told of an observation, and how alike the examples of all of them are."""
+"""Input of linking: descriptions of observations, and pairwise costs between their examples."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,17 +10,17 @@ from torch import Tensor
 from attacker.attacks.linking.matching import NEVER, Filter, comparable, cosine_distances, may_be_one, pooled, squared_distances
 
 SAMPLE = 400
-"""Examples that tell what a pair of different ones costs."""
+"""Number of examples from which the cost of different pairs is estimated."""
 
 
 class Described(NamedTuple):
-    """One observation of a client, before anything is known of the others.
+    """Description of one observation of a client by itself.
 
-    round:     1-based. labels: (N,) int64, inferred: one a place, so that N is the number of examples behind the update.
-    features:  (N, F) of each example, finite, as `head_features` reads them; None where there are none.
-    reference: (P, F), the same features of the attacker's own inputs at the weights of this round, if it has any.
-    images:    (N, *shape) in [0, 1], reconstructed from this observation alone; None where there are none.
-    problem:   why nothing can be said of this observation, in words that follow "round 3: "; "" where something can.
+    round:     1-based. labels: (N,) int64, inferred, one per place; N is the number of examples behind the update.
+    features:  (N, F) finite features of each example, from `head_features`, or None.
+    reference: (P, F) features of the attacker's own inputs at the weights of this round, or None.
+    images:    (N, *shape) in [0, 1], reconstructed from this observation alone, or None.
+    problem:   reason why the observation cannot be compared, as text after "round 3: "; "" if it can.
     """
 
     round: int
@@ -32,14 +32,15 @@ class Described(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether its examples can be compared with others."""
+        """Whether the examples of this observation can be compared with others."""
         return not self.problem and (self.features is not None or self.images is not None)
 
 
 class Likeness(NamedTuple):
-    """cost: (P, P) float32, symmetric, of all places of all observations; NEVER where two places cannot hold one example.
+    """Pairwise costs between the places of all observations.
 
-    owner: (P,) int64, which observation a place is in, in the order given.
+    cost:  (P, P) float32, symmetric; NEVER if two places cannot hold the same example.
+    owner: (P,) int64, the number of the observation of each place.
     usual: costs of pairs of different examples, ascending.
     """
 
@@ -49,10 +50,10 @@ class Likeness(NamedTuple):
 
 
 def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "own") -> Likeness:
-    """Costs of pairs in [0, ...): of features 1 - cosine, of images the squared distance after pooling by `kernel`.
+    """Return costs of pairs, at least 0: 1 - cosine of features, or the squared distance of images after pooling by `kernel`.
 
-    Where all usable observations have both, each is measured in what a pair of different examples costs by it, and added.
-    Raises ValueError where usable observations have nothing in common, or lengths or numbers are not what they should be.
+    If all usable observations have both, each cost is divided by its typical value for different examples, and they are added.
+    Raises ValueError if usable observations have nothing in common, or if sizes or values are invalid.
     """
     _check(rounds)
     owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
@@ -93,7 +94,7 @@ def _typical(cost: Tensor, different: Tensor) -> Tensor:
 
 
 def _sample(cost: Tensor, different: Tensor) -> Tensor:
-    """Costs of pairs that are surely of different examples, ascending: of other labels or of one observation."""
+    """Return costs of pairs that are certainly different (other labels, or one observation), ascending."""
     at = torch.linspace(0, len(cost) - 1, min(SAMPLE, len(cost))).long()
     apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)
     chosen: Tensor = cost[at][:, at][apart].sort().values

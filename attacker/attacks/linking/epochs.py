@@ -1,4 +1,4 @@
-"""Where in a client's rounds one pass over its examples ends and the next begins."""
+"""Detection of passes (epochs): the rounds at which a client begins its examples again."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,21 +10,21 @@ from torch import Tensor
 from attacker.attacks.linking.described import Likeness
 
 FALSE = 0.05
-"""How often the nearest of all other examples may pass for the same one."""
+"""Accepted rate of false matches: how often the nearest different example may count as the same."""
 SHARE = 0.3
-"""Least share of a pass's examples that must be known from the pass before."""
+"""Smallest share of a pass's examples that must be known from the pass before."""
 LEAST = 2
-"""Least number of them."""
+"""Smallest number of a pass's examples that must be known from the pass before."""
 NEWS = 0.1
-"""What an example counts against a pass that the one before did not have, as a share of what one counts for it that it had."""
+"""Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
 NEAR_BEST = 0.9
-"""Of several ends that explain about as much, the earliest is taken: two passes repeat as one does."""
+"""Share of the best score from which an earlier end is preferred, since two passes repeat as one does."""
 
 
 class Passes(NamedTuple):
-    """starts: numbers of the observations that begin a pass, ascending, the first 0.
+    """Passes of a client. starts: observations that begin a pass, ascending from 0.
 
-    examples: of the longest pass that another one follows; None where there is only one.
+    examples: number of examples of the longest pass that is followed by another one; None if there is only one pass.
     """
 
     starts: tuple[int, ...]
@@ -32,13 +32,13 @@ class Passes(NamedTuple):
 
 
 def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
-    """Divide observations in the order of rounds into passes, in each of which no example comes twice.
+    """Divide observations, in the order of rounds, into passes in which no example occurs twice.
 
-    ends: for each observation, whether its size says that a pass ends with it: its last batch is short.
+    ends: for each observation, whether its size shows that it ends a pass (its last batch is short).
 
-    A pass ends where what follows is alike to what was in it, and not to what follows itself. Nothing is assumed of the number
-    of examples, so that rounds may be missing and batch sizes may change; after two passes of N examples each, the last one, in
-    which little may repeat, is cut at N where that is between two observations.
+    A pass ends where later examples resemble those of the pass. The number of examples is not assumed, so rounds may be missing
+    and batch sizes may change. After two passes of N examples each, the last pass, in which few examples may repeat, is cut after
+    N examples if that lies between two observations.
     """
     alike = _alike(seen)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
@@ -52,7 +52,7 @@ def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 
 
 def _alike(seen: Likeness) -> Tensor:
-    """(P, R): by how much each place's nearest in each earlier observation is nearer than chance allows; 0 where it is not."""
+    """Return (P, R): how much nearer than by chance the nearest place of each earlier observation is; 0 if it is not."""
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
     nearest = nearest.scatter_reduce(1, seen.owner.expand(len(seen.owner), -1), seen.cost, "amin")
@@ -66,7 +66,7 @@ def _alike(seen: Likeness) -> Tensor:
 
 
 def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
-    """The observation that begins the next pass after the one beginning with `start`; None where there is none."""
+    """Return the observation that begins the next pass after `start`, or None."""
     count = len(sizes)
     if start + 1 >= count:
         return None
@@ -92,7 +92,7 @@ def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequenc
 
 
 def _cut(sizes: Tensor, start: int, examples: int) -> list[int]:
-    """Where passes of `examples` begin after `start`, as long as they do so between observations."""
+    """Return where passes of `examples` begin after `start`, as long as their ends lie between observations."""
     found, filled = [], 0
     for i in range(start, len(sizes)):
         if filled == examples:

@@ -1,14 +1,14 @@
-"""What went into the last layer, example by example, read off its gradient without any search for inputs.
+"""Features that entered the last layer, per example, computed from its gradient without a search for inputs.
 
 For softmax cross-entropy over a batch of B, with f_i the features of example i, p_i its probabilities and e_i its one-hot label,
 
     G = A^T F    and    g = A^T 1    with    A = (P - E) / B    and    P = softmax(F W^T + b).
 
-G has the rank of the batch, so that F = C V^T with V (F, B) its right singular vectors and C (B, B) unknown; P follows from C,
-and C from P by least squares: iterated, that is a contraction where probabilities change little with features, as in networks
-that are hardly trained. The rest, and the examples that share a label, are left to Levenberg-Marquardt on the same equations:
-at equal labels the rows of A differ by their probabilities only, which float32 still tells apart. (For one example:
-R-GAP, section 3.1.1. For a batch we know of no source.)
+G has the rank of the batch, so F = C V^T, where V (F, B) holds its right singular vectors and C (B, B) is unknown. P follows
+from C, and C from P by least squares. This fixed-point iteration contracts if probabilities depend weakly on features, as in
+barely trained networks. Other networks, and examples that share a label, are solved by Levenberg-Marquardt on the same
+equations: for equal labels the rows of A differ only by their probabilities, which float32 still distinguishes. (For one
+example: R-GAP, section 3.1.1. For a batch we know of no source.)
 """
 
 from typing import NamedTuple
@@ -17,22 +17,23 @@ import torch
 from torch import Generator, Tensor
 
 EXACT = 1e-5
-"""Misfit below which equations that float32 has rounded count as solved."""
+"""Misfit below which equations rounded to float32 count as solved."""
 SPLIT = 16
-"""Examples up to which those that share a label are told apart: the cost grows with their sixth power."""
+"""Largest batch in which examples that share a label are separated; the cost grows with its sixth power."""
 ROUNDED, LEFT = 20 * 2.0**-24, 5.0
-"""Error of a gradient as a share of its length: of float32, and for each unit of misfit; set on the tuning part of CIFAR-10."""
+"""Relative error of a gradient: from float32, and per unit of misfit. Chosen on the tuning split of CIFAR-10."""
 STARTS = 3
 TURNS = 60
 RECOUNTS = 4
 
 
 class HeadFeatures(NamedTuple):
-    """features: (B, F), float64. labels: (B,) int64, ascending where they were counted again, else as given.
+    """Features of each example of a batch.
 
-    shared: (B,) bool, whether a row is no more than the mean over the examples of its label.
-    misfit: how far the gradient of these features is from the observed one, as a share of its length.
-    error:  (B,) about how long the error of a row is: more than rounding alone, where only rounding tells two examples apart.
+    features: (B, F), float64. labels: (B,) int64; ascending if they were recounted, else as given.
+    shared:   (B,) bool, whether a row is only the mean over the examples of its label.
+    misfit:   distance between the gradient of these features and the observed one, relative to its norm.
+    error:    (B,) estimated norm of the error of a row; large if only rounding separates two examples.
     """
 
     features: Tensor
@@ -43,7 +44,7 @@ class HeadFeatures(NamedTuple):
 
 
 class _Equations(NamedTuple):
-    """In the basis of the gradient's row space: T (K, D), the logits' M (K, D), and what is added to them (K,)."""
+    """Equations in the basis of the gradient's row space: target T (K, D), logit map M (K, D), and logit offset (K,)."""
 
     target: Tensor
     logits: Tensor
@@ -63,14 +64,15 @@ def head_features(
     rng: Generator,
     recount: bool = False,
 ) -> HeadFeatures:
-    """The features of each example behind the gradient of a linear layer with softmax cross-entropy, mean over the batch.
+    """Return the features of each example behind the gradient of a linear layer with softmax cross-entropy, mean over the batch.
 
     weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or guessed. An update of several
-    steps, divided by learning rate and steps, is taken for the gradient of one batch of all its examples.
-    recount: correct the labels by `B (mean p_c - g_c)` with the probabilities found; needs the bias's gradient.
+    steps, divided by learning rate and steps, is treated as the gradient of one batch.
+    recount: correct the labels by `B (mean p_c - g_c)` with the found probabilities; needs the gradient of the bias.
 
-    Rows are exact where the batch has at most SPLIT examples, or distinct labels, and is smaller than K and F; examples of one
-    label else share their mean. With a single logit all do. Raises ValueError where shapes do not fit or a number is not finite.
+    Rows are exact if the batch is smaller than K and F, and has at most SPLIT examples or distinct labels. Otherwise examples of
+    one label share their mean; with a single logit all do. Raises ValueError for shapes that do not fit and values that are not
+    finite.
     """
     _check(weight_gradient, bias_gradient, labels, weight, bias)
     gradient, weight = weight_gradient.double(), weight.double()
@@ -106,7 +108,7 @@ def _check(weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
 def _solved(
     gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
 ) -> HeadFeatures:
-    """`head_features` with the bias as one more column of weight and gradient, and no recount."""
+    """Solve as `head_features` does, with the bias as an additional column of weight and gradient, without recounting."""
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
 
     def equations(rank: int) -> tuple[_Equations, Tensor]:
@@ -132,14 +134,14 @@ def _solved(
 
 
 def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
-    """How long the errors of rows c V^T are where each row of V^T has that of the gradient over its singular value s."""
+    """Return the norm of the errors of rows c V^T if each row of V^T has the gradient's error divided by its singular value s."""
     noise = (ROUNDED + LEFT * misfit) * s.norm() / len(s) ** 0.5
     lengths: Tensor = (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
     return lengths
 
 
 def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
-    """One row of C a class, by turns with P, as if all examples of a class were their mean."""
+    """Solve for one row of C per class, alternating with P, as if all examples of a class equalled their mean."""
     size, width = int(counts.sum()), len(system.target)
     one_hot = torch.nn.functional.one_hot(classes, width).double()
     start = torch.full((width,), 1 / width, dtype=torch.float64)
@@ -161,7 +163,7 @@ def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradie
 
 
 def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
-    """One row of C an example, by Levenberg and Marquardt's method from `start`, where equal rows are first moved apart."""
+    """Solve for one row of C per example by Levenberg-Marquardt from `start`, where equal rows are first separated."""
     size, width = len(labels), len(system.target)
     one_hot = torch.nn.functional.one_hot(labels, width).double()
 
@@ -194,7 +196,7 @@ def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, 
 
 
 def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
-    """Of A^T C by C, (K D, B D): by way of C itself, and of P, whose row i has the slopes `p_ik (M_k - sum_l p_il M_l)`."""
+    """Return the Jacobian (K D, B D) of A^T C with respect to C, directly and through P: `p_ik (M_k - sum_l p_il M_l)`."""
     size, p = len(c), system.probabilities(c)
     slopes = p[:, :, None] * (system.logits[None] - (p @ system.logits)[:, None]) / size
     direct = torch.einsum("ik,de->kdie", (p - one_hot) / size, torch.eye(c.shape[1], dtype=c.dtype))
@@ -202,14 +204,14 @@ def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
 
 
 def _least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
-    """The damped step without squaring the jacobian's condition number."""
+    """Return the damped step without squaring the condition number of the Jacobian."""
     right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
     step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
     return step
 
 
 def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
-    """Of one logit, the only row: a mean of features, weighted by p_i - y_i, which the bias's gradient scales."""
+    """Return the features for a single logit: their mean weighted by p_i - y_i, scaled by the gradient of the bias."""
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
     many = len(labels) > 1
@@ -218,7 +220,7 @@ def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
 
 
 def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Labels, ascending, from `B (mean p_c - g_c)`, rounded to B in all."""
+    """Return labels, ascending, from `B (mean p_c - g_c)` rounded to a total of B."""
     counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
     counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
     whole = counts.floor().long()

@@ -1,4 +1,4 @@
-"""From what is known of each of a client's rounds to the claim which of their places hold the same example."""
+"""Linking of a client's rounds: from descriptions of each round to the places that hold the same example."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ from attacker.attacks.linking.matching import NEVER, Filter, assignment, certain
 Matching = Literal["assignment", "greedy"]
 
 CERTAIN = 0.05
-"""Certainty below which a pair is left alone: one that is wrong spoils both of its examples."""
+"""Certainty below which a pair is not linked, since a wrong link spoils both examples."""
 
 
 def link(
@@ -28,13 +28,14 @@ def link(
     least: float = CERTAIN,
     whole_passes: bool = False,
 ) -> Links:
-    """Find the passes over the client's examples, and in each the examples of the ones before.
+    """Find the passes over the client's examples, and match the examples of each pass with those of earlier ones.
 
-    rounds: of one client, in the order of rounds. batch_size: what the server prescribed.
-    matching: "greedy" pairs each pass with the one before it (AGIC, IV-B); "assignment" gives each pass's places to all examples
-    known so far at the least total cost, the cost of an example being that of its most alike place.
-    least: pairs of less certainty stay unlinked; 0 keeps all. whole_passes: every round is a pass (training is set in epochs).
-    No round is dropped: one that cannot be compared keeps its places, each an example of its own, and a note says why.
+    rounds:       rounds of one client, in order. batch_size: as prescribed by the server.
+    matching:     "greedy" pairs each pass with the previous one (AGIC, IV-B). "assignment" assigns the places of each pass to all
+                  known examples at the smallest total cost; the cost of an example is that of its most similar place.
+    least:        pairs with smaller certainty stay unlinked; 0 keeps all.
+    whole_passes: whether every round is a pass (training is set in epochs).
+    No round is dropped: the places of one that cannot be compared become examples of their own, and a note states why.
     """
     if not rounds:
         raise ValueError("there is nothing to link: no observation was given")
@@ -53,7 +54,7 @@ def link(
 
 
 def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
-    """The example at each place, how sure it is, and how many pairs were left alone for want of certainty."""
+    """Return the example at each place, its certainty, and the number of pairs that were too uncertain."""
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
     usual, doubtful = float(seen.usual[int(FALSE * len(seen.usual))]) if len(seen.usual) else NEVER, 0
@@ -77,14 +78,14 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
 
 
 def _to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
-    """cost (N, M) of places to places as that to the examples (E,) at them: the least over the places of each."""
+    """Reduce costs (N, M) of places to costs of the examples (E,) at them: the minimum over the places of each."""
     known, at = torch.unique(example, return_inverse=True)
     least = torch.full((len(cost), len(known)), NEVER)
     return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 
 def _labels(labels: Tensor, example: Tensor) -> Tensor:
-    """Of each example (E,), the label that most of its places have, the smaller of two."""
+    """Return the most frequent label of the places of each example (E,); ties go to the smaller label."""
     votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 
@@ -92,7 +93,7 @@ def _labels(labels: Tensor, example: Tensor) -> Tensor:
 def notes(
     rounds: Sequence[Described], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
-    """What is to be said of the observations: passes, gaps, batch sizes, what is left out."""
+    """Return remarks on the observations: passes, gaps, batch sizes, rounds left out."""
     said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
     said += [
         f"round {one.round}: nothing to compare it by; its examples are not linked"
@@ -124,7 +125,7 @@ def _pass(rounds: Sequence[Described], places: Sequence[Tensor], number: int, st
 
 
 def _gaps(numbers: Sequence[int]) -> list[str]:
-    """Rounds that are missing between those that the client took part in at its usual pace."""
+    """Return remarks on missing rounds, judged by the client's usual interval."""
     steps = [b - a for a, b in pairwise(numbers)]
     if not steps or len(set(steps)) == 1:
         return []
@@ -137,7 +138,7 @@ def _gaps(numbers: Sequence[int]) -> list[str]:
 
 
 def _batches(rounds: Sequence[Described], batch_size: int) -> list[str]:
-    """Rounds of another size than most."""
+    """Return remarks on rounds with an unusual batch size."""
     sizes = [len(one.labels) for one in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
     other = [one for one in rounds if len(one.labels) != usual]

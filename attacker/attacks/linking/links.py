@@ -1,4 +1,4 @@
-"""What is claimed about which places of several observations hold the same example."""
+"""Links: claims about which places of several observations hold the same example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Links:
-    """Which examples the observations of a case share.
+    """Examples that the observations of a case share.
 
-    places:     one tensor (N_o,) int64 for each observation: the number of the example at each of its places. Numbers run from
-                0, each is used, and none twice in one observation.
-    confidence: (examples,) in [0, 1]: how sure it is that all places of an example are its own; 1 for one that has only one.
-    labels:     (examples,) int64: what each example's label was inferred to be; None where nobody asked.
-    epochs:     the 1-based epoch of its client that each observation began in; empty where nobody asked.
-    notes:      what linking says of the observations, in words: epochs, gaps, what was left out.
+    places:     one tensor (N_o,) int64 per observation: the number of the example at each place. Numbers are contiguous from 0,
+    and
+                none occurs twice in one observation.
+    confidence: (examples,) in [0, 1]: certainty that all places of an example are correct; 1 for an example with one place.
+    labels:     (examples,) int64 inferred labels, or None.
+    epochs:     1-based epoch in which each observation began; empty if unknown.
+    notes:      remarks on the observations: epochs, gaps, rounds left out.
     """
 
     places: tuple[Tensor, ...]
@@ -36,17 +37,17 @@ class Links:
 
     @property
     def examples(self) -> int:
-        """How many examples there are in all."""
+        """Number of examples."""
         return len(self.confidence)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Places of each observation."""
+        """Number of places of each observation."""
         return tuple(len(places) for places in self.places)
 
 
 def unlinked(sizes: Sequence[int], notes: tuple[str, ...] = ()) -> Links:
-    """No two places hold the same example."""
+    """Return links in which no two places hold the same example."""
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     places = tuple(torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False))
     return Links(places, torch.ones(sum(sizes)), notes=notes)

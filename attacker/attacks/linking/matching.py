@@ -1,4 +1,4 @@
-"""How alike examples of different rounds are, and who is paired with whom."""
+"""Distances between examples of different rounds, and their matching."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,30 +9,30 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 Filter = Literal["own", "lists", "none"]
-"""Which pairs are looked at: of examples of one label; of observations that share a label; or all."""
+"""Pairs that are considered: equal labels ("own"), observations that share a label ("lists"), or all ("none")."""
 Pairs = list[tuple[int, int]]
 
 NEVER = float("inf")
-"""The cost of a pair that cannot be."""
+"""Cost of an impossible pair."""
 NEIGHBOURS = 64
-"""Examples that a round is compared with to find what its features vary in: fewer say too little, and weights move over more."""
+"""Number of examples, nearest in time, from which the covariance of features is estimated; more would span changing weights."""
 
 
 def pooled(x: Tensor, kernel: int = 2) -> Tensor:
-    """Images (N, C, H, W), averaged over squares of `kernel` pixels against noise (AGIC, IV-B); rows (N, F) as they are."""
+    """Return images (N, C, H, W) averaged over squares of `kernel` pixels to reduce noise (AGIC, IV-B); rows (N, F) unchanged."""
     if x.ndim != 4 or kernel == 1:
         return x
     return torch.nn.functional.avg_pool2d(x, min(kernel, *x.shape[-2:]))
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared differences (N, M) of a: (N, *shape) and b: (M, *shape)."""
+    """Return mean squared differences (N, M) of a (N, *shape) and b (M, *shape)."""
     a, b = a.flatten(1).double(), b.flatten(1).double()
     return torch.cdist(a, b).square() / a.shape[1]
 
 
 def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
-    """1 - cosine, (N, M), of a: (N, F) and b: (M, F)."""
+    """Return 1 - cosine (N, M) of a (N, F) and b (M, F)."""
     normal = torch.nn.functional.normalize
     return 1 - normal(a.double(), dim=1) @ normal(b.double(), dim=1).T
 
@@ -40,12 +40,12 @@ def cosine_distances(a: Tensor, b: Tensor) -> Tensor:
 def comparable(
     features: Sequence[Tensor], references: Sequence[Tensor | None], *, towards_plain: float = 3.0, ridge: float = 0.75
 ) -> list[Tensor]:
-    """Features of rounds between which the weights moved, such that their cosine tells examples apart.
+    """Whiten the features of rounds with different weights, so that their cosine distinguishes examples.
 
-    features: (N_o, F) each. references: the features of the attacker's own inputs at the weights of that round, (P, F), or None.
-    First each round's are centred and whitened by its reference, with `towards_plain` times the mean variance added; then by
-    the covariance of the NEIGHBOURS examples nearest in time, with `ridge` times their mean variance in the dimensions that they
-    span: with little of it, examples that are each other's neighbours would all come out orthogonal, equal ones too.
+    features: (N_o, F) each. references: (P, F) features of the attacker's own inputs at the weights of each round, or None.
+    First, each round is centred and whitened by its reference, with `towards_plain` times the mean variance added. Then it is
+    whitened by the covariance of the NEIGHBOURS examples nearest in time, with `ridge` times their mean variance added in their
+    span. Without enough of it, all neighbours would become orthogonal, including equal ones.
     """
     plain = [
         f.double() if r is None else _whitened(f.double(), r.double(), towards_plain)
@@ -63,7 +63,7 @@ def comparable(
 
 
 def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
-    """x (N, F), centred and whitened by the reference's covariance plus `added` times its mean variance."""
+    """Return x (N, F) centred and whitened by the covariance of the reference plus `added` times its mean variance."""
     mean = reference.mean(dim=0)
     _, s, vh = torch.linalg.svd(reference - mean, full_matrices=False)
     variances = s.square() / len(reference)
@@ -77,10 +77,9 @@ def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
 
 
 def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Which examples of labels a (N,) and b (M,) can be the same, (N, M) bool.
+    """Return (N, M) booleans: which examples with labels a (N,) and b (M,) can be the same.
 
-    owners: for "lists", the number of each example's observation, (N,) and (M,): labels are inferred for an observation as a
-    whole, and which of its examples has which is not said (AGIC, IV-B).
+    owners: for "lists", the observations of the examples, (N,) and (M,). Labels are then known per observation only (AGIC, IV-B).
     """
     equal = a[:, None] == b[None]
     if rule == "none":
@@ -98,7 +97,7 @@ def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor,
 
 
 def greedy(cost: Tensor) -> Pairs:
-    """Pairs by ascending cost (N, M), each taken where both of its ends are still free (AGIC, IV-B)."""
+    """Return pairs by ascending cost (N, M), each accepted if both ends are still free (AGIC, IV-B)."""
     pairs: Pairs = []
     rows, columns = set[int](), set[int]()
     finite = int(cost.isfinite().sum())
@@ -112,10 +111,7 @@ def greedy(cost: Tensor) -> Pairs:
 
 
 def assignment(cost: Tensor, most: float = NEVER) -> Pairs:
-    """The one-to-one pairs of least total cost (N, M): as many as can be, or with `most` those that are worth it.
-
-    A pair of cost `most` or more is no better than leaving both ends alone; NEVER are pairs of infinite cost.
-    """
+    """Return the one-to-one pairs of smallest total cost (N, M), without pairs whose cost is `most` or more."""
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
     finite = cost[cost.isfinite()]
@@ -127,10 +123,10 @@ def assignment(cost: Tensor, most: float = NEVER) -> Pairs:
 
 
 def certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
-    """How sure each of `pairs` is, in [0, 1]: 1 - its cost / that of the best other pair of either end.
+    """Return the certainty of each pair in [0, 1]: 1 - its cost / the cost of the best alternative pair of either end.
 
-    cost: (N, M), not negative. usual: what a pair of different examples costs, where an end has no other pair: no more than
-    that counts.
+    cost:  (N, M), not negative.
+    usual: typical cost of different examples, an upper bound for the cost of the alternative.
     """
     if not pairs:
         return torch.empty(0, dtype=torch.float64)
