@@ -46,7 +46,6 @@ class ClientSettings:
     holdings:  maps a partition number to the data set's examples and the indices of this client's.
     public:    returns the public examples that `inputs` mixes in, or None.
     secure:    agreement of secure aggregation; None without it.
-    run:       name of the experiment, so that seeded keys of two experiments differ.
     seed:      see `load_or_draw`. threads: intra-op threads of one client; None does not change them.
     """
 
@@ -61,7 +60,6 @@ class ClientSettings:
     gradient: GradientSpec = field(default_factory=GradientSpec)
     inputs: InputsSpec = field(default_factory=InputsSpec)
     public: Callable[[], PublicPool | None] = lambda: None
-    run: str = ""
     seed: int | None = None
     device: str = "cpu"
     threads: int | None = 1
@@ -79,8 +77,7 @@ class ClientSettings:
         if self.secure is None:
             return None
         identity = self.identity(context)
-        secret = None if self.seed is None else f"{identity.secret}/{self.run}"
-        return SecureParticipant(agreement=self.secure, pseudonym=identity.pseudonym, secret=secret)
+        return SecureParticipant(agreement=self.secure, pseudonym=identity.pseudonym)
 
 
 def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientApp:

@@ -50,7 +50,6 @@ def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
             gradient=GradientSpec.parse(run.experiment.gradient),
             inputs=inputs,
             public=lambda: public_images(inputs, data),
-            run=run.experiment.to_toml(),
             seed=run.client_seed,
             device=run.resolved_device(),
             threads=run.threads,

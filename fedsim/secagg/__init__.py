@@ -21,5 +21,6 @@ for one kind of shares and the rest for the other. A client that sends nonsense 
 lost.
 
 Not hidden are who took part, the total number of examples, the number of clipped coordinates, and what several sums reveal
-together: a round that is repeated after a crash of the server may be a sum over other clients.
+together. A round that is repeated after a crash of the server keeps its cohort or is lost, since the difference of two sums
+over cohorts that differ by one client is that client's update (`fedsim.secagg.cohorts`).
 """

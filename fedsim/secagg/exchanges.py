@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsim.flower import records
 from fedsim.secagg import messages
+from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.messages import SECURE
 from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.aggregator import Aggregator, Lost
@@ -29,7 +30,14 @@ class Exchanges:
     """One round with the clients of `asked`: Flower messages by node, each with the weights and the configuration."""
 
     def __init__(
-        self, grid: Grid, agreement: Agreement, asked: Mapping[int, Message], *, timeout: float | None, seed: int
+        self,
+        grid: Grid,
+        agreement: Agreement,
+        asked: Mapping[int, Message],
+        *,
+        timeout: float | None,
+        seed: int,
+        cohorts: Cohorts | None = None,
     ) -> None:
         self._grid, self._agreement, self._asked, self._timeout = grid, agreement, asked, timeout
         first = next(iter(asked.values()))
@@ -38,6 +46,7 @@ class Exchanges:
         self._shapes = {name: tuple(array.shape) for name, array in start.items()}
         context = messages.context_of(first)
         self._aggregator = Aggregator(agreement, context, Random(f"{seed}/{context}"))
+        self._cohorts, self._round = cohorts or Cohorts(), records.number(first, "server-round")
         self._seen = {node: SecureClient(node) for node in asked}
         self._numbers: dict[int, int] = {}  # of members, by node
 
@@ -55,7 +64,7 @@ class Exchanges:
 
     def _total(self) -> Words:
         aggregator = self._aggregator
-        publics = self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._publics)
+        publics = self._of_cohort(self._exchange("setup", {node: messages.ask_setup() for node in self._asked}, self._publics))
         self._numbers = {node: number for number, node in enumerate(sorted(publics, key=self._name), start=1)}
         rosters = self._by_node(aggregator.advertised(self._by_number(publics)))
         sealed = self._exchange(
@@ -68,12 +77,23 @@ class Exchanges:
         for_each = self._by_node(aggregator.shared(self._by_number(sealed)))
         vectors = self._exchange("collect", {node: messages.ask_collect(texts) for node, texts in for_each.items()}, self._words)
         wanted = self._by_node(aggregator.collected(self._by_number(vectors)))
+        self._cohorts.keep(self._round, map(self._member, wanted))
         opened = self._exchange(
             "unmask",
             {node: messages.ask_unmask(asked) for node, asked in wanted.items()},
             lambda node, content: messages.opened_in(content, wanted[node]),
         )
         return aggregator.unmasked(self._by_number(opened))
+
+    def _of_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
+        """Return the answers of those that may take part; a round that is repeated keeps its cohort."""
+        admitted = {node: own for node, own in publics.items() if self._cohorts.admits(self._round, self._member(node))}
+        for node in publics.keys() - admitted.keys():
+            self._seen[node].reason = "the round is repeated, and this client was not in its sum before"
+        return admitted
+
+    def _member(self, node: int) -> str:
+        return self._seen[node].pseudonym or str(node)
 
     def _publics(self, node: int, content: RecordDict) -> Publics:
         publics = messages.publics_in(content)

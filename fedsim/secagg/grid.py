@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.flower import records
 from fedsim.flower.grid import Around
+from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import SecureRound
 from fedsim.secagg.protocol.terms import Agreement
@@ -27,15 +28,22 @@ class SecureGrid(Around):
 
     agreement: settings agreed with the clients, which read them from their own configuration. seed: draws the graphs.
     observe:   called with each round before its replies are returned. Each exchange waits at most `timeout` seconds.
+    cohorts:   of rounds that are repeated.
     Raises ValueError if more clients are asked at once than were agreed on.
     """
 
     def __init__(
-        self, inner: Grid, agreement: Agreement, *, seed: int = 0, observe: Callable[[SecureRound], None] | None = None
+        self,
+        inner: Grid,
+        agreement: Agreement,
+        *,
+        seed: int = 0,
+        observe: Callable[[SecureRound], None] | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         super().__init__(inner)
         self.agreement = agreement
-        self._seed, self._observe = seed, observe
+        self._seed, self._observe, self._cohorts = seed, observe, cohorts or Cohorts()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         asked = {message.metadata.dst_node_id: message for message in messages}
@@ -48,7 +56,7 @@ class SecureGrid(Around):
                 f"{len(asked)} clients are asked at once, but sums over more than {self.agreement.clients} could overflow 32-bit "
                 "words"
             )
-        outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed).run()
+        outcome = Exchanges(self.inner, self.agreement, asked, timeout=timeout, seed=self._seed, cohorts=self._cohorts).run()
         if outcome.revealed is None:
             logging.getLogger(__name__).warning("the round is lost: %s", outcome.reason)
         if self._observe is not None:

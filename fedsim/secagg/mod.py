@@ -11,8 +11,8 @@ from fedsim.recording.codec import decode
 from fedsim.secagg import messages
 from fedsim.secagg.messages import MASKED, SECURE
 from fedsim.secagg.protocol import participant
-from fedsim.secagg.protocol.keys import Draw, seeded, system
-from fedsim.secagg.protocol.participant import Participant, Stage
+from fedsim.secagg.protocol.keys import system
+from fedsim.secagg.protocol.participant import Participant
 from fedsim.secagg.protocol.terms import Agreement
 
 CallNext = Callable[[Message, Context], Message]
@@ -23,17 +23,13 @@ class SecureParticipant:
     """Settings of one client.
 
     agreement: the client's own copy; what a server claims is ignored. pseudonym: name in its answers.
-    secret:    seeds the keys together with round and attempt, so that a simulation can be repeated exactly and a repeated round
-               has fresh keys. Never use one secret in two experiments: the difference of two vectors under the same mask is the
-               difference of the updates. None draws keys from the operating system, as real clients must.
+
+    Keys and masks always come from the operating system, also in a simulation with a client seed: two vectors under one mask
+    differ by the difference of the updates. The sum does not depend on them.
     """
 
     agreement: Agreement
     pseudonym: str
-    secret: str | None = None
-
-    def draw(self, context: str, stage: Stage) -> Draw:
-        return system if self.secret is None else seeded(self.secret, f"{context}/{stage}")
 
 
 def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
@@ -60,7 +56,7 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
             content[SECURE] = messages.answer_setup(me.publics)
         elif stage == "share":
             me = _within(known, message)
-            me, sealed = participant.share(me, *messages.roster_in(message.content), part.draw(me.context, stage))
+            me, sealed = participant.share(me, *messages.roster_in(message.content), system)
             content[SECURE] = messages.answer_share(sealed)
         else:
             me, opened = participant.unmask(_within(known, message), *messages.asked_in(message.content))
@@ -73,10 +69,10 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
 
 
 def _setup(part: SecureParticipant, known: Participant | None, context: str) -> Participant:
-    """Begin a round. Raises ValueError if this round and attempt began already, since keys from a secret would repeat."""
+    """Begin a round. Raises ValueError if this round and attempt began already, since each is answered once."""
     if known is not None and known.context == context:
         raise ValueError(f"{context} began already; ask again as another attempt")
-    return participant.setup(context, part.agreement.threshold, part.draw(context, "setup"))
+    return participant.setup(context, part.agreement.threshold, system)
 
 
 def _within(known: Participant | None, message: Message) -> Participant:

@@ -25,6 +25,7 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.run_check import check_run
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
+from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.grid import SecureGrid
 from fedsim.secagg.protocol.terms import Agreement, check_strategy
 from fedsim.secagg.recording import SecureRecording
@@ -104,7 +105,10 @@ class FederationServer:
             return
         check_strategy(type(self.inner).__name__)
         self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
-        self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe)
+        cohorts = Cohorts(self.state / "cohort.json")
+        self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe, cohorts=cohorts)
+        for words in settings.secure.warnings():
+            logging.getLogger("flwr").warning("%s", words)
 
     def _open(self, folder: Path) -> Recorder:
         """Open the recording to continue, or create one. Raises ValueError if the existing one cannot be continued."""

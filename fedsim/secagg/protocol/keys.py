@@ -5,9 +5,7 @@ from collections.abc import Callable
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -23,16 +21,6 @@ DOMAIN = "fedleak secure aggregation 1"
 def system(count: int) -> bytes:
     """Return random bytes of the operating system."""
     return secrets.token_bytes(count)
-
-
-def seeded(secret: str, label: str) -> Draw:
-    """Return reproducible randomness for simulations: a key stream derived from a client's secret and a label.
-
-    It is as safe as the secret, as long as no label is used for two purposes.
-    """
-    key = _derive(secret.encode(), "randomness", label)
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return lambda count: stream.update(bytes(count))
 
 
 def public_of(private: bytes) -> bytes:

@@ -46,6 +46,21 @@ class Agreement:
             )
         _ = self.quantiser
 
+    def warnings(self) -> list[str]:
+        """Return what these settings do not protect against; the server says it at its start."""
+        around = min(self.neighbours + 1, self.clients)
+        found = [
+            "secure aggregation hides updates from a server that follows the protocol. Public keys are not authenticated: one "
+            "that replaces them reads every update"
+        ]
+        if 2 * self.threshold <= around:
+            found.append(
+                f"secure_aggregation.threshold = {self.threshold} is at most half of the {around} clients that hold shares of a "
+                "secret: a server that tells them different stories about who dropped out unmasks single updates; "
+                f"{around // 2 + 1} or more prevents that"
+            )
+        return found
+
     @property
     def quantiser(self) -> Quantiser:
         return Quantiser(clip=self.clip, target_range=self.target_range, clients=self.clients, max_weight=self.max_weight)

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedsim.secagg.protocol import participant
 from fedsim.secagg.protocol.aggregator import Aggregator
-from fedsim.secagg.protocol.keys import seeded
 from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.terms import Agreement
 
@@ -32,7 +31,7 @@ class Round:
 
     def run(self) -> Words:
         gone: set[int] = set()
-        draws = {i: seeded(f"client {i}", "all") for i in self.words}
+        draws = {i: random.Random(f"client {i}").randbytes for i in self.words}
         server = Aggregator(self.agreement, CONTEXT, random.Random(0))
         me = self.members
 

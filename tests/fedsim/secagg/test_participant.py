@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.secagg.protocol import participant
-from fedsim.secagg.protocol.keys import agree, public_of, seal, seeded, system, unseal
+from fedsim.secagg.protocol.keys import agree, public_of, seal, system, unseal
 from fedsim.secagg.protocol.participant import Participant, Publics
 
 CONTEXT = "round 1, attempt 1"
@@ -161,14 +161,3 @@ def test_what_is_sealed_is_authenticated_with_what_it_is_about() -> None:
         with pytest.raises(ValueError, match="does not open"):
             unseal(*wrong)
     assert seal(key, b"text", "from 1 to 2", system) != sealed
-
-
-def test_a_seeded_draw_repeats_and_another_label_gives_another() -> None:
-    assert seeded("secret", "a")(100) == seeded("secret", "a")(40) + _rest("a", 40, 60)
-    assert seeded("secret", "a")(32) != seeded("secret", "b")(32) != seeded("secre", "ta")(32)
-
-
-def _rest(label: str, skipped: int, count: int) -> bytes:
-    draw = seeded("secret", label)
-    draw(skipped)
-    return draw(count)

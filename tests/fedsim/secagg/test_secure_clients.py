@@ -1,8 +1,9 @@
 """What a client keeps and refuses, and what becomes of messages that make no sense."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording import Recording
 from fedsim.secagg import messages
-from fedsim.secagg.mod import SecureParticipant
-from fedsim.secagg.protocol.participant import setup
+from fedsim.secagg.cohorts import Cohorts
+from fedsim.secagg.protocol.aggregator import Lost
 
 Federate = Callable[..., FederationRun]
 
@@ -79,7 +80,7 @@ def strange(content: Any, _: int) -> None:
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
 def test_no_exchange_is_answered_twice(stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are drawn from a secret would come again; a second vector under the same ones would give away a difference."""
+    """A second vector under the same keys would give away a difference."""
     again: list[Any] = []
 
     class Twice(Failing):
@@ -159,30 +160,35 @@ def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., An
         assert not list((clients.out / "truth").glob("*.jsonl"))  # nobody trained
 
 
-def test_the_same_client_seed_repeats_and_each_attempt_has_keys_of_its_own(federate: Federate) -> None:
+def test_the_same_client_seed_repeats_all_but_the_masks(federate: Federate) -> None:
     one, two = federate("one"), federate("two")
     contents = [
         {path.name: path.read_bytes() for path in sorted((run.out / "recording" / "rounds").rglob("*.safetensors"))}
         for run in (one, two)
     ]
-    assert contents[0] == contents[1]
-    agreement = one.experiment.agreement()
-    assert agreement is not None
-    part, unseeded = (
-        SecureParticipant(agreement=agreement, pseudonym="p", secret="s"),
-        SecureParticipant(agreement=agreement, pseudonym="p"),
-    )
-    contexts = ("round 1, attempt 1", "round 1, attempt 1", "round 1, attempt 2", "round 2, attempt 1")
-    keys = [setup("", 2, part.draw(context, "setup")).mask_key for context in contexts]
-    assert keys[0] == keys[1]
-    assert len(set(keys)) == 3
-    assert len({setup("", 2, unseeded.draw(contexts[0], "setup")).mask_key for _ in range(9)}) == 9
+    assert contents[0].keys() == contents[1].keys()
+    different = {name for name, content in contents[0].items() if content != contents[1][name]}
+    masked = {row.client for row in recorded(one).rows() if row.status == "masked"}
+    assert {name.removesuffix(".safetensors") for name in different} == masked, "all but the masks repeats"
+    before, after = weights_after(one), weights_after(two)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_two_experiments_with_one_client_seed_have_no_mask_in_common(federate: Federate) -> None:
+@pytest.mark.parametrize("changed", ["nothing", "the data"])
+def test_two_runs_with_one_client_seed_have_no_mask_in_common(
+    changed: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under the same masks, the difference of a client's two vectors would be that of its updates, in clear."""
-    rates = {name: {"learning_rate": rate, "batch_size": 4, "steps": 1} for name, rate in (("one", 0.5), ("two", 0.25))}
-    one, two = (federate(name, rounds=1, training=training) for name, training in rates.items())
+    one = federate("one", rounds=1)
+    if changed == "the data":  # under the same text of the experiment
+        data = FederationRun.data
+
+        def inverted(run: FederationRun) -> Any:
+            found = data(run)
+            return replace(found, train=replace(found.train, values=found.train.values[::-1].copy()))
+
+        monkeypatch.setattr(FederationRun, "data", inverted)
+    two = federate("two", rounds=1)
     for mine, other in zip(*(recorded(run).rows(rounds={1}) for run in (one, two)), strict=True):
         assert mine.client == other.client
         if mine.status == "masked":
@@ -224,6 +230,57 @@ def test_a_server_that_stops_in_a_round_goes_on_with_fresh_keys(
     assert theirs.words is not None
     assert float((ours.words == theirs.words).float().mean()) < 0.01
     assert verify(run.out).damaged == ()
+
+
+@pytest.mark.parametrize("stage", ["collect", "unmask"])
+@pytest.mark.parametrize("missing", ["none", "one less", "one more"])
+def test_a_round_that_is_asked_again_is_summed_over_the_same_clients_or_not_at_all(
+    stage: str, missing: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops once it can know the sum; the second sum must not differ from the first by one client."""
+
+    class Stops(Failing):
+        fails: ClassVar[Any] = {(2, "setup"): [3]} if missing == "one more" else {}
+
+        def send_and_receive(self, messages_: Any, *, timeout: float | None = None) -> Any:
+            answers = list(super().send_and_receive(messages_, timeout=timeout))
+            if self.seen[-1][0] == stage and records.number(self.seen[-1][2], "server-round") == 2:
+                raise RuntimeError("the server stops")
+            return answers
+
+    class Again(Failing):
+        fails: ClassVar[Any] = {(2, "collect"): [1]} if missing == "one less" else {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "LocalGrid", Stops)
+        with pytest.raises(engine.EngineError, match="the server stops"):
+            federate("run", rounds=3)
+    monkeypatch.setattr(engine, "LocalGrid", Again)
+    run = federate("run", rounds=3, resume=True)
+    sums = {found.round: found for found in recorded(run).observations()}
+    rows = [row for row in recorded(run).rows(rounds={2}) if row.client != "sum"]
+    assert len(sums[3].cohort) == 5, "the federation goes on"
+    if stage == "collect":  # nobody was asked to unmask, so that there is no first sum
+        assert len(sums[2].cohort) == (4 if missing == "one less" else 5)
+    elif missing == "one less":
+        assert 2 not in sums
+        assert all("the round is given up" in row.reason or "told to fail" in row.reason for row in rows)
+    else:
+        assert len(sums[2].cohort) == (4 if missing == "one more" else 5)
+        assert sum("was not in its sum before" in row.reason for row in rows) == (missing == "one more")
+
+
+def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
+    cohorts = Cohorts(tmp_path / "cohort.json")
+    cohorts.keep(2, ["a", "b"])
+    again = Cohorts(tmp_path / "cohort.json")
+    assert (again.admits(2, "a"), again.admits(2, "c"), again.admits(3, "c")) == (True, False, True)
+    with pytest.raises(Lost, match="round 2 may have been summed before with 1 more"):
+        again.keep(2, ["a"])
+    again.keep(2, ["b", "a"])
+    (tmp_path / "cohort.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"cohort\.json cannot be read"):
+        Cohorts(tmp_path / "cohort.json")
 
 
 def test_an_update_that_is_no_number_stays_with_its_client(federate: Federate, tmp_path: Path) -> None:

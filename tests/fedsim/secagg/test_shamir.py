@@ -1,11 +1,12 @@
 """Shamir's secret sharing, beside a secret worked out by hand, and what fewer shares than the threshold say."""
 
 import itertools
+import random
 import secrets
 
 import pytest
 
-from fedsim.secagg.protocol.keys import seeded, system
+from fedsim.secagg.protocol.keys import system
 from fedsim.secagg.protocol.shamir import PRIME, SHARE_BYTES, combine, split
 
 
@@ -52,7 +53,7 @@ def test_one_share_less_fits_every_secret() -> None:
 
 def test_coefficients_are_drawn_over_the_whole_field() -> None:
     """So each share alone is uniform: its top byte takes all values that it can, whatever the secret."""
-    draw = seeded("any", "shares")
+    draw = random.Random("shares").randbytes
     tops = [int.from_bytes(split(bytes(32), 2, [1, 2], draw)[1], "big") >> 513 for _ in range(4000)]
     assert len(set(tops)) == 256
     expected = len(tops) / 256

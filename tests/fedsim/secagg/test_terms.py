@@ -135,3 +135,13 @@ def test_a_client_with_more_examples_than_the_largest_weight_is_told_before_any_
         ValueError, match=r"a client holds (\d+) examples, and secure_aggregation.max_weight is 100; set it to \1"
     ):
         FederationRun(experiment=made, out=tmp_path / "run", device="cpu").check()
+
+
+def test_what_secure_aggregation_does_not_protect_against_is_said() -> None:
+    settings = {"clients": 10, "neighbours": 64, "clip": 1.0, "target_range": 2**20, "max_weight": 10}
+    usual, low = (Agreement(threshold=threshold, **settings).warnings() for threshold in (6, 5))
+    assert len(usual) == 1
+    assert "follows the protocol" in usual[0]
+    assert "Public keys are not authenticated" in usual[0]
+    assert "threshold = 5 is at most half of the 10 clients" in low[1]
+    assert "6 or more" in low[1]
