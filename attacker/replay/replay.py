@@ -14,9 +14,7 @@ from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
 from attacker.replay.cases import Plan, Planned, planned
 from attacker.replay.checkpoints import run_of, tidy, unfinished
-from attacker.replay.executors import process_pool as workers
-from attacker.replay.executors import ray_cluster as cluster
-from attacker.replay.executors.process_pool import worth
+from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.identity import Identity
 from attacker.replay.metadata import listed, spans, write_facts
 from attacker.replay.progress import Meter, Watch
@@ -271,11 +269,11 @@ class Replay:
         """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
         if not tasks:
             return
-        count = self.workers or worth(self._seconds(tasks), len(tasks), self.device, self.threads)
+        count = self.workers or process_pool.worth(self._seconds(tasks), len(tasks), self.device, self.threads)
         if self.ray is not None:
-            results = cluster.attacked(self._job, tasks, self.ray, meter.told)
+            results = ray_cluster.run_tasks(self._job, tasks, self.ray, meter.told)
         elif count > 1:
-            results = workers.attacked(self._job, tasks, count, meter.told)
+            results = process_pool.run_tasks(self._job, tasks, count, meter.told)
         else:
             results = here(self._job, self.recording, tasks, meter.of_attack, self.look)
         for number, outcome in results:

@@ -31,17 +31,17 @@ class Works:
         self._watcher = Watcher(
             parts.catalogue, parts.queue, parts.feed, every=settings.every, arrived=self.arrived, changed=parts.metrics.changed
         )
-        self._crew = Supervisor(settings, parts.queue, before_end=self._watcher.look_at)
+        self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.look_at)
 
     def start(self) -> None:
         """Returns when every run that there is has been looked at. Raises ValueError where another service is at work here."""
-        self._crew.start()
+        self._supervisor.start()
         self._watcher.start()
 
     def stop(self) -> None:
         """Jobs under way wait for the next start."""
         self._watcher.stop()
-        self._crew.stop()
+        self._supervisor.stop()
         self._parts.queue.close()
 
     def arrived(self, rounds: Sequence[Arrived]) -> None:

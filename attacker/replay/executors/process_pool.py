@@ -1,35 +1,25 @@
 """Tasks of a replay on several processes of this machine, each with its own threads; one that dies has its task done again."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from attacker.replay.executors import PATIENCE, RETRIES, OnProgress
+from attacker.replay.executors.process_usage import cores
+from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.progress import share_of, words_of
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
 
-RETRIES = 3
-"""Times that a task is given to another worker after one has died of it."""
+PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
 PAYS = 20.0
 """Seconds of work that pay for the start of workers, each of which takes some to import PyTorch."""
-PATIENCE = 60.0
-"""Seconds that workers have to write their best so far after Ctrl-C."""
-
-Told = Callable[[int, float, str], None]
-"""Is called with (number of a task, share of it that is done, a few words)."""
 
 
-def attacked(job: ReplayJob, tasks: Sequence[Task], count: int, told: Told) -> Iterator[tuple[int, TaskOutcome]]:
-    """Numbers of tasks and what became of each, as they end.
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
+    """Yield the number of each task and what became of it, as they end.
 
     count: of workers. After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
     """
@@ -46,80 +36,32 @@ def attacked(job: ReplayJob, tasks: Sequence[Task], count: int, told: Told) -> I
         pool.kill()
 
 
-class _Worker:
-    """A process, the number of the task that it is at, and a thread that hands on what it says."""
+class _Worker(WorkerProcess[dict[str, Any]]):
+    """A process, and the number of the task that it is at."""
 
-    def __init__(self, job: ReplayJob, said: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+    def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 closed with the worker
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from attacker.replay.executors.worker import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            env=environment(job.threads),
-            start_new_session=True,  # Ctrl-C reaches it once, from here
-            text=True,
-        )
-        self._give(job.as_json())
-        self._listener = threading.Thread(target=self._listen, args=(said,), daemon=True)
-        self._listener.start()
-
-    def _listen(self, said: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # else it died while it spoke
-                said.put((self, json.loads(line)))
-        said.put((self, None))
+        super().__init__(PROGRAM, lambda message: heard.put((self, message)), json.loads, threads=job.threads)
+        self.give(job.as_json())
 
     def begin(self, number: int, task: Task) -> None:
         self.at = number
-        self._give(task.as_json())
-
-    def _give(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end is told by the thread that listens
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def end(self) -> None:
-        """Kill it, if it still lives, and let go of all that belongs to it."""
-        self._process.kill()
-        self._process.wait()
-        self._listener.join(timeout=PATIENCE)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-        self._complaints.close()
-
-    def last_words(self) -> str:
-        """How it ended, once it has."""
-        status = self._process.wait()
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        if status < 0:
-            name = signal.Signals(-status).name
-            return f"killed by {name}" + (", as a system does that runs out of memory" if name == "SIGKILL" else "")
-        return lines[-1] if lines else f"exit status {status}"
+        self.give(task.as_json())
 
 
 class _Pool:
-    def __init__(self, job: ReplayJob, tasks: Sequence[Task], count: int, told: Told) -> None:
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> None:
         self.job, self.tasks, self.told = job, tasks, told
         self.waiting = deque(range(len(tasks)))
         self.died: dict[int, list[str]] = {}
-        self.said: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
+        self.heard: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
         self.workers: list[_Worker] = []
         self.count = count
 
     def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         while self.waiting or any(worker.at is not None for worker in self.workers):
             self._hire()
-            worker, message = self.said.get()
+            worker, message = self.heard.get()
             if message is None:
                 yield from self._buried(worker)
             elif "outcome" in message:
@@ -131,7 +73,7 @@ class _Pool:
     def _hire(self) -> None:
         """Give each idle worker a task, and replace those that died while there is work for them."""
         while self.waiting and len(self.workers) < self.count:
-            self.workers.append(_Worker(self.job, self.said))
+            self.workers.append(_Worker(self.job, self.heard))
             self._assign(self.workers[-1])
         for worker in self.workers:
             if worker.at is None and self.waiting:
@@ -150,7 +92,7 @@ class _Pool:
     def _buried(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
         """A worker has died: its task goes to another one, which goes on from the last checkpoint, or has failed."""
         self.workers.remove(worker)
-        number, reason = worker.at, worker.last_words()
+        number, reason = worker.at, worker.last_words().splitlines()[0]
         worker.end()
         if number is None:
             return
@@ -171,7 +113,7 @@ class _Pool:
         until = time.monotonic() + PATIENCE
         while any(worker.at is not None for worker in busy):
             try:
-                worker, message = self.said.get(timeout=max(0.0, until - time.monotonic()))
+                worker, message = self.heard.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 return
             if message is None:
@@ -185,15 +127,8 @@ class _Pool:
         self.workers.clear()
 
 
-def environment(threads: int | None) -> dict[str, str]:
-    """That of this process, with its path of modules, and so many threads for whatever counts them."""
-    counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}
-
-
 def worth(seconds: float, tasks: int, device: str, threads: int | None) -> int:
     """How many workers to start for so many tasks, which take about so many seconds one after the other; 1 for none."""
     if device.startswith("cuda") or tasks < 2 or seconds < PAYS:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(tasks, cores // (threads or 1)))
+    return max(1, min(tasks, cores() // (threads or 1)))

@@ -2,31 +2,25 @@
 
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from attacker.replay.checkpoints import run_of
+from attacker.replay.executors import PATIENCE, RETRIES, OnProgress
 from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
 from fedsim.recording.index import path_of
 
-RETRIES = 3
-"""Times that a task is given to another worker after one was lost with it."""
-PATIENCE = 60.0
-"""Seconds that workers have to write their best so far after Ctrl-C."""
-
-Told = Callable[[int, float, str], None]
-"""Is called with (number of a task, share of it that is done, a few words)."""
 Parcel = Mapping[str, bytes]
 """Files by their names."""
 
 
-def attacked(job: ReplayJob, tasks: Sequence[Task], address: str, told: Told) -> Iterator[tuple[int, TaskOutcome]]:
-    """Numbers of tasks and what became of each, as they end.
+def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
+    """Yield the number of each task and what became of it, as they end.
 
     address: of a cluster, which is left as it was; or `local`, which starts one on this machine, and ends it.
     After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
@@ -38,7 +32,7 @@ def attacked(job: ReplayJob, tasks: Sequence[Task], address: str, told: Told) ->
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Connected to a cluster, see `attacked`; where that is so already, nothing is done: several replays can share a connection.
+    """Connected to a cluster, see `run_tasks`; where that is so already, nothing is done: several replays can share a connection.
 
     Raises RuntimeError where there is no such cluster.
     """
@@ -88,7 +82,7 @@ def _knock(address: str) -> None:
 
 
 class _Cluster:
-    def __init__(self, job: ReplayJob, tasks: Sequence[Task], told: Told) -> None:
+    def __init__(self, job: ReplayJob, tasks: Sequence[Task], told: OnProgress) -> None:
         import ray
 
         self.job, self.tasks, self.told = job, tasks, told

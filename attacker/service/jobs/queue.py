@@ -159,7 +159,7 @@ class Queue:
             )
             return one(db, id)
 
-    # what the crew does
+    # what the supervisor does
 
     def recover(self, owner: str) -> int:
         """Have jobs of dead owners wait again, or end where that was asked for; their number. It is no crash of theirs.

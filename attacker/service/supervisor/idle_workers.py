@@ -1,35 +1,22 @@
 """Workers that have no job now: those kept for their recording's next one, and one on stand-by that is ready for any."""
 
 import logging
-import os
 import time
 from collections.abc import Collection
-from queue import SimpleQueue
 
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor.worker_process import WorkerProcess
-from attacker.service.worker.messages import WorkerMessage
+from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
 
 log = logging.getLogger(__name__)
 
 IDLE = 120.0
 """Seconds after which a worker without a job is ended."""
-ERRANDS = 200
+MAX_TASKS = 200
 """Jobs after which a worker is replaced: whatever it holds on to is given back."""
 QUIET = 2.0
 """Seconds without any job after which a worker is put on stand-by: its start takes some seconds of a core from whoever works."""
 AGAIN = 60.0
 """Seconds until another one is, where the last one could not be started, or died before it had a job."""
-
-
-def shared_gpus(settings: ServiceSettings) -> list[str]:
-    """GPUs that workers share out among them; none where the user named one, or works on the CPU."""
-    if settings.device != "cuda":
-        return []
-    import torch
-
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 class IdleWorkers:
@@ -38,75 +25,73 @@ class IdleWorkers:
     heard: gets what workers say.
     """
 
-    def __init__(
-        self, settings: ServiceSettings, size: int, heard: "SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]]"
-    ) -> None:
+    def __init__(self, settings: ServiceSettings, size: int, heard: Heard) -> None:
         self.settings, self.size, self._heard = settings, size, heard
-        self._idle: list[WorkerProcess] = []
-        self._ready: WorkerProcess | None = None
+        self._idle: list[JobWorker] = []
+        self._ready: JobWorker | None = None
         self._busy_at = self._not_before = time.monotonic()
         self._gpus = shared_gpus(settings)
 
-    def take(self, recording: str, busy: Collection[WorkerProcess]) -> WorkerProcess:
+    def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
         """A worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
 
         One that has done jobs of another recording makes room for it. busy: those at work. Raises OSError, and others, where no
         more can be started.
         """
-        for hand in self._idle:
-            if hand.recording == recording and hand.is_alive:
-                self._idle.remove(hand)
-                return hand
+        for worker in self._idle:
+            if worker.recording == recording and worker.is_alive:
+                self._idle.remove(worker)
+                return worker
         while self._idle and len(self._idle) + len(busy) >= self.size:
-            self.fire(min(self._idle, key=lambda hand: hand.idle_since))
+            self.fire(min(self._idle, key=lambda worker: worker.idle_since))
         ready, self._ready, self._not_before = self._ready, None, 0.0
         if ready is None or not ready.is_alive:
             if ready is not None:
                 ready.end()
-            ready = self._hired(busy)
+            ready = self._started(busy)
         ready.recording = recording
         return ready
 
-    def keep(self, hand: WorkerProcess) -> None:
+    def keep(self, worker: JobWorker) -> None:
         """It has done its job; it is ended where it has done many."""
-        if hand.is_alive and hand.errands < ERRANDS:
-            hand.idle_since = time.monotonic()
-            self._idle.append(hand)
+        if worker.is_alive and worker.tasks < MAX_TASKS:
+            worker.idle_since = time.monotonic()
+            self._idle.append(worker)
         else:
-            hand.end()
+            worker.end()
 
-    def fire(self, hand: WorkerProcess) -> None:
+    def fire(self, worker: JobWorker) -> None:
         """End one that has no job."""
-        if hand in self._idle:
-            self._idle.remove(hand)
-        if hand is self._ready:
-            log.warning("the worker on stand-by died: %s", hand.last_words().splitlines()[0])
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker is self._ready:
+            log.warning("the worker on stand-by died: %s", worker.last_words().splitlines()[0])
             self._ready, self._not_before = None, time.monotonic() + AGAIN
-        hand.end()
+        worker.end()
 
-    def tend(self, busy: Collection[WorkerProcess]) -> None:
+    def tend(self, busy: Collection[JobWorker]) -> None:
         """End workers that have waited long, and see to it that one is on stand-by; to be called again and again."""
         now = time.monotonic()
-        for hand in [hand for hand in self._idle if now - hand.idle_since > IDLE]:
-            self.fire(hand)
+        for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE]:
+            self.fire(worker)
         if busy:
             self._busy_at = now
         if self._ready is None and self.settings.stand_by and now >= max(self._busy_at + QUIET, self._not_before):
             self._not_before = now + AGAIN
             if not self._gpus or self._free(busy) is not None:
-                self._ready = self._hired(busy)
+                self._ready = self._started(busy)
 
     def end(self) -> None:
         """All of them."""
-        for hand in [*self._idle, *([self._ready] if self._ready is not None else [])]:
-            hand.end()
+        for worker in [*self._idle, *([self._ready] if self._ready is not None else [])]:
+            worker.end()
         self._idle, self._ready = [], None
 
-    def _hired(self, busy: Collection[WorkerProcess]) -> WorkerProcess:
+    def _started(self, busy: Collection[JobWorker]) -> JobWorker:
         scores, gpu = bool(self.settings.truth), self._free(busy)
-        return WorkerProcess(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
+        return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
-    def _free(self, busy: Collection[WorkerProcess]) -> str | None:
+    def _free(self, busy: Collection[JobWorker]) -> str | None:
         """A GPU that no worker has; None where there is none."""
-        used = {hand.gpu for hand in [*busy, *self._idle]}
+        used = {worker.gpu for worker in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

@@ -7,7 +7,7 @@ from functools import partial
 
 from attacker.service.jobs.job import JobProgress, Result
 from attacker.service.jobs.queue import Claim, Fenced, Queue
-from attacker.service.supervisor.worker_process import WorkerProcess
+from attacker.service.supervisor.job_worker import JobWorker
 from attacker.service.worker.messages import JobOutcome
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,13 @@ class RunningJob:
     asked: why its worker was told to end it, or ended. end: writes down what became of it; None while it runs.
     """
 
-    def __init__(
-        self, queue: Queue, claim: Claim, hand: WorkerProcess, *, seconds: float | None, megabytes: float | None
-    ) -> None:
-        self.queue, self.claim, self.hand = queue, claim, hand
+    def __init__(self, queue: Queue, claim: Claim, worker: JobWorker, *, seconds: float | None, megabytes: float | None) -> None:
+        self.queue, self.claim, self.worker = queue, claim, worker
         self.seconds, self.megabytes = seconds, megabytes
         self.asked: str | None = None
         self.end: Callable[[], object] | None = None
-        self._began = time.monotonic() if hand.ready else None
-        self._before = self._seen = hand.usage()
+        self._began = time.monotonic() if worker.ready else None
+        self._before = self._seen = worker.usage()
         self._measured = self._told = 0.0
         self._until = float("inf")
 
@@ -52,7 +50,7 @@ class RunningJob:
 
     def answered(self, answer: JobOutcome) -> None:
         """Its worker says how it ended."""
-        self._seen, result = self.hand.usage(), answer.result
+        self._seen, result = self.worker.usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
         elif self.end is not None:  # it waits again already
@@ -102,7 +100,7 @@ class RunningJob:
         if self.end is not None:
             return
         if now - self._measured >= MEASURE:
-            self._measured, self._seen = now, self.hand.usage()
+            self._measured, self._seen = now, self.worker.usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
                 self._too_large(self.megabytes)
         if self.asked is None and cancelled:
@@ -110,20 +108,20 @@ class RunningJob:
         elif self.asked is None and self.seconds and self._began and now - self._began > self.seconds:
             self._ask(f"it ran longer than {self.seconds:.0f} seconds; its best so far is kept", now)
         if now > self._until:
-            self.hand.kill()
+            self.worker.kill()
 
     def _too_large(self, megabytes: float) -> None:
         """End its worker. What earlier jobs left in that is not the job's own: only a fresh one shows what the job takes."""
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
-            if self.hand.errands > 1:
+            if self.worker.tasks > 1:
                 log.info("job %s goes on in a fresh worker: with what others left in the last, %s", self.claim.id, self.asked)
                 self.released()
-        self.hand.kill()
+        self.worker.kill()
 
     def _ask(self, reason: str, now: float) -> None:
         self.asked, self._until = reason, now + PATIENCE
-        if self.hand.ready:
-            self.hand.interrupt()
+        if self.worker.ready:
+            self.worker.interrupt()
         else:
-            self.hand.kill()
+            self.worker.kill()

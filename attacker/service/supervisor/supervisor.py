@@ -1,7 +1,6 @@
 """Starts worker processes, gives them the jobs that wait, and sees to it that every job comes to an end of its own."""
 
 import logging
-import os
 import secrets
 import sqlite3
 import threading
@@ -11,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from attacker.replay.executors.process_usage import cores, measurable, memory
 from attacker.service.jobs.queue import Claim, Fenced, Queue
 from attacker.service.jobs.run_names import folder_of
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import own_folder
-from attacker.service.supervisor.idle_workers import IdleWorkers, shared_gpus
-from attacker.service.supervisor.resources import measurable, memory
+from attacker.service.supervisor.idle_workers import IdleWorkers
+from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
 from attacker.service.supervisor.running_job import RunningJob
-from attacker.service.supervisor.worker_process import WorkerProcess
 from attacker.service.worker.messages import JobTask, WorkerMessage
 from attacker.service.worker.preview_files import PARTIAL, path_of
 from fedsim.recording.files import alone, make_private
@@ -42,8 +41,8 @@ class Supervisor:
         self.settings, self.queue = settings, queue
         self.owner = secrets.token_hex(8)
         self._before_end = before_end
-        self._heard: SimpleQueue[tuple[WorkerProcess | None, WorkerMessage | None]] = SimpleQueue()
-        self._running: dict[WorkerProcess, RunningJob] = {}
+        self._heard: Heard = SimpleQueue()
+        self._running: dict[JobWorker, RunningJob] = {}
         self._claimed: Claim | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,8 +57,7 @@ class Supervisor:
             return 1
         if self.settings.device.startswith("cuda"):
             return max(1, len(shared_gpus(self.settings)))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, cores // self.settings.threads)
+        return max(1, cores() // self.settings.threads)
 
     @cached_property
     def _megabytes(self) -> float | None:
@@ -67,7 +65,7 @@ class Supervisor:
         return self.settings.largest_job(memory() if measurable() else None, self.size)
 
     @cached_property
-    def _roster(self) -> IdleWorkers:
+    def _idle(self) -> IdleWorkers:
         return IdleWorkers(self.settings, self.size, self._heard)
 
     @property
@@ -91,7 +89,7 @@ class Supervisor:
             log.info("%d jobs of a service that was killed wait again", again)
         if self.size:
             self.queue.tell(self._wake)
-            self._thread = threading.Thread(target=self._work, name="crew", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -110,17 +108,17 @@ class Supervisor:
             try:
                 self._listen()
                 self._watch()
-                self._hire()
-                self._roster.tend(self._running)
+                self._begin_waiting()
+                self._idle.tend(self._running)
             except Exception:  # a full disk, say: what workers answered is kept until it can be written
-                log.exception("the crew goes on after")
+                log.exception("the supervisor goes on after")
                 self._stopping.wait(1.0)
         self._end_all()
 
     def _end_all(self) -> None:
-        for hand in self._running:
-            hand.end()
-        self._roster.end()
+        for worker in self._running:
+            worker.end()
+        self._idle.end()
         for running in self._running.values():
             if running.end is None:
                 running.released()
@@ -135,11 +133,11 @@ class Supervisor:
     def _listen(self) -> None:
         """Hear all that workers have said by now, and write down which jobs have ended."""
         try:
-            hand, said = self._heard.get(timeout=TICK)
+            worker, said = self._heard.get(timeout=TICK)
             while True:
-                if hand is not None:
-                    self._hear(hand, said)
-                hand, said = self._heard.get_nowait()
+                if worker is not None:
+                    self._hear(worker, said)
+                worker, said = self._heard.get_nowait()
         except Empty:
             pass
         for running in [running for running in self._running.values() if running.end is not None]:
@@ -153,15 +151,15 @@ class Supervisor:
         except Exception:  # the job has ended all the same
             log.exception("a look at %s failed", recording)
 
-    def _hear(self, hand: WorkerProcess, said: WorkerMessage | None) -> None:
-        running = self._running.get(hand)
+    def _hear(self, worker: JobWorker, said: WorkerMessage | None) -> None:
+        running = self._running.get(worker)
         if said is None:
             if running is not None and running.end is None:
-                running.died(hand.last_words())
+                running.died(worker.last_words())
             elif running is None:
-                self._roster.fire(hand)
+                self._idle.fire(worker)
         elif said.ready:
-            hand.ready = True
+            worker.ready = True
             if running is not None:
                 running.ready()
         elif running is not None and said.answer is not None:
@@ -170,26 +168,26 @@ class Supervisor:
             try:
                 running.progress(said.progress)
             except Fenced:
-                hand.kill()
+                worker.kill()
 
     def _over(self, running: RunningJob) -> None:
         """What became of a job is written down."""
-        hand, claim = running.hand, running.claim
-        del self._running[hand]
+        worker, claim = running.worker, running.claim
+        del self._running[worker]
         preview = path_of(self.settings.state_folder, claim.id)
         for path in (preview, preview.with_suffix(PARTIAL), self._lock(claim)):
             path.unlink(missing_ok=True)
         if running.asked is None:
-            self._roster.keep(hand)
+            self._idle.keep(worker)
         else:  # a signal may still be on its way to it
-            hand.end()
+            worker.end()
 
     def _watch(self) -> None:
         cancelled = self.queue.asked_to_end(running.claim for running in self._running.values()) if self._running else set()
         for running in self._running.values():
             running.watch(cancelled=running.claim.id in cancelled)
 
-    def _hire(self) -> None:
+    def _begin_waiting(self) -> None:
         """Give jobs that wait to workers, as long as there are any of both."""
         while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
             self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
@@ -200,16 +198,16 @@ class Supervisor:
     def _begin(self, claim: Claim) -> None:
         """Give a job to a worker. Raises OSError, and others, where there are no more processes, say."""
         try:
-            errand = self._errand(claim)
+            task = self._task(claim)
         except ValueError as error:
             self.queue.failed(claim, str(error))
             return
-        hand = self._roster.take(claim.spec.recording, self._running)
+        worker = self._idle.take(claim.spec.recording, self._running)
         seconds, megabytes = self.settings.longest_job, self._megabytes
-        self._running[hand] = RunningJob(self.queue, claim, hand, seconds=seconds, megabytes=megabytes)
-        hand.give(errand)
+        self._running[worker] = RunningJob(self.queue, claim, worker, seconds=seconds, megabytes=megabytes)
+        worker.begin(task)
 
-    def _errand(self, claim: Claim) -> JobTask:
+    def _task(self, claim: Claim) -> JobTask:
         """Raises ValueError where the recording is no longer there."""
         settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
         return JobTask(

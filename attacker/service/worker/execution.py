@@ -1,4 +1,4 @@
-"""One job, from its errand to its answer: the replay, that of the null, and scoring where there is truth."""
+"""One job, from its task to its outcome: the replay, that of the null, and scoring where there is truth."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from attacker.attacks import AttackSpec
-from attacker.replay.executors import ray_cluster as cluster
-from attacker.replay.executors.worker import Interrupt
+from attacker.replay.executors import ray_cluster
+from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay, Replayed
 from attacker.replay.tasks import is_done
 from attacker.service.jobs.job import Attacked, JobSpec, Result
@@ -37,11 +37,11 @@ Watch = Callable[[float, str], None]
 """Is called with the share of the job that is done, in [0, 1], and a few words."""
 
 
-def answered(errand: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
+def do_job(task: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
     """Do a job, and say how it ended, however that was. What an earlier attempt has done is skipped."""
-    work = _Work(errand, watch)
+    work = _Work(task, watch)
     try:
-        with interrupt, alone(Path(errand.lock), wait=True):  # an older attempt may still be dying
+        with interrupt, alone(Path(task.lock), wait=True):  # an older attempt may still be dying
             work.attack()
             work.score()
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def warm(*, scores: bool) -> None:
 
 @dataclass
 class _Work:
-    errand: JobTask
+    task: JobTask
     watch: Watch
     parts: list[Attacked] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
@@ -81,9 +81,9 @@ class _Work:
 
     def attack(self) -> None:
         """The attack, then its null. Raises RuntimeError where no case could be attacked, and as `Replay.run` does."""
-        spec, recording = JobSpec.kept(self.errand.spec), Recording(Path(self.errand.run) / "recording")
-        if self.errand.model is not None:
-            models.admit(self.errand.model, name=recording.manifest.model.name)
+        spec, recording = JobSpec.kept(self.task.spec), Recording(Path(self.task.run) / "recording")
+        if self.task.model is not None:
+            models.admit(self.task.model, name=recording.manifest.model.name)
         kinds = (False, True) if spec.null else (False,)
         self.replays = [self._replay(spec, recording, null=null) for null in kinds]
         with self._cluster():
@@ -96,25 +96,25 @@ class _Work:
 
     def _cluster(self) -> AbstractContextManager[None]:
         """That of the job, shared by its replays, where one of them has something left to do."""
-        if self.errand.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
+        if self.task.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
-        return cluster.joined(self.errand.ray)
+        return ray_cluster.joined(self.task.ray)
 
     def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
-        errand = self.errand
+        task = self.task
         return Replay(
             recording=recording,
             spec=AttackSpec(name=spec.attack, arguments=spec.arguments, null=null),
-            out=Path(errand.run) / "reconstructions",
+            out=Path(task.run) / "reconstructions",
             seed=spec.seed,
-            device=errand.device,
+            device=task.device,
             rounds=parse_rounds(spec.rounds),
             clients=frozenset(spec.clients) or None,
-            threads=errand.threads,
-            ray=errand.ray,
-            model=errand.model,
+            threads=task.threads,
+            ray=task.ray,
+            model=task.model,
             every=CHECKPOINTS,
-            look=Painter(Path(errand.preview)),
+            look=Painter(Path(task.preview)),
         )
 
     def _run(self, replay: Replay, number: int) -> None:
@@ -133,14 +133,14 @@ class _Work:
 
     def score(self) -> None:
         """Compare what was done with truth, where the service has it for this run."""
-        if not self.errand.truth:
+        if not self.task.truth:
             self.note = "the service was given no truth of this recording"
             return
         from attacker.scoring import Scorer
 
         self.watch(1 - SCORING, "scoring")
         try:
-            scorer = Scorer(Path(self.errand.run), [Path(folder) for folder in self.errand.truth])
+            scorer = Scorer(Path(self.task.run), [Path(folder) for folder in self.task.truth])
             for replay in self.replays:
                 scorer.score(replay.folder, only={case.key for case in replay.plan.cases})
         except (ValueError, OSError) as error:

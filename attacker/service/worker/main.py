@@ -1,55 +1,38 @@
-"""A process that does jobs: errands on stdin, on stdout how they go, one JSON document a line.
+"""The program of the service's worker: jobs on stdin, on stdout how they go, one JSON document a line."""
 
-The end of stdin is the end of this process, at any time: nobody is left who could hear of it. SIGINT ends the errand under way
-with the best so far.
-"""
-
-import signal
 import sys
-import time
-from typing import TextIO
+from typing import Any
 
-from attacker.replay.executors.worker import Interrupt, lines_of, private_stdout, say
-from attacker.service.jobs.job import JobProgress
-from attacker.service.worker.messages import JobTask
+from attacker.replay.executors.worker_loop import Channel, Throttle, Work, serve
 
-EVERY = 0.5
-"""Seconds between two words about one errand."""
-LONGEST = 300
-"""Characters of them."""
+PROGRESS_SECONDS = 0.5
+"""Between two messages about one job."""
+MAX_WORDS = 300
+"""Characters of the words in such a message."""
 
 
 def main() -> None:
-    interrupt = Interrupt()
-    signal.signal(signal.SIGINT, interrupt)
-    answers = private_stdout()
-    lines = lines_of(sys.stdin)
-    from attacker.service.worker.execution import Watch, answered, warm  # after stdout is safe from what imports print
+    serve(prepare)
 
-    def spoken() -> Watch:
-        last = 0.0
+
+def prepare(channel: Channel) -> Work:
+    """Load what jobs need; more of it where nobody waits yet."""
+    from attacker.service.jobs.job import JobProgress
+    from attacker.service.worker.execution import do_job, warm
+    from attacker.service.worker.messages import JobTask
+
+    if channel.is_idle:
+        warm(scores="scores" in sys.argv[1:])
+
+    def work(line: str) -> dict[str, Any]:
+        is_due = Throttle(PROGRESS_SECONDS)
 
         def watch(share: float, words: str) -> None:
-            nonlocal last
-            if (now := time.monotonic()) - last >= EVERY:
-                last = now
-                _tell(answers, share, words)
+            if is_due():
+                told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
+                channel.say(progress=told.model_dump())
 
-        return watch
+        outcome = do_job(JobTask.from_json(line), channel.interrupt, watch)
+        return {"answer": outcome.model_dump(mode="json")}
 
-    if lines.empty():  # nobody waits for it yet
-        warm(scores="scores" in sys.argv[1:])
-    say(answers, ready=True)
-    while True:
-        errand = JobTask.from_json(lines.get())
-        answer = answered(errand, interrupt, spoken())
-        say(answers, answer=answer.model_dump(mode="json"))
-
-
-def _tell(answers: TextIO, share: float, words: str) -> None:
-    told = JobProgress(share=min(1.0, max(0.0, share)), words=words[:LONGEST])
-    say(answers, progress=told.model_dump())
-
-
-if __name__ == "__main__":
-    main()
+    return work

@@ -1,4 +1,4 @@
-"""What the service and a worker say to each other: an errand one way, progress and one answer the other way, a line each."""
+"""What the service and a worker say to each other: a task one way, progress and one outcome the other way, a line each."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -42,7 +42,7 @@ class JobTask:
 
 
 class JobOutcome(FrozenModel):
-    """How an errand ended. error: with state `failed`, the reason in a line, then a traceback where it helps."""
+    """How a job ended. error: with state `failed`, the reason in a line, then a traceback where it helps."""
 
     state: Literal["done", "failed", "interrupted"]
     result: Result
@@ -50,7 +50,7 @@ class JobOutcome(FrozenModel):
 
 
 class WorkerMessage(FrozenModel):
-    """One line of a worker: that it is ready for errands, how far it is, or how the errand ended."""
+    """One line of a worker: that it is ready for tasks, how far it is, or how the job ended."""
 
     ready: Literal[True] | None = None
     progress: JobProgress | None = None

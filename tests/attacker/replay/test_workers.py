@@ -16,9 +16,9 @@ from compared import answers, check_equal
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.executors import process_pool as workers
-from attacker.replay.executors.process_pool import attacked, worth
+from attacker.replay.executors.process_pool import run_tasks, worth
 from attacker.replay.executors.ray_cluster import parcelled, work
-from attacker.replay.executors.worker import Interrupt
+from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.replay.tasks import Member, ReplayJob, Task
 from fedsim.config.experiment import validate
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     (row, *_) = Recording(run / "recording").rows()
     task = Task(members=(Member(key=keys[0], rows=((row.round, row.client),)),))
     before = set(children(os.getpid()))
-    results = attacked(job, [task], 1, lambda number, share, words: None)
+    results = run_tasks(job, [task], 1, lambda number, share, words: None)
 
     import threading
 
@@ -130,7 +130,7 @@ def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_othe
     there.folder.mkdir(parents=True)
     good, deadly = (Task(members=(Member(key=row.key, rows=((row.round, row.client),)),)) for row in rows[:2])
     deadly = Task(members=(Member(key=rows[1].key, rows=deadly.members[0].rows, labels=("no label",)),))  # type: ignore[arg-type]
-    outcomes = dict(attacked(job, [deadly, good], 1, lambda number, share, words: None))
+    outcomes = dict(run_tasks(job, [deadly, good], 1, lambda number, share, words: None))
     assert list(outcomes[1].done) == [rows[0].key]
     reason = outcomes[0].failed[rows[1].key]
     assert reason.startswith("its worker died 2 times, at last: ")

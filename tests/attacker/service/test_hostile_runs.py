@@ -13,7 +13,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from attacker.replay.executors.worker import Interrupt
+from attacker.replay.executors.worker_loop import Interrupt
 from attacker.service.background import Works
 from attacker.service.http.app import parts_of
 from attacker.service.index import Catalogue
@@ -22,7 +22,7 @@ from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.server import server
 from attacker.service.settings import ServiceSettings
-from attacker.service.worker.execution import _Work, answered
+from attacker.service.worker.execution import _Work, do_job
 from attacker.service.worker.messages import JobTask
 from fedsim.recording import index as wire_index
 
@@ -130,7 +130,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
         raise ValueError("cannot read " + "x" * 200_000)
 
     monkeypatch.setattr(_Work, "attack", quoting)
-    errand = JobTask(
+    task = JobTask(
         job="0" * 16,
         spec={},
         run=str(root / "digits"),
@@ -140,7 +140,7 @@ def test_an_error_of_any_length_is_an_answer(root: Path, tmp_path: Path, monkeyp
         threads=1,
         device="cpu",
     )
-    answer = answered(errand, Interrupt(), lambda share, words: None)
+    answer = do_job(task, Interrupt(), lambda share, words: None)
     assert answer.state == "failed"
     assert answer.error is not None
     assert answer.error.startswith("cannot read x")

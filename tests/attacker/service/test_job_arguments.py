@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import FilePath, OneOf, check_settable, settable
+from attacker.replay.executors.process_usage import memory
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import JOB_SECONDS, ServiceSettings
-from attacker.service.supervisor.resources import memory
 
 HOSTILE = ("/etc/passwd", "../own.npz", "os:system", "http://127.0.0.1:1/x", "file:///etc/passwd", "", "\0")
 Ask = Callable[..., Any]

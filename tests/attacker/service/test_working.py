@@ -17,7 +17,7 @@ from attacker.service.index import Arrived
 from attacker.service.index import catalogue as catalogue_module
 from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor import job_worker
 
 NEVER = 3600.0
 """Seconds until the next look at the folders: only who asks for one gets one."""
@@ -38,7 +38,7 @@ for line in sys.stdin:
 @pytest.fixture
 def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Works]]:
     """A service that sees scores of `digits` only once its worker has written them, and looks at folders by itself never."""
-    monkeypatch.setattr(hands, "PROGRAM", WORKER)
+    monkeypatch.setattr(job_worker, "PROGRAM", WORKER)
     os.replace(root / "digits" / "scores.jsonl", root / "digits" / "scores.aside")
     made: list[Works] = []
 

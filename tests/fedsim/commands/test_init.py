@@ -18,7 +18,7 @@ from fedsim import models
 from fedsim.cli import app
 from fedsim.config.experiment import read
 from fedsim.engine import engines as engine
-from fedsim.engine.run import Run
+from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 
@@ -46,7 +46,7 @@ def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str,
     assert told.exit_code == 0, told.output
     assert told.stdout.strip() == "fedsim run start/experiment.toml --out start/run"
     experiment = read(folder / "start" / "experiment.toml", [("rounds", 1)])
-    engine.run(Run(experiment=experiment, out=folder / "start" / "run", client_seed=1), engine="local")
+    engine.run(FederationRun(experiment=experiment, out=folder / "start" / "run", client_seed=1), engine="local")
     assert sum(row.status == "complete" for row in Recording(folder / "start" / "run" / "recording").rows()) >= 4
 
 

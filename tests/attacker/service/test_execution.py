@@ -1,4 +1,4 @@
-"""What a worker does with an errand: the same as the commands would, and an answer whatever happens."""
+"""What a worker does with a job: the same as the commands would, and an answer whatever happens."""
 
 import json
 import os
@@ -18,15 +18,15 @@ from attacker.attacks.base import Sight
 from attacker.attacks.matching import saved_state as memories
 from attacker.reconstruction import Slot
 from attacker.replay import metadata as facts
-from attacker.replay.executors.worker import Interrupt
+from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.service.jobs.job import ENDED, JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor import job_worker
 from attacker.service.supervisor.supervisor import Supervisor
-from attacker.service.worker.execution import answered
+from attacker.service.worker.execution import do_job
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter, path_of
 from attacker.service.worker.preview_files import read as read_preview
@@ -52,7 +52,7 @@ def run(root: Path) -> Path:
 
 
 @pytest.fixture
-def errand(run: Path, tmp_path: Path) -> JobTask:
+def task(run: Path, tmp_path: Path) -> JobTask:
     (tmp_path / "previews").mkdir()
     return JobTask(
         job=JOB,
@@ -70,8 +70,8 @@ def silent(share: float, words: str) -> None:
     """Nobody listens."""
 
 
-def changed(errand: JobTask, **fields: object) -> JobTask:
-    return replace(errand, spec={**errand.spec, **fields})
+def changed(task: JobTask, **fields: object) -> JobTask:
+    return replace(task, spec={**task.spec, **fields})
 
 
 def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> Replay:
@@ -79,9 +79,9 @@ def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> R
     return Replay(recording=Recording(run / "recording"), spec=spec, out=out, **settings)
 
 
-def test_a_job_writes_what_the_commands_would_write(errand: JobTask, run: Path, tmp_path: Path) -> None:
+def test_a_job_writes_what_the_commands_would_write(task: JobTask, run: Path, tmp_path: Path) -> None:
     shares: list[float] = []
-    answer = answered(errand, Interrupt(), lambda share, words: shares.append(share))
+    answer = do_job(task, Interrupt(), lambda share, words: shares.append(share))
     assert (answer.state, answer.error) == ("done", None)
     first, null = answer.result.attacks
     assert [(part.null, part.done, part.skipped, part.failed) for part in (first, null)] == [(False, 3, 0, {}), (True, 3, 0, {})]
@@ -98,35 +98,35 @@ def test_a_job_writes_what_the_commands_would_write(errand: JobTask, run: Path, 
     assert {row["case"] for row in told} == {path.stem for path in (run / "reconstructions" / first.source).glob("*.safetensors")}
 
 
-def test_what_an_earlier_attempt_did_is_skipped(errand: JobTask, run: Path) -> None:
-    before = answered(changed(errand, null=False), Interrupt(), silent)
+def test_what_an_earlier_attempt_did_is_skipped(task: JobTask, run: Path) -> None:
+    before = do_job(changed(task, null=False), Interrupt(), silent)
     (part,) = before.result.attacks
     files = {path: path.stat().st_mtime_ns for path in (run / "reconstructions" / part.source).glob("*.safetensors")}
-    answer = answered(changed(errand, null=False, rounds="all"), Interrupt(), silent)
+    answer = do_job(changed(task, null=False, rounds="all"), Interrupt(), silent)
     (part,) = answer.result.attacks
     assert (part.done, part.skipped) == (3, 3)
     assert all(path.stat().st_mtime_ns == then for path, then in files.items())
 
 
-def test_a_job_whose_cases_are_all_done_needs_no_cluster(errand: JobTask) -> None:
-    answered(errand, Interrupt(), silent)
-    again = answered(replace(errand, ray="127.0.0.1:1"), Interrupt(), silent)
+def test_a_job_whose_cases_are_all_done_needs_no_cluster(task: JobTask) -> None:
+    do_job(task, Interrupt(), silent)
+    again = do_job(replace(task, ray="127.0.0.1:1"), Interrupt(), silent)
     assert (again.state, again.error) == ("done", None)
     assert again.result.scored
 
 
-def test_without_truth_nothing_is_scored(errand: JobTask, run: Path) -> None:
+def test_without_truth_nothing_is_scored(task: JobTask, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
-    answer = answered(replace(errand, truth=()), Interrupt(), silent)
+    answer = do_job(replace(task, truth=()), Interrupt(), silent)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
     assert (run / "scores.jsonl").read_bytes() == before
 
 
-def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(errand: JobTask, run: Path) -> None:
+def test_truth_of_other_clients_leaves_the_attack_done_and_says_so(task: JobTask, run: Path) -> None:
     for path in (run / "truth").glob("*.jsonl"):
         path.unlink()
-    answer = answered(errand, Interrupt(), silent)
+    answer = do_job(task, Interrupt(), silent)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
 
@@ -143,14 +143,14 @@ def test_a_job_scores_its_own_cases_only(run: Path) -> None:
     assert all("mark" in row for row in after if row["source"] != source.name)
 
 
-def test_an_interrupt_keeps_the_best_so_far(errand: JobTask, run: Path) -> None:
+def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
     interrupt = Interrupt()
 
     def watch(share: float, words: str) -> None:
         if share > 0:
             interrupt()
 
-    answer = answered(changed(errand, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
+    answer = do_job(changed(task, arguments={**SEARCH, "steps": 1000}), interrupt, watch)
     assert (answer.state, answer.result.scored) == ("interrupted", False)
     (part,) = answer.result.attacks
     assert part.done == 0
@@ -167,32 +167,32 @@ def test_an_interrupt_keeps_the_best_so_far(errand: JobTask, run: Path) -> None:
         ({"attack": "gone"}, "unknown name"),
     ],
 )
-def test_a_job_that_cannot_be_done_says_why_in_the_first_line(errand: JobTask, wrong: dict[str, object], words: str) -> None:
-    answer = answered(changed(errand, arguments={}, **wrong), Interrupt(), silent)
+def test_a_job_that_cannot_be_done_says_why_in_the_first_line(task: JobTask, wrong: dict[str, object], words: str) -> None:
+    answer = do_job(changed(task, arguments={}, **wrong), Interrupt(), silent)
     assert answer.state == "failed"
     assert answer.error is not None
     assert words in answer.error.splitlines()[0]
     assert "Traceback" in answer.error
 
 
-def test_where_no_case_can_be_attacked_the_job_has_failed(errand: JobTask, run: Path) -> None:
+def test_where_no_case_can_be_attacked_the_job_has_failed(task: JobTask, run: Path) -> None:
     for path in (run / "recording" / "rounds" / "00001").glob("*.safetensors"):
         path.write_bytes(b"damaged")
-    answer = answered(errand, Interrupt(), silent)
+    answer = do_job(task, Interrupt(), silent)
     assert answer.state == "failed"
     assert (answer.error or "").startswith("RuntimeError: no case could be attacked: ")
     assert len(answer.result.attacks[0].failed) == 3, "its reasons are told"
 
 
-def test_two_attempts_at_one_job_do_not_run_together(errand: JobTask) -> None:
+def test_two_attempts_at_one_job_do_not_run_together(task: JobTask) -> None:
     done = threading.Event()
 
     def work() -> None:
-        answered(changed(errand, attack="exact", arguments={}), Interrupt(), silent)
+        do_job(changed(task, attack="exact", arguments={}), Interrupt(), silent)
         done.set()
 
     thread = threading.Thread(target=work)
-    with alone(Path(errand.lock)):
+    with alone(Path(task.lock)):
         thread.start()
         assert not done.wait(0.5)
     assert done.wait(60)
@@ -205,7 +205,7 @@ def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, t
     path = first.folder / "attack.json"
 
     def write(one: Replay) -> None:
-        facts.write_facts(path, one.recording, one.spec, one.plan, oracles=(), seed=0)
+        facts.write_facts(path, one.recording, one.identity, one.plan, oracles=())
 
     with alone(path.with_name(".lock")):
         threads = [threading.Thread(target=write, args=(one,)) for one in (first, second)]
@@ -282,23 +282,23 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
 ) -> None:
     """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
     patched = "from attacker.attacks.matching import saved_state; saved_state.SIGHTS = 0"
-    monkeypatch.setattr(hands, "PROGRAM", f"{patched}; {hands.PROGRAM}")
+    monkeypatch.setattr(job_worker, "PROGRAM", f"{patched}; {job_worker.PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
     settings = ServiceSettings(root=root, state=tmp_path / "state", workers=1, truth="own")
     queue = Queue(tmp_path / "queue.sqlite")
     job = queue.submit(JobSpec(recording="digits", attack="inverting_gradients", arguments=arguments, null=False))
-    crew = Supervisor(settings, queue)
-    crew.start()
+    supervisor = Supervisor(settings, queue)
+    supervisor.start()
     try:
         seen, until = False, time.monotonic() + 300
         while queue.get(job.id).state not in ENDED and time.monotonic() < until:
             if not seen and path_of(settings.state_folder, job.id).exists():
                 seen = True
-                (hand,) = crew._running
-                os.kill(hand.pid, signal.SIGKILL)
+                (worker,) = supervisor._running
+                os.kill(worker.pid, signal.SIGKILL)
             time.sleep(0.005)
     finally:
-        crew.stop()
+        supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.attempts, now.crashes) == ("done", 2, 1)
     assert queue.publications() == {job.id: 2}

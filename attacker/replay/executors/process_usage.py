@@ -1,4 +1,4 @@
-"""What a process and all that it started take, by the kernel's own count."""
+"""What a process and all that it started take, by the kernel's own count, and what this machine has."""
 
 import os
 from contextlib import suppress
@@ -20,6 +20,11 @@ class Usage:
 def measurable() -> bool:
     """Whether this system tells."""
     return (PROC / "self" / "stat").exists()
+
+
+def cores() -> int:
+    """Processor cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> float | None:

@@ -1,4 +1,4 @@
-"""The roster: a worker waits before there is a job, and no worker meets two recordings. The workers are scripts here."""
+"""Idle workers: a worker waits before there is a job, and no worker meets two recordings. The workers are scripts here."""
 
 import os
 import subprocess
@@ -11,10 +11,9 @@ from queue import SimpleQueue
 import pytest
 
 from attacker.service.settings import ServiceSettings
-from attacker.service.supervisor import idle_workers as roster
-from attacker.service.supervisor import worker_process as hands
+from attacker.service.supervisor import idle_workers, job_worker
 from attacker.service.supervisor.idle_workers import IdleWorkers
-from attacker.service.supervisor.worker_process import WorkerProcess
+from attacker.service.supervisor.job_worker import JobWorker
 
 WAITS = "import sys; sys.stdin.read()"
 DIES = "import sys; sys.exit('no memory')"
@@ -22,9 +21,9 @@ DIES = "import sys; sys.exit('no memory')"
 
 @pytest.fixture
 def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
-    """A roster that counts a tenth of a second as quiet."""
-    monkeypatch.setattr(roster, "QUIET", 0.1)
-    monkeypatch.setattr(hands, "PROGRAM", WAITS)
+    """Idle workers that counts a tenth of a second as quiet."""
+    monkeypatch.setattr(idle_workers, "QUIET", 0.1)
+    monkeypatch.setattr(job_worker, "PROGRAM", WAITS)
     made: list[IdleWorkers] = []
 
     def make(size: int = 1, **settings: object) -> IdleWorkers:
@@ -40,7 +39,7 @@ LONG = 60.0
 """Seconds for what takes one on a machine of one's own."""
 
 
-def tend(some: IdleWorkers, busy: list[WorkerProcess], seconds: float = 0.3) -> None:
+def tend(some: IdleWorkers, busy: list[JobWorker], seconds: float = 0.3) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         some.tend(busy)
@@ -73,62 +72,62 @@ def test_the_first_job_gets_a_worker_that_was_started_before_it_came(tended: Cal
     some, before = tended(), workers()
     stand_by(some)
     (waiting,) = workers() - before
-    hand = some.take("photos", [])
-    assert (hand.pid, hand.recording) == (waiting, "photos")
-    hand.end()
+    worker = some.take("photos", [])
+    assert (worker.pid, worker.recording) == (waiting, "photos")
+    worker.end()
 
 
 def test_another_one_is_put_on_stand_by_only_once_nothing_runs(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(), workers()
     stand_by(some)
-    hand = some.take("photos", [])
-    tend(some, [hand])
-    assert workers() - before == {hand.pid}
-    some.keep(hand)
+    worker = some.take("photos", [])
+    tend(some, [worker])
+    assert workers() - before == {worker.pid}
+    some.keep(worker)
     stand_by(some)
     assert len(workers() - before) == 2
-    assert some.take("photos", []) is hand, "one that knows the recording goes first"
-    hand.end()
+    assert some.take("photos", []) is worker, "one that knows the recording goes first"
+    worker.end()
 
 
 def test_no_worker_meets_two_recordings(tended: Callable[..., IdleWorkers]) -> None:
     some, seen = tended(2), dict[int, str]()
     for recording in ("photos", "other", "photos", "third", "other"):
         stand_by(some)
-        hand = some.take(recording, [])
-        assert seen.setdefault(hand.pid, recording) == hand.recording == recording
-        some.keep(hand)
+        worker = some.take(recording, [])
+        assert seen.setdefault(worker.pid, recording) == worker.recording == recording
+        some.keep(worker)
 
 
 def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(stand_by=False), workers()
     tend(some, [])
     assert workers() == before
-    hand = some.take("photos", [])
-    assert hand.is_alive
-    hand.end()
+    worker = some.take("photos", [])
+    assert worker.is_alive
+    worker.end()
 
 
 def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
     tended: Callable[..., IdleWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hands, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
+    monkeypatch.setattr(job_worker, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
     some = tended()
     stand_by(some)
-    hand, said = some._heard.get(timeout=LONG)  # as the crew does
+    worker, said = some._heard.get(timeout=LONG)  # as the supervisor does
     assert said is None
-    assert hand is not None
-    some.fire(hand)
+    assert worker is not None
+    some.fire(worker)
     tend(some, [])
     assert some._heard.empty()
     assert (tmp_path / "starts").read_text() == "x"
-    monkeypatch.setattr(hands, "PROGRAM", WAITS)
-    hand = some.take("photos", [])
-    assert hand.is_alive, "a job gets a worker all the same"
-    hand.end()
+    monkeypatch.setattr(job_worker, "PROGRAM", WAITS)
+    worker = some.take("photos", [])
+    assert worker.is_alive, "a job gets a worker all the same"
+    worker.end()
 
 
-def test_all_of_them_end_with_the_roster(tended: Callable[..., IdleWorkers]) -> None:
+def test_all_of_them_end_together(tended: Callable[..., IdleWorkers]) -> None:
     some, before = tended(), workers()
     stand_by(some)
     some.keep(some.take("photos", []))

@@ -1,4 +1,4 @@
-"""The crew: whatever a worker does, its job comes to an end of its own, and so does the worker. The workers are scripts here."""
+"""The supervisor: whatever a worker does, its job and the worker come to an end of their own. The workers are scripts here."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ import pytest
 from attacker.service.jobs.job import ENDED, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
+from attacker.service.supervisor import job_worker
 from attacker.service.supervisor import running_job as running
-from attacker.service.supervisor import worker_process as hands
 from attacker.service.supervisor.supervisor import Supervisor
 
 LONG = 90.0
@@ -31,9 +31,9 @@ def answer(state="done", error=None, **result):
 BEFORE
 say(ready=True)
 for line in sys.stdin:
-    errand = json.loads(line)
+    task = json.loads(line)
     with open(JOURNAL, "a") as journal:
-        print(os.getpid(), errand["job"], errand["spec"]["seed"], file=journal, flush=True)
+        print(os.getpid(), task["job"], task["spec"]["seed"], file=journal, flush=True)
 """
 
 
@@ -56,20 +56,20 @@ Work = Callable[..., Supervisor]
 
 @pytest.fixture
 def work(settings: ServiceSettings, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
-    """Starts a crew whose workers do with each errand what `lines` of Python say, and `before` they are ready for any."""
-    crews = []
+    """Starts a supervisor whose workers do with each task what `lines` of Python say, and `before` they are ready for any."""
+    supervisors = []
 
     def start(lines: str, before: str = "", **changed: object) -> Supervisor:
         body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
-        monkeypatch.setattr(hands, "PROGRAM", program(tmp_path, before) + body)
-        crew = Supervisor(ServiceSettings(**{**vars_of(settings), **changed}), queue)
-        crew.start()
-        crews.append(crew)
-        return crew
+        monkeypatch.setattr(job_worker, "PROGRAM", program(tmp_path, before) + body)
+        supervisor = Supervisor(ServiceSettings(**{**vars_of(settings), **changed}), queue)
+        supervisor.start()
+        supervisors.append(supervisor)
+        return supervisor
 
     yield start
-    for crew in crews:
-        crew.stop()
+    for supervisor in supervisors:
+        supervisor.stop()
 
 
 def program(tmp_path: Path, before: str = "") -> str:
@@ -151,7 +151,7 @@ def test_a_job_that_kills_its_workers_is_set_aside_and_others_are_done(queue: Qu
     bad, good = queue.submit(SPEC.model_copy(update={"seed": 13})), queue.submit(SPEC)
     work(
         """
-if errand["spec"]["seed"] == 13:
+if task["spec"]["seed"] == 13:
     print("Traceback: segmentation", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
 answer()
@@ -171,8 +171,8 @@ def test_the_last_words_are_those_of_this_job(queue: Queue, work: Work) -> None:
     quiet, bad = queue.submit(SPEC), queue.submit(SPEC.model_copy(update={"seed": 13}))
     work(
         """
-print("seed", errand["spec"]["seed"], file=sys.stderr, flush=True)
-if errand["spec"]["seed"]:
+print("seed", task["spec"]["seed"], file=sys.stderr, flush=True)
+if task["spec"]["seed"]:
     os._exit(3)
 answer()
 """
@@ -280,8 +280,8 @@ left = globals().setdefault("left", [])
 if left:  # by an earlier job
     x = bytearray(120_000_000)
     time.sleep(60)
-left.append(bytearray(120_000_000 if errand["spec"]["seed"] < 2 else 400_000_000))
-if errand["spec"]["seed"] == 2:
+left.append(bytearray(120_000_000 if task["spec"]["seed"] < 2 else 400_000_000))
+if task["spec"]["seed"] == 2:
     time.sleep(60)
 answer()
 """
@@ -304,9 +304,9 @@ def test_what_an_earlier_job_left_in_its_worker_does_not_count_for_the_next_one(
 
 def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, work: Work, tmp_path: Path) -> None:
     job = queue.submit(SPEC)
-    crew = work(PATIENT)
+    supervisor = work(PATIENT)
     waited(queue, job, lambda now: now.progress.share > 0)
-    crew.stop()
+    supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.crashes) == ("queued", 0)
     assert not alive(int(journal(tmp_path)[0][0]))
@@ -328,7 +328,7 @@ def test_the_processor_time_of_a_job_is_counted(queue: Queue, work: Work) -> Non
     second = ledger.take("lazy", photos, [Taken(1, 1)], SPEC)
     assert first is not None
     assert second is not None
-    work("until = time.process_time() + errand['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
+    work("until = time.process_time() + task['spec']['seed']\nwhile time.process_time() < until: pass\nanswer()")
     ended(queue, first), ended(queue, second)
     assert 0.9 < ledger.cpu_seconds("busy", photos) < 2.0
     assert ledger.cpu_seconds("lazy", photos) < 0.2, "the same worker, but not the same job"
@@ -360,8 +360,8 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
 ) -> None:
     from sqlite3 import OperationalError
 
-    from attacker.service.supervisor import idle_workers as roster
-    from attacker.service.supervisor import supervisor as crew
+    from attacker.service.supervisor import idle_workers
+    from attacker.service.supervisor import supervisor as module
 
     tries = []
 
@@ -375,9 +375,9 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
         return trying
 
     if what == "a worker":
-        monkeypatch.setattr(roster, "WorkerProcess", once(roster.WorkerProcess, RuntimeError("can't start new thread")))
+        monkeypatch.setattr(idle_workers, "JobWorker", once(idle_workers.JobWorker, RuntimeError("can't start new thread")))
     elif what == "a folder that cannot be read":
-        monkeypatch.setattr(crew, "folder_of", once(crew.folder_of, OSError(5, "Input/output error")))
+        monkeypatch.setattr(module, "folder_of", once(module.folder_of, OSError(5, "Input/output error")))
     else:
         (settings.root / "photos").rmdir()
         monkeypatch.setattr(queue, "failed", once(queue.failed, OperationalError("database or disk is full")))
@@ -389,18 +389,18 @@ def test_a_job_is_not_lost_between_the_queue_and_its_worker(
 
 
 WORKS = """
-    while errand["spec"]["seed"] and not os.path.exists(GO): time.sleep(0.01)  # so that there is always something left to do
+    while task["spec"]["seed"] and not os.path.exists(GO): time.sleep(0.01)  # so that there is always something left to do
     time.sleep(0.05)
     answer()
 """
 SERVICES = """
 import os, sys, time
 from pathlib import Path
-from attacker.service.supervisor import worker_process
+from attacker.service.supervisor import job_worker
 from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
-worker_process.PROGRAM = sys.argv[2]
+job_worker.PROGRAM = sys.argv[2]
 at = Path(sys.argv[1])
 for line in sys.stdin:
     service = os.fork()

@@ -1,0 +1,36 @@
+"""The program of a replay's worker: the first line of stdin is the job, the others are its tasks."""
+
+from dataclasses import asdict
+from typing import Any
+
+from attacker.replay.executors.worker_loop import Channel, Throttle, Work, serve
+
+PROGRESS_SECONDS = 0.2
+"""Between two messages about one task."""
+
+
+def main() -> None:
+    serve(prepare)
+
+
+def prepare(channel: Channel) -> Work:
+    """Read the job and load what its tasks need."""
+    from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome
+
+    bench = Bench(ReplayJob.from_json(channel.read()))
+
+    def work(line: str) -> dict[str, Any]:
+        task, is_due = Task.from_json(line), Throttle(PROGRESS_SECONDS)
+
+        def progress(done: int, most: int, words: str) -> None:
+            if is_due():
+                channel.say(progress=[done, most, words])
+
+        try:
+            with channel.interrupt:
+                outcome = bench.run(task, progress)
+        except KeyboardInterrupt:  # before the attack began, or after it ended
+            outcome = TaskOutcome(interrupted=True)
+        return {"outcome": asdict(outcome)}
+
+    return work

@@ -1,0 +1,122 @@
+"""What replay workers and the service's workers share. The workers are scripts here, which start in an instant."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from attacker.replay.executors import process_pool
+from attacker.replay.executors.process_pool import run_tasks
+from attacker.replay.executors.worker_process import WorkerProcess
+from attacker.replay.tasks import Member, ReplayJob, Task
+
+SECONDS = 60.0
+"""For what takes one second on a machine of one's own."""
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+
+Start = Callable[..., tuple[WorkerProcess[Any], "SimpleQueue[Any]"]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a worker that runs a program; gives it and the queue of what it says."""
+    started: list[WorkerProcess[Any]] = []
+
+    def start(program: str, **options: Any) -> tuple[WorkerProcess[Any], "SimpleQueue[Any]"]:
+        heard: SimpleQueue[Any] = SimpleQueue()
+        started.append(WorkerProcess(program, heard.put, json.loads, **{"threads": None, **options}))
+        return started[-1], heard
+
+    yield start
+    for worker in started:
+        worker.end()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_messages_come_in_order_and_death_comes_last(start: Start) -> None:
+    worker, heard = start(ECHO)
+    for number in range(100):
+        worker.give(json.dumps({"number": number}))
+    assert [heard.get(timeout=SECONDS)["number"] for _ in range(100)] == list(range(100))
+    assert worker.tasks == 100
+    worker.kill()
+    assert heard.get(timeout=SECONDS) is None
+    assert worker.last_words() == "killed by SIGKILL, as a system does that runs out of memory"
+
+
+@pytest.mark.parametrize("line", ["no json", "x" * 2000])
+def test_a_worker_that_writes_what_is_no_message_is_killed(start: Start, line: str) -> None:
+    end = "" if len(line) > 1000 else "\n"
+    worker, heard = start(
+        f"import sys, time; sys.stdout.write({line + end!r}); sys.stdout.flush(); time.sleep(600)", max_line=1000
+    )
+    assert heard.get(timeout=SECONDS) is None
+    assert "nobody understands" in worker.last_words()
+    assert not worker.is_alive
+
+
+def test_last_words_begin_with_the_reason_and_are_those_of_the_last_task(start: Start) -> None:
+    worker, heard = start(
+        "import sys\n"
+        "for line in sys.stdin:\n"
+        "    print('at', line.strip(), file=sys.stderr, flush=True)\n"
+        "    print(line, end='', flush=True)\n"
+        "    if line.strip() == '2': sys.exit('no room')"
+    )
+    for task in ("1", "2"):
+        worker.give(task)
+        assert heard.get(timeout=SECONDS) == int(task)
+    assert heard.get(timeout=SECONDS) is None
+    assert worker.last_words() == "no room\n\nat 2\nno room"
+
+
+def test_threads_and_environment_reach_the_worker(start: Start) -> None:
+    program = "import json, os, sys; print(json.dumps([os.environ['OMP_NUM_THREADS'], os.environ['SEEN'], sys.argv[1:]]))"
+    _, heard = start(program, threads=3, environment={"SEEN": "yes"}, arguments=["a"])
+    assert heard.get(timeout=SECONDS) == ["3", "yes", ["a"]]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="measures in /proc")
+def test_memory_time_and_death_are_those_of_all_that_the_worker_started(start: Start) -> None:
+    child = "x = bytearray(80_000_000); print('true', flush=True)\nimport time\nwhile True: time.sleep(0)"
+    worker, heard = start(
+        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True); p.wait()"
+    )
+    said = [heard.get(timeout=SECONDS) for _ in range(2)]
+    (pid,) = [one for one in said if one is not True]
+    until = time.monotonic() + SECONDS
+    while worker.usage().cpu_seconds < 0.2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert worker.usage().megabytes > 80
+    worker.end()
+    while is_alive(pid):
+        assert time.monotonic() < until, "what a worker started outlives it"
+        time.sleep(0.02)
+
+
+def test_a_replay_worker_that_writes_nonsense_has_its_task_done_again_and_fails_it_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever: the pool once did, where a worker wrote a line that was no JSON."""
+    monkeypatch.setattr(process_pool, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('no json')")
+    job = ReplayJob(recording=str(tmp_path), folder=str(tmp_path), attack="cpl", arguments={}, null=False, seed=0, device="cpu")
+    told: list[str] = []
+    task = Task(members=(Member(key="case", rows=((1, "a"),)),))
+    ((number, outcome),) = run_tasks(job, [task], 1, lambda number, share, words: told.append(words))
+    assert number == 0
+    assert "nobody understands" in outcome.failed["case"]
+    assert (tmp_path / "starts").read_text() == "x" * (1 + process_pool.RETRIES)
+    assert len(told) == process_pool.RETRIES
+    assert os.path.exists(tmp_path / "case.failed.json")
