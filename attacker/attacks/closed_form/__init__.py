@@ -1,1 +1,1 @@
-"""Closed forms: what can be solved for, layer by layer, without a search."""
+"""Closed-form attacks: inputs computed layer by layer from the gradient, without a search."""

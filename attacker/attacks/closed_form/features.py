@@ -1,8 +1,8 @@
-"""Examples by their features: what went into the last layer is read off its gradient, and inverted for each example alone.
+"""Route `features`: reads the features of each example off the last layer's gradient, and inverts them separately.
 
-A search for a batch mixes its examples. Their features come apart without any search (`head_features`), and each example is then
-the likeliest one with its own features: a maximum a posteriori estimate by Gauss and Newton's method, with neighbouring pixels
-taken to be alike. What is known of the examples only together, the gradients of the layers before, is left to a search.
+A search for a whole batch mixes its examples. Their features can be separated without a search (`head_features`). Each example is
+then the maximum a posteriori (MAP) estimate given its own features and a smoothness prior, computed by Gauss-Newton. The
+gradients of earlier layers, which mix all examples, are not used here; a following search can use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,28 +29,28 @@ from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
 
 ENTRIES = 2**24
-"""Largest Jacobian of the features by the inputs, in values: one for each example is held in memory."""
+"""Largest number of entries of the Jacobian of the features with respect to the input; one per example is held in memory."""
 MOST_FEATURES = 4096
-"""The cost of a turn grows with the third power of their number."""
+"""Largest number of features; the cost of an iteration grows with its third power."""
 FEWEST = 0.1
-"""Share of an example's values that its features must at least be: fewer, and the answer is hardly more than the prior."""
+"""Smallest number of features relative to the values of an example; with fewer, the answer is hardly more than the prior."""
 DAMPING = (1e-2, 1e-4, 1e-5)
-"""Error that features are taken to have, turn by turn, as a share of all that examples make of them (Levenberg, Marquardt)."""
+"""Assumed error of the features in each iteration, relative to their variation over examples (Levenberg-Marquardt damping)."""
 CORRECTIONS = 3
-"""Steps with the last Jacobian, which hardly changes any more, after the turns that compute one."""
+"""Number of final steps that reuse the last Jacobian, which hardly changes any more."""
 LENGTHS = (1.0, 0.5, 0.25)
-"""Of a step, tried in this order until the features come nearer."""
+"""Step lengths, tried in this order until the distance to the features decreases."""
 CHUNK = 256
-"""Rows of the Jacobian that are computed at once."""
+"""Number of rows of the Jacobian that are computed at once."""
 APART = 0.1
-"""Standard deviation by which examples are moved apart whose features are known as their mean only."""
+"""Standard deviation of the noise that separates examples whose features are known only as their mean."""
 
 Features = Callable[[Tensor], Tensor]
-"""From an example (*shape) in [0, 1], its features (F,)."""
+"""Maps an example (*shape) in [0, 1] to its features (F,)."""
 
 
 def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Each example by its own features. Raises ValueError, in words, where they cannot be read or say nothing of one example."""
+    """Invert each example's features. Raises ValueError, with the reason, if they cannot be read or not per example."""
     _require(observed)
     return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
@@ -74,7 +74,7 @@ def _require(observed: Observed) -> None:
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
-    """What is found for case i; of no examples where the features do not explain the head's gradient."""
+    """Return the answer for case i; without examples if the features do not explain the gradient of the last layer."""
     if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
         return _nothing(observed, "nothing came of the last layer's gradient, off which features are read")
     read = _read(observed, i, rng)
@@ -132,10 +132,10 @@ def _converted(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
-    """The likeliest x (*shape) with features `target` (F,), in float64.
+    """Return the MAP estimate x (*shape) for features `target` (F,), in float64.
 
-    x is 0.5 + spread(z) with independent standard normal z, and features have an error that is about `error` long. One turn
-    linearises them at x and solves for z.
+    The prior is x = 0.5 + spread(z) with independent standard normal z; `error` is the approximate norm of the error of the
+    features. Each iteration linearises the features at x and solves for z.
     """
     z = target.new_zeros(tuple(shape))
     off = target - made(0.5 + z)
@@ -156,6 +156,6 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
 
 
 def _jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
-    """(F, D) of the features by z; computed in float32, whose rounding the next step makes up for."""
+    """Return the Jacobian (F, D) of the features with respect to z, in float32; the next step corrects its rounding."""
     rows = jacrev(made, chunk_size=CHUNK)((0.5 + spread(z)).float())
     return spread(rows).double().flatten(1)

@@ -1,4 +1,4 @@
-"""H-GAP: an answer by a closed form and one by a search, and of both the one that looks more like data (R-GAP, section 5)."""
+"""H-GAP: runs a closed form and a search, and returns the more plausible answer (R-GAP, section 5)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,11 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.reconstruction import Reconstruction
 
 Judge = Callable[[Reconstruction, int, Observed], float]
-"""From an answer to the case of that place, how bad it looks; lower is better."""
+"""Maps (answer, index of its case, observations) to a score; lower is better."""
 
 
 def judge(name: str) -> Judge:
-    """By a criterion of `CRITERIA`, or by `gradient`: how far the answer's own gradient is from the observed one."""
+    """Return a criterion of `CRITERIA`, or `gradient`: the distance between the answer's gradient and the observed one."""
     if name == "gradient":
         return lambda found, i, observed: observed.missed(i, found.x.to(observed.device), found.y.to(observed.device))
     if name not in CRITERIA:
@@ -31,7 +31,7 @@ def _number(value: Tensor) -> float:
 
 @dataclass(kw_only=True)
 class Hybrid:
-    """Both attacks on every case; neither looks at the other. criterion: a name of `judge`."""
+    """An attack that runs both attacks independently on every case. criterion: a name that `judge` accepts."""
 
     name: str
     closed: ClosedForm

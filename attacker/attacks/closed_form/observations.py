@@ -1,4 +1,4 @@
-"""What a closed form goes by: observations as stacked gradients, and how an answer is checked against them."""
+"""Observations as stacked gradients, the input of closed forms, and the check of answers against them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from fedsim import models
 from fedsim.recording.observation import DataSpec, Training
 
 ROUNDING = 2.0**-24
-"""Half a unit in the last place of float32, in which updates come."""
+"""Half a unit in the last place of float32, the dtype of updates."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Observed:
 
     @cached_property
     def chain(self) -> Chain | str:
-        """The model as a chain of layers, or why it is none."""
+        """The model as a chain of layers, or the reason why it is none."""
         first = self.cases[0].observations[0]
         try:
             return chain_of(models.layout(first.model, first.data), first.data.shape)
@@ -69,7 +69,7 @@ class Observed:
             return str(error)
 
     def of(self, rows: Sequence[int]) -> "Observed":
-        """The observations of these cases only."""
+        """Return the observations of these cases."""
         at = torch.tensor(list(rows), device=self.device)
         return replace(
             self,
@@ -83,10 +83,10 @@ class Observed:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
     def missed(self, i: int, x: Tensor, y: Tensor) -> float:
-        """How far the gradient of an answer x (B, *shape) in [0, 1] is from the observed one, as a share of its length.
+        """Return the relative distance between the gradient of an answer x (B, *shape) in [0, 1] and the observed one.
 
-        Both after the defense, where it is known. 0 is exact; 1 explains nothing, and so does what is no number. Of fewer
-        examples than there are, their own part of the gradient counts.
+        Both after the defense, if it is known. 0 is exact; 1 explains nothing and is also returned for NaN. With fewer examples
+        than there are, their part of the gradient is compared.
         """
         if not len(x):
             return 1.0
@@ -105,7 +105,7 @@ class Observed:
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
     def noise(self, i: int) -> float:
-        """The length of the noise that is known of, as a share of the observed gradient's: about what the truth misses it by."""
+        """Return the norm of the known noise relative to the observed gradient: approximately what the true example misses."""
         power = self.channel.noise(self.cases[i].observations[0].update) / total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
         return float((power / whole.cpu()).sqrt())
@@ -119,7 +119,7 @@ class Observed:
         return next(iter(self.gradient.values())).dtype
 
     def jittered(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """The gradient as it would be had each value been rounded otherwise. rngs: one an observation."""
+        """Return the gradient with other rounding errors. rngs: one per observation."""
         return {
             name: g
             * (1 + ROUNDING * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g))
@@ -128,7 +128,7 @@ class Observed:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
-    """Stack the observations of `cases`. Raises ValueError where a gradient is zero or no number."""
+    """Stack the observations of `cases`. Raises ValueError if a gradient is zero or not finite."""
     observations = [case.observations[0] for case in cases]
     first = observations[0]
     model = network_of(first).to(device)

@@ -1,4 +1,4 @@
-"""How much an answer looks like data, without anything to compare it with. Of x (N, *shape) in [0, 1], (N,); lower is better."""
+"""Plausibility of reconstructions without a reference: functions of x (N, *shape) in [0, 1] that return (N,); lower is better."""
 
 from collections.abc import Callable
 
@@ -9,18 +9,18 @@ Criterion = Callable[[Tensor], Tensor]
 
 
 def roughness(x: Tensor) -> Tensor:
-    """Mean squared distance of images to their own 3x3 mean filter (R-GAP, section 5: how H-GAP chooses)."""
+    """Return the mean squared distance of images to their 3x3 mean filter, H-GAP's criterion (R-GAP, section 5)."""
     return (x - functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)).flatten(1).square().mean(dim=1)
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbours in images, down plus across."""
+    """Return the mean absolute difference of vertical plus horizontal neighbours of images."""
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
 
 
 def outside(x: Tensor) -> Tensor:
-    """Mean squared distance to [0, 1], in which all data lie."""
+    """Return the mean squared distance to [0, 1], the range of all data."""
     return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
 
 

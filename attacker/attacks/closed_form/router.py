@@ -1,4 +1,4 @@
-"""Closed forms before optimisation: try what applies, check each answer by its own gradient, and hand on where none is exact."""
+"""Router: tries closed forms in order, checks each answer by simulating its gradient, and searches if none is exact."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,22 +20,21 @@ from attacker.attacks.simulation.client import schedule
 from attacker.reconstruction import Reconstruction, slots_of
 
 OVERFITTED = 1.1
-"""A search that leaves no more than so many times the known noise unexplained is at its end: a closed form that explains more
-explains noise.
-"""
+"""A search is finished if its unexplained part is at most this multiple of the known noise. A closed form that explains more fits
+the noise."""
 EXACT = 1e-3
-"""How far the gradient of an answer may be from the observed one, as a share of its length, for the answer to be exact."""
+"""Largest distance between the gradient of an exact answer and the observed one, relative to its norm."""
 
 
 @dataclass(kw_only=True)
 class ClosedForm:
-    """An attack by closed forms.
+    """An attack that tries closed forms before a search.
 
-    routes:    names of `ROUTES`, tried one after the other until an answer is exact.
-    fallback:  a search for what none of them answers exactly, from the best of them; None: the best of them is the answer.
-    walk:      how layers are walked through.
-    stability: answer a second time from gradients rounded otherwise, and count what changes against the answer.
-    knows_defense: as in `GradientMatching`; a closed form itself takes the gradient as it came.
+    routes:    names of `ROUTES`, tried in order until an answer is exact.
+    fallback:  search for cases without an exact answer, started from the best one; None returns the best closed form.
+    walk:      settings of the walk through layers.
+    stability: whether to answer again from a gradient with other rounding errors, and lower the confidence by what changes.
+    knows_defense: as in `GradientMatching`; closed forms themselves use the gradient as received.
     sees_gradient: False gives the null: that of the fallback, or a grey image.
     """
 
@@ -61,14 +60,14 @@ class ClosedForm:
     ) -> list[Reconstruction]:
         """Attack `cases`, which agree in model, data, training, defense and number of examples.
 
-        Raises ValueError, in words, where no route can be taken and there is no fallback.
+        Raises ValueError, with the reasons, if no route applies and there is no fallback.
         """
         return Routing(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
 
 
 @dataclass
 class _Found:
-    """The best answer to one case so far, by how far its gradient is from the observed one."""
+    """The best answer to one case so far, by the distance between its gradient and the observed one."""
 
     answer: ClosedFormAnswer | None = None
     missed: float = float("inf")
@@ -81,7 +80,7 @@ class _Found:
 
     @property
     def open(self) -> bool:
-        """Whether other inputs have the gradient of this answer, too, so that another route may still be the better one."""
+        """Whether other inputs have the same gradient, so that another route may give a better answer."""
         return self.answer is not None and self.answer.determined < 1
 
 
@@ -107,7 +106,7 @@ class Routing:
         return [self._reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
-        """Take the routes, one after the other, for the cases that have no exact answer yet, or only one of many."""
+        """Try the routes in order for the cases that have no exact answer yet, or an answer that is not unique."""
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
             pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
@@ -116,14 +115,14 @@ class Routing:
                 self._try(route, pending)
 
     def start(self, i: int) -> Given | None:
-        """Where a search for case i may start: an answer that explains something."""
+        """Return the start of a search for case i: an answer that explains part of the gradient, or None."""
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
             return None
         return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
-        """One route for the cases that are left; what it gives is kept where it is better than what there is."""
+        """Try one route for the remaining cases, and keep answers that are better than the present ones."""
         observed = self.observed.of(pending)
         try:
             answers = ROUTES[route](observed, self.rng, self.attack.walk)
@@ -142,7 +141,7 @@ class Routing:
             self._doubt(route, observed, pending, answers)
 
     def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
-        """Say of exact answers without a measure of their own what stays of them where the gradient is rounded otherwise."""
+        """Measure how much of each exact answer stays the same if the gradient is rounded differently."""
         new = [
             self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
         ]
@@ -160,7 +159,7 @@ class Routing:
             found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
-        """What the fallback makes of the cases that no route answers exactly."""
+        """Return the fallback's reconstructions of the cases without an exact answer."""
         attack = self.attack.fallback
         if attack is None:
             return {}
@@ -221,7 +220,7 @@ class Routing:
         )
 
     def _why(self, found: _Found) -> list[str]:
-        """Why no closed form answered."""
+        """Return the reasons why no closed form answered."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
             words = (f"its gradient is off by {found.missed:.2g}", *found.answer.notes, *found.answer.doubts)
@@ -236,7 +235,7 @@ class Routing:
         return [self._grey(case) for case in self.cases]
 
     def _grey(self, case: Case) -> Reconstruction:
-        """What one would say without any gradient: grey, and a label drawn at random."""
+        """Return the answer without any gradient: a grey image and a random label."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))

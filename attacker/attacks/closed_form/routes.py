@@ -1,4 +1,4 @@
-"""The closed forms by name, in the order in which they are tried."""
+"""Routes: closed forms by name, in the order in which they are tried."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ from attacker.attacks.closed_form.rgap.walk import Walk, finish
 from attacker.attacks.networks.chain import Chain
 
 Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
-"""From N observations, N answers, of as many examples as were found. Raises ValueError, in words, where it cannot be taken."""
+"""Maps N observations to N answers, each with the examples that were found. Raises ValueError if the route does not apply."""
 
 
 def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """What a first linear layer says of one example, or of a batch; labels by the gradient behind it."""
+    """Solve a first linear layer for one example or a batch; labels follow from the gradient behind it."""
     chain = observed.chain
     if isinstance(chain, str):
         raise ValueError(f"this model is no chain of layers: {chain}")
@@ -33,7 +33,7 @@ def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
 
 
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """R-GAP, from the last layer to the first; of inputs that a network leaves open, the shortest."""
+    """Run R-GAP from the last layer to the first; if the input is not unique, return the one of smallest norm."""
     chain = require_single(observed)
     found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
     if not report.undetermined:
@@ -44,7 +44,7 @@ def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
 
 
 def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """R-GAP to the last layer that lacks equations, then all that is left as one system, of images taken to be smooth."""
+    """Run R-GAP to the last layer that lacks equations, then solve the rest as one system with a smoothness prior."""
     chain = require_single(observed)
     report = rank_report(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
@@ -101,7 +101,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedF
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:
-    """The model's inputs for values of 0 and of 1."""
+    """Return the model's inputs for values of 0 and of 1."""
     ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
     low, high = (observed.data.normalise(end) for end in ends)
     return low, high
@@ -114,6 +114,6 @@ def _shaped(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
 
 
 def _seen(found: Peeled, i: int, determined: float) -> Tensor:
-    """(1,) how much of the answer the equations determine; determined: the most, by count."""
+    """Return (1,) the share of the answer that the equations determine; determined: the largest share, by count."""
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

@@ -1,4 +1,4 @@
-"""A search that starts from what the closed forms say."""
+"""Warm starts of a search from closed forms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +13,12 @@ from attacker.attacks.matching.warm_starts import Given
 
 
 def from_features(attack: GradientMatching) -> GradientMatching:
-    """The same search, started also from the features of each example, where the last layer's gradient gives them away."""
+    """Return the search with an additional start from the features of each example, if they can be read."""
     return from_closed_form(attack, routes=("features",))
 
 
 def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
-    """The same search, started also from the best answer of the closed forms, where that explains anything of the gradient."""
+    """Return the search with an additional start from the best closed form, if it explains part of the gradient."""
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.knows_defense)
 
     def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:

@@ -1,4 +1,4 @@
-"""Labels of a batch whose inputs are known, and their length where it is not: what best explains each example's part of dL/dz."""
+"""Labels of a batch with known inputs: those that best explain each example's part of dL/dz. Also the inputs' norm if unknown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from fedsim import models
 Tensors = Mapping[str, Tensor]
 
 MULTISETS = 3000
-"""Up to how many combinations of labels of an example that came several times are tried."""
+"""Largest number of combinations of labels that are tried for an example that occurs several times."""
 
 LENGTHS = (1e-3, 1e3)
-"""Lengths that are tried where it is not known, in units of the root of the number of values."""
+"""Range of norms that are tried if the norm is unknown, in units of the square root of the number of values."""
 
 GRID, ZOOMS = 121, 12
-"""Lengths tried at first, and how often the neighbourhood of the best ones is tried again, four times as closely."""
+"""Number of norms tried first, and number of refinements around the best ones, each four times finer."""
 
 TWIN = 1e-4
-"""How much more of its part of the gradient a second length may leave unexplained, for both to be possible."""
+"""Largest additional unexplained share at which a second norm counts as possible, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """x: (N, F), y: (N,), examples with their labels, those that came several times repeated.
+    """Examples with their labels: x (N, F), y (N,). Examples that occur several times are repeated.
 
-    source: (N,) which row of the answer an example is.
-    misfit: (found,) of each row of the answer, what its labels leave of its part of the gradient, as a share of its length.
-    twins:  (found,) whether another length explains it as well.
+    source: (N,) row of the answer that an example is.
+    misfit: (found,) unexplained part of each row's share of the gradient, relative to its norm.
+    twins:  (found,) whether another norm explains the row equally well.
     """
 
     x: Tensor

@@ -1,4 +1,4 @@
-"""The directions of a gradient with the most zeros, each as exact as the data are, in the order in which they deserve trust."""
+"""Pool of directions with many zeros, refined to the precision of the data and sorted by trust."""
 
 import torch
 from torch import Tensor
@@ -8,38 +8,38 @@ from attacker.attacks.closed_form.linear.sampling import Space
 from attacker.attacks.closed_form.linear.zeros import NEAR, balanced, pattern, separable, unit_rows
 
 MOST = 0.05
-"""As `NEAR`, where there is noise: beyond that, every direction has zeros."""
+"""Largest tolerance for zeros under noise; beyond it, every direction has zeros."""
 
 KNOWN = 1e-5
-"""How far from 1 the cosine of a sampled direction to one in the pool may be for it to be that one."""
+"""Largest 1 - cosine at which a sampled direction equals one in the pool."""
 
 POOL = 400
-"""Directions that are kept."""
+"""Number of directions that are kept."""
 
 ROUNDS = 5
-"""Of sharpening."""
+"""Number of sharpening rounds."""
 
 SCREENED = 256
-"""Directions of each batch of samples that are looked at closely."""
+"""Number of directions of each batch of samples that are examined closely."""
 
 SAME = 1e-6
-"""How far from 1 the cosine of two directions may be for them to be the same."""
+"""Largest 1 - cosine of two directions that count as equal."""
 
 VOTES = 8
-"""Directions that unmixing one gives."""
+"""Number of directions that unmixing one direction gives."""
 
 SEPARABLE = 0.985
-"""Share of neurons that must lie on the right side of some plane."""
+"""Smallest share of neurons on the correct side of a separating plane."""
 
 PENALTIES = (5.0, 1.0, 20.0)
-"""How many zeros a neuron on the wrong side outweighs, in orders that are tried one after the other."""
+"""Number of zeros that one neuron on the wrong side outweighs; several orders are tried."""
 
 INDEPENDENT = 1e-4
-"""How much of a unit direction must lie outside of the span of others."""
+"""Smallest part of a unit direction outside the span of the others."""
 
 
 class DirectionPool:
-    """Directions with many zeros, without doubles: those first whose zeros are most nearly those of an example."""
+    """Distinct directions with many zeros, sorted by how well their zeros fit an example."""
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
         self.space, self.factors, self.forward = space, factors, forward
@@ -78,9 +78,9 @@ class DirectionPool:
         self.q, self.off, self.score = q[order], off[order], score[order]
 
     def unmix(self, found: Tensor, doubtful: Tensor) -> None:
-        """Take in, for each doubtful one of directions found (R, R), one a column, what is left of it without a share of another.
+        """Add, for each doubtful direction (a column of `found`, (R, R)), the direction minus a multiple of another one.
 
-        The share is the one that leaves most zeros: each row votes for the share that would make it one.
+        The multiple is the one that creates most zeros: each row votes for the multiple that makes it zero.
         """
         q = torch.linalg.solve(self.space.back, found).T
         q = q / q.norm(dim=1, keepdim=True)

@@ -1,10 +1,10 @@
-"""The inputs of a first linear layer, of one example or of a whole batch, in closed form.
+"""Inputs of a first linear layer in closed form, for one example or a whole batch.
 
     dL/dW = D^T X,  dL/db = D^T 1
 
-ratio:             of one example, the ratio of the two (Aono et al. 2017; Phong et al. 2018).
-isolated:          of each example that is alone at some neuron, behind a ReLU.
-sparse directions: of all examples, from the zeros that ReLU leaves in D (Dimitrov et al. 2024).
+ratio:             one example: the ratio of the two (Aono et al. 2017; Phong et al. 2018).
+isolated:          each example that is alone at some neuron behind a ReLU.
+sparse directions: all examples, from the zeros that ReLU leaves in D (Dimitrov et al. 2024).
 """
 
 from collections.abc import Mapping
@@ -21,29 +21,29 @@ from attacker.attacks.closed_form.linear.zeros import agreement, pattern
 from attacker.attacks.networks.chain import Chain, Layer
 
 SAMPLES = 2**15
-"""Samples after which the search for sparse directions gives up."""
+"""Number of samples after which the search for sparse directions gives up."""
 
 TURNS = 6
-"""Of fitting zeros to examples and examples to zeros."""
+"""Number of alternations between fitting zeros to examples and examples to zeros."""
 
 EXPLAINED = 3.0
-"""Up to how many standard deviations of its noise what is left of a gradient may be, for it to be explained."""
+"""Largest residual of an explained gradient, in standard deviations of its noise."""
 
 LONE = 0.25
-"""Certainty of a ratio that only one neuron gives."""
+"""Certainty of a ratio from a single neuron."""
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAnswer:
-    """What could be told of a batch. None of it where `found` is 0; the note then says why.
+    """Examples found in a batch. If none were found, the note says why.
 
-    x:          (found, F), the inputs of the layer, which are normalised; without a bias of the layer, of length 1.
-    d:          (found, width), each example's part of the gradient of the mean loss at the pre-activations; zeros where `how` is
-                "isolated" and not all examples were found.
-    certainty: (found,) in [0, 1]. rank: how many distinct examples are behind the gradient, 0 where that cannot be told.
-    how:        "ratio", "isolated" or "sparse directions"; "" for none. scaled: whether the length of x is known.
+    x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
+    d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros if `how` is
+               "isolated" and not all examples were found.
+    certainty: (found,) in [0, 1]. rank: number of distinct examples behind the gradient; 0 if unknown.
+    how:       "ratio", "isolated" or "sparse directions"; "" for none. scaled: whether the norm of x is known.
     """
 
     x: Tensor
@@ -69,12 +69,12 @@ def recover_linear(
     bounds: tuple[Tensor, Tensor] | None = None,
     samples: int = SAMPLES,
 ) -> LinearAnswer:
-    """The examples of one batch from the gradient at the chain's first layer; in float64, whatever the gradient is stored in.
+    """Recover the examples of one batch from the gradient of the chain's first layer, computing in float64.
 
-    weights, gradient: by name, of one observation. examples: how many are behind it, None where that is not known.
-    bounds: the lowest and the highest inputs that exist, of any shape with F values; without them, no ratio that a single neuron
-    gives is believed. samples: bounds the time that sparse directions may take.
-    Never raises for what a client may have sent: noise, values that are no numbers, zeros.
+    weights, gradient: by name, of one observation. examples: number of examples behind it, or None.
+    bounds:  lowest and highest possible inputs, of any shape with F values; without them, the ratio of a single neuron is not
+             trusted. samples: limit of the search for sparse directions.
+    Never raises for what a client may have sent: noise, NaN, zeros.
     """
     layer = chain.layers[0]
     if (reason := _refused(layer, gradient)) is not None:

@@ -1,4 +1,4 @@
-"""Examples that are alone at some neuron: there a row of [dL/dW, dL/db] is a multiple of [x, 1] and of nothing else."""
+"""Isolated examples: if an example is alone at a neuron, that row of [dL/dW, dL/db] is a multiple of [x, 1]."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from attacker.attacks.closed_form.linear.low_rank import BEYOND, ROUNDING
 
 FAR = 100.0
-"""How many standard deviations apart two directions may be where that is still very near, see `NEAR`."""
+"""Largest distance of equal directions in standard deviations, as long as it is below `NEAR`."""
 
 NEAR = 1e-5
-"""Of unit directions, how near they must be for that."""
+"""Largest distance of unit directions at which `FAR` applies."""
 
 WIDEST = 0.02
-"""As far apart as they may be whatever the noise."""
+"""Largest distance of equal unit directions, whatever the noise."""
 
 PAIRS = 4096
-"""Pairs of rows that are compared at a time."""
+"""Number of pairs of rows that are compared at once."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows that point the same way: directions (K, F) of length 1, and of how many rows each, (K,), most first.
+    """Groups of parallel rows: unit directions (K, F), and the number of rows of each (K,), descending.
 
-    chance: (K,) how many rows would be in each by chance, had all rows random directions.
+    chance: (K,) expected number of rows in each group if all rows had random directions.
     """
 
     directions: Tensor
@@ -33,14 +33,14 @@ class Groups:
 
     @property
     def confirmed(self) -> Tensor:
-        """(K,) whether far more rows agree than would by chance."""
+        """(K,) whether far more rows agree than expected by chance."""
         return (self.count > 1) & (self.count - 1 > 5 * self.chance)
 
 
 def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
-    """Group the live ones of rows (M, F) by direction, up to their sign and noise (M,), the standard deviation of their values.
+    """Group the live rows of (M, F) by direction, up to sign and noise (M,), the standard deviation of their values.
 
-    Rows of different examples, or of several at once, are not parallel but by chance: rows that agree confirm each other.
+    Rows of different examples, or of several examples, are parallel only by chance, so parallel rows confirm each other.
     """
     kept, level = rows[live], noise[live]
     if not len(kept):
@@ -60,7 +60,7 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 
 
 def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
-    """Greedily the row with most neighbours and these, until all rows are in a group."""
+    """Group greedily: take the row with most neighbours together with them, until all rows are in a group."""
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances = [], [], []
     while bool(free.any()):
@@ -78,18 +78,18 @@ def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
 
 
 def _allowed(first: Tensor, second: Tensor) -> Tensor:
-    """How far apart two unit directions with these standard deviations may be to be the same."""
+    """Return the largest distance of equal unit directions with these standard deviations."""
     both = first.hypot(second)
     return torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=WIDEST)
 
 
 def rounding_of(rows: Tensor) -> Tensor:
-    """(M,) the standard deviation of what storing rows (M, F) in float32 leaves of each of their values."""
+    """Return (M,) standard deviations of the rounding error of rows (M, F) stored in float32."""
     return (ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
-    """Which of unit directions (K, F) lie outside of the span of those before them, by more than `least`."""
+    """Return the indices of unit directions (K, F) that lie outside the span of earlier ones by more than `least`."""
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for i, direction in enumerate(directions):

@@ -1,4 +1,4 @@
-"""Which label each of some examples of a batch has, where the others are not known."""
+"""Labels of some examples of a batch whose other examples are unknown."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ from fedsim import models
 Tensors = Mapping[str, Tensor]
 
 EXPLAINED = 1e-3
-"""What of a neuron's gradient the examples at hand may leave unexplained, as a share, for it to tell of their labels."""
+"""Largest unexplained share of a neuron's gradient at which it is used to determine labels."""
 
 
 def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int) -> Tensor:
-    """Labels (K,) for inputs x (K, F) of a chain that begins with a matrix, by the neurons that no other example has a part in.
+    """Return labels (K,) for inputs x (K, F) of a chain that begins with a matrix, from neurons that no other example affects.
 
-    The gradient at the first layer's neurons is D^T [X, 1]; each row of D is that of its own label.
+    The gradient at the first layer's neurons is D^T [X, 1]; each row of D depends on its example's label.
     """
     layer = chain.layers[0]
     inputs = through(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)

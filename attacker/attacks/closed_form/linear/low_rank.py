@@ -1,10 +1,10 @@
-"""The gradient of a first linear layer as a matrix of low rank: how many examples are behind it, and how exact it is.
+"""Low-rank factorisation of the gradient of a first linear layer: the number of examples behind it, and its noise.
 
-Of z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss at z,
+For z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss with respect to z,
 
     [dL/dW, dL/db] = D^T [X, 1]
 
-so that its rows lie in the span of the B vectors [x, 1], and what is outside of that span is noise or rounding.
+so its rows lie in the span of the B vectors [x, 1], and everything outside that span is noise or rounding.
 """
 
 from typing import NamedTuple
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-25
-"""Standard deviation of a value of float32, as a share of it, with a little for the sums behind it."""
+"""Relative standard deviation of a float32 value, with a margin for the sums that produced it."""
 
 GAP = 8.0
-"""How much smaller the first singular value behind the rank must be."""
+"""Smallest ratio of the last singular value within the rank to the first one beyond it."""
 
 LIKELY_GAP = 2.0
-"""The same where the number of examples is known, and the gap is at that number."""
+"""The same if the number of examples is known and the gap is at that number."""
 
 BEYOND = 6.0
-"""How many standard deviations of noise a row or value must be from zero to be none."""
+"""Distance from zero, in standard deviations of noise, from which a row or value counts as nonzero."""
 
 
 class Factors(NamedTuple):

@@ -1,4 +1,4 @@
-"""Directions that are orthogonal to rows drawn at random, those first that are likely to be off for the same example."""
+"""Sampling of directions orthogonal to random rows, preferring rows that are probably off for the same example."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.zeros import NEAR, logistic, nothing, unit_rows
 
 BATCH = 2048
-"""Samples drawn at a time."""
+"""Number of samples drawn at once."""
 
 BLUNTNESS = (1.0, 8.0)
-"""How strongly samples follow what is likely: from near chance to nearly always the same rows, drawn anew for each."""
+"""Range of how strongly samples follow the estimated probabilities, from nearly uniform to nearly deterministic."""
 
 SPREAD = 0.5
-"""How far apart the examples are taken to lie, as a share of how far their mean is from zero."""
+"""Assumed spread of the examples, relative to the norm of their mean."""
 
 
 class Space(NamedTuple):

@@ -17,19 +17,19 @@ from attacker.attacks.closed_form.linear.sampling import BATCH, Space, likely_on
 from attacker.attacks.closed_form.linear.zeros import agreement, pattern
 
 ALIKE = 0.98
-"""Share of neurons whose zeros must be those that the example itself would give."""
+"""Smallest share of neurons whose zeros agree with those that the example itself causes."""
 
 SURE = 0.995
-"""The same where nothing better needs to be looked for."""
+"""The same share from which the search can stop."""
 
 LARGE = 24
-"""Batches of more examples are given fewer samples, so that giving up takes no longer."""
+"""Batch size from which the number of samples decreases, so that giving up does not take longer."""
 
 MENDED = 12
-"""Up to how many directions that do not agree are mended one by one."""
+"""Largest number of disagreeing directions that are repaired one by one."""
 
 TRIALS = 60
-"""Exchanges of directions that are tried after each batch of samples."""
+"""Number of exchanges of directions that are tried after each batch of samples."""
 
 
 class Directions(NamedTuple):

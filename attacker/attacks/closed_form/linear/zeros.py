@@ -1,4 +1,4 @@
-"""Which neurons are on along a direction of the span of a gradient, and whether an example can be behind that."""
+"""Zero patterns: which neurons are on along a direction in the span of a gradient, and whether an example can cause that."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from torch import Tensor
 from attacker.attacks.closed_form.linear.low_rank import BEYOND, Factors
 
 FAR = 100.0
-"""How many standard deviations of noise are taken for zero where all other values are much larger."""
+"""Largest value that counts as zero, in standard deviations of noise, if all other values are much larger."""
 
 NEAR = 1e-3
 """Of a unit row, how much of it along a sampled direction still counts as none; such a direction has the rounding of few rows."""
 
 FEW = 4
-"""How many zeros a direction must have for them to say anything."""
+"""Smallest number of zeros of a direction that is informative."""
 
 
 class Pattern(NamedTuple):

@@ -1,10 +1,10 @@
-"""A layer that lacks equations: walk down to it, and find the network's input from all that is left, with the help of a prior.
+"""Route `peeled`: for a layer that lacks equations, solve for the network's input from all remaining equations and a prior.
 
-    minimise over x in [0, 1]   ||what the equations miss||^2 + 2 lambda belief(x),    lambda falling to 0
+    minimise over x in [0, 1]   ||residual of the equations||^2 + 2 lambda prior(x),    lambda decreasing to 0
 
-by Newton's method for least squares (Gauss-Newton), each step by conjugate gradients. The belief, that images are smooth, brings
-x near; in the end it is let go. Where the layers below have more equations than the deficient one lacks, and the signs of all
-their pre-activations are right, the input is exact, as if no layer were deficient.
+by Gauss-Newton with conjugate gradients. The smoothness prior brings x close to the solution and is removed in the end. If the
+layers below have more equations than the deficient layer lacks, and the signs of all their pre-activations are right, the input
+is exact, as if no layer were deficient.
 """
 
 import math
@@ -22,7 +22,7 @@ from attacker.attacks.closed_form.rgap.walk import Point, Tensors
 from attacker.attacks.networks.chain import Chain
 
 FALLEN = 0.7
-"""What is missed after a step, as a share of what was before, below which the next step is worth its while."""
+"""Largest ratio of the residuals after and before a step at which another step is worthwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is believed of an input beside its equations, for Newton's method: smooth functions with a quadratic one above them."""
+"""Priors of an input for Newton's method: smooth functions with a quadratic upper bound."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ Spread = Callable[[Tensor], Tensor]
 DEVIATION = 0.25
 """Standard deviation of the pixels of an image."""
 FALL = 1.5
-"""Power of the squared frequency with which the variance of images falls; of photographs, about 1."""
+"""Exponent of the squared frequency in the decay of the variance of images; about 1 for photographs."""
 FLAT = 0.01
-"""Squared frequency below which it stays."""
+"""Squared frequency below which the variance is constant."""
 COLOUR = 0.1
-"""Variance of what differs between channels, as a share of the variance of what they have in common."""
+"""Variance of differences between channels, relative to the variance of their mean."""
 
 
 class Belief(Protocol):
@@ -73,7 +73,7 @@ class TotalVariation:
 
 @dataclass(frozen=True)
 class Middle:
-    """Half the squared distance to 0.5: of rows, whose neighbours have nothing in common."""
+    """Prior of table rows: half the squared distance to 0.5."""
 
     def value(self, x: Tensor) -> Tensor:
         return self.slope(x).flatten(1).square().sum(dim=1) / 2
@@ -86,7 +86,7 @@ class Middle:
 
 
 def differences(x: Tensor) -> tuple[Tensor, Tensor]:
-    """To the next value across and down, each of the shape of x (..., H, W); 0 at the far edge."""
+    """Return differences to the next value across and down, each of the shape of x (..., H, W); 0 at the far edge."""
     across, down = torch.zeros_like(x), torch.zeros_like(x)
     across[..., :-1] = x[..., 1:] - x[..., :-1]
     down[..., :-1, :] = x[..., 1:, :] - x[..., :-1, :]
@@ -104,10 +104,10 @@ def gathered(across: Tensor, down: Tensor) -> Tensor:
 
 
 def smooth_spread(data: DataSpec, dtype: torch.dtype, device: torch.device) -> Spread:
-    """The covariance that images are taken to have before anything is known of them: that of rows is the same for each value.
+    """Return a square root of the prior covariance of images; for rows, the same variance for each value.
 
-    Diagonal in the cosine transform of each channel, falling with the frequency, and in what channels have in common.
-    dtype: of the numbers of the transform; what is given to it may have another.
+    The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
+    dtype: dtype of the transform; its arguments may have another one.
     """
     if not data.is_image:
         return lambda x: DEVIATION * x

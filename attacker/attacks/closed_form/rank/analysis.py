@@ -1,7 +1,7 @@
-"""Rank analysis: whether a network's gradient determines its input, told from the shapes of its layers alone.
+"""Rank analysis: whether a network's gradient determines its input, from the shapes of its layers alone.
 
-The index of R-GAP (Zhu and Blaschko 2021, section 4), and what it only estimates: how many equations of each layer are
-independent. One example is behind the gradient; weights and data are generic.
+It computes the index of R-GAP (Zhu and Blaschko 2021, section 4), and the number of independent equations of each layer, which
+the index only estimates. It assumes one example behind the gradient, and generic weights and data.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
 PROVED = 3000
-"""Open unknowns up to which `attacker rank` eliminates: seconds a layer."""
+"""Largest number of open unknowns for which `attacker rank` proves ranks by elimination, in seconds per layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,10 @@ class LayerRank:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """layers: first to last. dead: the share of zeros that was assumed after a ReLU; None where no rank depends on it.
+    """Result of the analysis.
 
-    readable: the last layer is a matrix, whose gradient tells its input; nothing tells that of a convolution.
+    layers:   first to last. dead: assumed share of zeros after a ReLU; None if no rank depends on it.
+    readable: whether the last layer is a matrix, whose gradient determines its input; that of a convolution does not.
     """
 
     layers: tuple[LayerRank, ...]
@@ -106,12 +107,12 @@ class RankReport:
 
 
 def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankReport:
-    """What the gradient of one example tells of the input of each layer.
+    """Analyse how far the gradient of one example determines the input of each layer.
 
-    dead:  share of its outputs, in [0, 1), that is taken to be 0 after a ReLU, which gives no weight constraint there.
-    prove: open unknowns up to which a layer's rank is found by elimination, and not only counted (`PROVED`: seconds a layer).
+    dead:  assumed share of outputs, in [0, 1), that are 0 after a ReLU and give no weight constraint.
+    prove: largest number of open unknowns for which the rank is proved by elimination instead of counted.
 
-    A counted rank is never too low. Raises NotAChain where pooling cannot be analysed, and ValueError for `dead` out of range.
+    A counted rank is never too low. Raises NotAChain if pooling cannot be analysed, and ValueError for `dead` out of range.
     """
     if not 0 <= dead < 1:
         raise ValueError(f"dead must be a share of 0 or more and below 1, got {dead}")

@@ -1,4 +1,4 @@
-"""How many independent equations a layer gives on its input, counted from its shape.
+"""Number of independent equations that a layer gives for its input, counted from its shape.
 
 Three things make rows depend on others, none of which R-GAP counts.
 

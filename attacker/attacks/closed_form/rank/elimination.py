@@ -1,4 +1,4 @@
-"""Ranks that are exact: Gaussian elimination modulo a prime, of matrices of whole numbers in float64.
+"""Exact ranks by Gaussian elimination modulo a prime, for matrices of whole numbers in float64.
 
 At random entries a rank modulo a prime is the generic one, but for a chance of about (size / PRIME), and it is never above it
 (Schwartz 1980, Zippel 1979). No tolerance is needed, and no matrix is too ill-conditioned.

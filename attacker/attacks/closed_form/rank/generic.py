@@ -16,7 +16,7 @@ from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer
 
 ENTRIES = 25_000_000
-"""Of the largest matrix that is eliminated, 200 MB, or written on the way."""
+"""Largest number of entries of a matrix that is eliminated or created on the way (200 MB)."""
 
 
 def generic_ranks(

@@ -1,4 +1,4 @@
-"""What the rank analysis is held against: random small networks, ranks from the equations themselves, the paper's networks."""
+"""Checks of the rank analysis: random small networks, numerical ranks of their equations, and the paper's networks."""
 
 from dataclasses import dataclass
 from math import prod

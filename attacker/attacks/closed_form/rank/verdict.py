@@ -1,10 +1,10 @@
-"""What a rank analysis means, in words."""
+"""Conclusions of a rank analysis as text."""
 
 from attacker.attacks.closed_form.rank.analysis import RankReport
 
 
 def headline(report: RankReport) -> str:
-    """Whether the network can leak, in a line."""
+    """Return one line that says whether the network can leak."""
     if report.full:
         return "yes, exactly: a closed form gives the input"
     if report.locally_unique:
@@ -13,7 +13,7 @@ def headline(report: RankReport) -> str:
 
 
 def verdict(report: RankReport) -> list[str]:
-    """Why, in sentences: which layers lack how many equations, and what the others make up for."""
+    """Return the reasons as sentences: which layers lack how many equations, and which layers compensate."""
     if report.full:
         said = ["Every layer has as many independent equations as unknowns: from the gradient of one example, the walk back "
                 "through the network finds the input layer by layer, up to rounding."]  # fmt: skip

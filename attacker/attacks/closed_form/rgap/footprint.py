@@ -1,4 +1,4 @@
-"""Which values each equation of a layer touches, one channel for all: channels share kernel places, padding and pooling."""
+"""Footprint of a layer: the values that each of its equations involves, for one channel; all channels share it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from attacker.attacks.closed_form.rgap.system import back_through, columns_of, f
 from attacker.attacks.networks.chain import Chain, Layer, Linear, NotAChain
 
 POOLED = 4096
-"""Values of one channel up to which pooling is written down as a matrix."""
+"""Largest number of values of a channel for which pooling is represented as a matrix."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Answers by the walk through all layers, for observations of one example each; with the choice between twins."""
+"""Answers of R-GAP for observations of one example each, and the choice between twins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,20 +13,21 @@ from attacker.attacks.closed_form.rgap.walk import OURS, Point, Tensors, Walk, b
 from attacker.attacks.networks.chain import Chain
 
 FITS = 1e-6
-"""Mean squared distance to [0, 1] of what still counts as data."""
+"""Largest mean squared distance to [0, 1] of an answer that counts as data."""
 MISFIT = 0.01
-"""How far the head's gradient may be from what its own answer gives, as a share, before it is said."""
+"""Relative distance between the last layer's gradient and that of its own answer from which a note is added."""
 
 
 @dataclass(frozen=True)
 class ClosedFormAnswer:
-    """x: (B, *shape) in [0, 1], not clamped. y: (B,). route: how it came about. notes: what its reader should know.
-    doubts: why it may be no answer, which is of no interest where it turns out to be exact.
+    """Answer of a closed form: x (B, *shape), not clamped to [0, 1], and labels y (B,).
 
-    stays: (B,) in [0, 1], the route's own measure of how much of the answer is certain, where it has one; see
-    `confidence.of_closed_form`. twin: another x with the same gradient.
-    determined: the share of the input's values that the gradient determines, by count; below 1, many have the same gradient.
-    likeliest: whether it is a maximum a posteriori estimate, which does not fit noise.
+    route:      closed form that answered. notes: remarks for the reader.
+    doubts:     reasons why it may be wrong; dropped if the answer turns out to be exact.
+    stays:      (B,) in [0, 1], the route's own measure of certainty, if it has one; see `confidence.of_closed_form`.
+    twin:       another x with the same gradient.
+    determined: share of the input's values that the gradient determines, by count; below 1, the input is not unique.
+    likeliest:  whether it is a MAP estimate, which does not fit noise.
     """
 
     x: Tensor

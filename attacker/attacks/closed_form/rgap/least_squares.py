@@ -1,4 +1,4 @@
-"""How equations whose coefficients are not certain are weighed: generalised least squares (Aitken 1935)."""
+"""Generalised least squares (Aitken 1935): weights of equations with uncertain coefficients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 DOUBT = 1e6
-"""How much rather than an equation is missed a slope that is not certain is taken to be the other one."""
+"""Variance of an uncertain slope relative to that of an equation's residual."""
 WHOLE = 256
-"""Values under a kernel up to which a filter's equations are weighed together, and not each for itself."""
+"""Largest number of values under a kernel for which the equations of a filter are whitened jointly."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Which value near the kink of a ReLU was taken for the wrong side.
+"""Detection of values near the kink of a ReLU that were assigned to the wrong side.
 
-There the slope jumps, and with it k: one wrong sign makes equations of a layer wrong that were exact, and all layers before it.
-It shows in what the layer's equations leave unexplained, as a multiple of what that value's place shows its channel.
+The slope jumps at the kink, and with it k. One wrong sign makes exact equations of a layer wrong, and those of all layers before
+it. It shows in the residual of the layer's equations, as a multiple of the input patch at that value's place.
 """
 
 import torch
@@ -11,7 +11,7 @@ from attacker.attacks.closed_form.rgap.system import EquationValues, System, col
 from attacker.attacks.networks.activations import Activation
 
 TELLING = 0.04
-"""The share of what is left unexplained that a value must explain to be tried on the other side."""
+"""Smallest share of the residual that a value must explain to be tried on the other side."""
 
 
 def other_side(activation: Activation, f: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Solved:
 
 
 CHECK = 10
-"""Iterations between two looks at how far each problem is; on a GPU each look waits for all that was asked of it."""
+"""Iterations between two convergence checks, each of which synchronises with a GPU."""
 
 
 def least_squares(

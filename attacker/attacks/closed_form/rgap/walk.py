@@ -46,17 +46,17 @@ PAPER = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-1
 
 
 MENDS = 16
-"""Signs of one layer that are tried the other way at most."""
+"""Largest number of signs of one layer that are flipped."""
 NEAR = 5.0
-"""How many times its error a value may be off the kink to be tried."""
+"""Largest distance from the kink, in units of its error, at which a value's sign is tried the other way."""
 FURTHER = 4.0
-"""How many times what the layers behind leave unexplained the error of a value may be."""
+"""Largest error of a value relative to the residual of the layers behind it."""
 HOPELESS = 0.3
-"""What is left unexplained, as a share, from which on signs are not what is wrong."""
+"""Relative residual from which wrong signs cannot be the cause."""
 BETTER = 0.9
-"""What the other sign must leave unexplained at most, as a share of what the one did."""
+"""Largest residual after a flipped sign, relative to the one before, at which the flip is kept."""
 HARDLY = 32
-"""Equations beyond the unknowns from which on what they leave unexplained is taken for their noise."""
+"""Number of surplus equations from which the residual counts as noise."""
 
 
 @dataclass(frozen=True)
