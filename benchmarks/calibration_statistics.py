@@ -24,9 +24,10 @@ from torch import Tensor
 
 from attacker.attacks import ATTACKS
 from attacker.scoring.assignment import assign
+from attacker.scoring.comparison import labels_read
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
-from attacker.scoring.score import labels_read
+from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import Estimate, mean, share
 from attacker.scoring.verdict import Verdict, judge
 from fedsim.data import Dataset
@@ -145,11 +146,13 @@ def _synthetic(asked: Options) -> Iterator[Judged]:
             for score in ("psnr", "ssim"):
                 if (least := verdict.detectable.get(score)) is None:
                     continue
-                shifted = [{**row, score: row[score] + least} for row in _drawn_rows(rng, clusters, size, correlation)]
+                shifted = [
+                    replace(row, **{score: getattr(row, score) + least}) for row in _drawn_rows(rng, clusters, size, correlation)
+                ]
                 yield Judged("synthetic", f"{design}, {score} up by what it says", "leak", judge(shifted, null))
 
 
-def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[Row]:
+def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
     """Rows of an attack that knows nothing: PSNR about 10 dB, SSIM about 0.05, labels by chance, ranks uniform."""
     rows = []
     for case in range(clusters):
@@ -159,21 +162,21 @@ def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation:
             own = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=2)
             rank = int(rng.integers(401))
             rows.append(
-                {
-                    "case": str(case),
-                    "index": case * size + position,
-                    "failure": None,
-                    "oracles": (),
-                    "psnr": 10 + 2 * float(own[0]),
-                    "ssim": 0.05 + 0.03 * float(own[1]),
-                    "success": bool(rng.random() < 0.01),
-                    "label_success": bool(rng.random() < 0.1),
-                    "rank": 1 + rank,
-                    "gallery": 401,
-                    "rank_share": rank / 400,
-                    "chance": min(1.0, size * (1 + rank) / 401),
-                    "case_chance": together,
-                }
+                ScoreRow(
+                    case=str(case),
+                    index=case * size + position,
+                    failure=None,
+                    oracles=(),
+                    psnr=10 + 2 * float(own[0]),
+                    ssim=0.05 + 0.03 * float(own[1]),
+                    success=bool(rng.random() < 0.01),
+                    label_success=bool(rng.random() < 0.1),
+                    rank=1 + rank,
+                    gallery=401,
+                    rank_share=rank / 400,
+                    chance=min(1.0, size * (1 + rank) / 401),
+                    case_chance=together,
+                )
             )
     return rows
 
@@ -255,18 +258,18 @@ class _Clients:
         found = built(cases, rng=torch.Generator().manual_seed(1000 * self.asked.seed + seed))
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
-    def rows(self, found: Answers, part: range, gallery: Gallery) -> list[Row]:
+    def rows(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
         """Return rows of scores, as scoring writes them."""
         own = self.images
         return [_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 
 
-def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> Row:
+def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> ScoreRow:
     x, y = answer
     (measured,) = measure(x, truth, data, "not measured")
     (nearest,) = gallery.compare(x, truth, assign(x, truth), [-1])
     read = labels_read([label], y.tolist())
-    return {"case": str(i), "index": i, "oracles": (), "label_success": read[0], **measured, **nearest}
+    return ScoreRow(case=str(i), index=i, label_success=read[0], **measured, **nearest)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from defense_outcomes import Scored
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.paired import by_example, filled
 from attacker.scoring.summary import Summary
 from attacker.scoring.verdict import Verdict, judge
@@ -27,8 +27,8 @@ UNUSED = ("environment", "notes", "pair")
 class Attacked:
     """One attack on one federation. own, null: its rows of scores, and those of its null on the same cases."""
 
-    own: list[dict[str, Any]]
-    null: list[dict[str, Any]]
+    own: list[ScoreRow]
+    null: list[ScoreRow]
 
     @cached_property
     def summary(self) -> Summary:
@@ -45,7 +45,7 @@ class Attacked:
     def scored(self) -> Scored:
         """PSNR by example, beside that of the null."""
         psnr, its = (by_example(filled(rows, self.null), "psnr") for rows in (self.own, self.null))
-        cases = {str(row["index"]): str(row["case"]) for row in self.own}
+        cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
 
 
@@ -93,7 +93,8 @@ class Kept:
         row = self.known.get(_key(identity, folder))
         if row is None:
             return None
-        return Measured(row["own"], row["units"], {name: Attacked(**one) for name, one in row["attacked"].items()})
+        attacked = {name: Attacked(_read(one["own"]), _read(one["null"])) for name, one in row["attacked"].items()}
+        return Measured(row["own"], row["units"], attacked)
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
         """Write a measurement down."""
@@ -108,8 +109,12 @@ def _key(identity: Mapping[str, Any], folder: Path) -> str:
     return sha256(json.dumps(identity, sort_keys=True).replace(str(folder), "").encode()).hexdigest()[:16]
 
 
-def _kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in UNUSED} for row in rows]
+def _kept(rows: list[ScoreRow]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.to_dict().items() if key not in UNUSED} for row in rows]
+
+
+def _read(rows: list[dict[str, Any]]) -> list[ScoreRow]:
+    return [ScoreRow.from_dict(row) for row in rows]
 
 
 def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, Attacked]:
@@ -117,7 +122,7 @@ def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device
     out = federation.run.out
     scorer = Scorer(out, [out / "truth"])
 
-    def rows(spec: AttackSpec) -> list[dict[str, Any]]:
+    def rows(spec: AttackSpec) -> list[ScoreRow]:
         replay = Replay(recording=federation.recording, spec=spec, out=out / "reconstructions", device=device)
         return scorer.score(replay.run().folder)
 

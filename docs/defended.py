@@ -62,10 +62,10 @@ def attacked(run: FederationRun, attack: AttackSpec, *, knows: bool) -> tuple[li
     """Originals and reconstructions of the first examples, and the mean PSNR of all."""
     spec = AttackSpec(name=attack.name, arguments={**attack.arguments, "knows_defense": knows})
     replayed = Replay(recording=Recording(run.out / "recording"), spec=spec, out=run.out / "reconstructions").run()
-    rows = sorted(Scorer(run.out, [run.out / "truth"]).score(replayed.folder), key=lambda row: row["case"])
-    pairs = [np.asarray(Image.open(run.out / row["pair"])) for row in rows[:COLUMNS]]
+    rows = sorted(Scorer(run.out, [run.out / "truth"]).score(replayed.folder), key=lambda row: row.case)
+    pairs = [np.asarray(Image.open(run.out / row.pair)) for row in rows[:COLUMNS]]
     middle = pairs[0].shape[1] // 2
-    psnr = sum(row["psnr"] for row in rows) / len(rows)
+    psnr = sum(row.psnr for row in rows) / len(rows)
     return [pair[:, :middle] for pair in pairs], [pair[:, middle:] for pair in pairs], psnr
 
 

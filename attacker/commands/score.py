@@ -12,7 +12,7 @@ from attacker.commands.truth_location import truth_of
 from fedsim.commands.console import IN_PART, Json, err, errors_told, out, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from attacker.scoring import Estimate, Scorer, Summary
+    from attacker.scoring import Estimate, Scorer, ScoreRow, Summary
 
 NOTHING = "nothing finished yet"
 
@@ -26,6 +26,7 @@ def score(
         Path | None,
         typer.Option(help="Its convolution layers, in safetensors; by default torchvision's file in torch's hub cache."),
     ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the score rows as CSV, one line an example.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare reconstructions with what the clients really used: one row an example.
@@ -34,12 +35,14 @@ def score(
     interrupted, and shares are of the others alone; 2 for wrong arguments; 1 for work that failed.
     """
     with errors_told():
-        from attacker.scoring import Scorer, summarise
+        from attacker.scoring import Scorer, summarise, write_csv
 
         run, sources = _sources(folder)
         described = (data, dict[str, Any]()) if data else None
         scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
         rows = _scores(scorer, sources)
+        if csv is not None:
+            write_csv(rows, csv)
         summaries = summarise(rows)
         _tell_failed(rows)
         if as_json:
@@ -52,28 +55,28 @@ def score(
             raise typer.Exit(IN_PART)
 
 
-def _tell_failed(rows: list[dict[str, Any]]) -> None:
+def _tell_failed(rows: "list[ScoreRow]") -> None:
     """Say on stderr, before any share, that every case of every attack failed, and the reason that most give."""
     from collections import Counter
 
     from attacker.scoring.states import count_cases
 
-    attacked = [row for row in rows if not row["null"]]
+    attacked = [row for row in rows if not row.null]
     if set(count_cases(attacked)) != {"failed"}:
         return
-    reason, _ = Counter(str(row["failure"]) for row in attacked).most_common(1)[0]
-    cases = len({(row["source"], row["case"]) for row in attacked})
+    reason, _ = Counter(str(row.failure) for row in attacked).most_common(1)[0]
+    cases = len({(row.source, row.case) for row in attacked})
     err.print(f"[bold red]every attack failed[/]: none of {cases} cases has a reconstruction; most often: {escape(reason)}")
 
 
-def _tell_unfinished(rows: list[dict[str, Any]]) -> bool:
+def _tell_unfinished(rows: "list[ScoreRow]") -> bool:
     """Say on stderr how many cases of each attack, or null, are not finished; whether there are any."""
     from itertools import groupby
 
     from attacker.scoring.states import UNFINISHED, count_cases, count_in_words, unfinished
 
     found = False
-    for spec, group in groupby(rows, key=lambda row: str(row["spec"])):
+    for spec, group in groupby(rows, key=lambda row: row.spec):
         cases = count_cases(group)
         if left := unfinished(cases):
             found = True
@@ -86,7 +89,7 @@ def _left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
-def _scores(scorer: "Scorer", sources: list[Path]) -> list[dict[str, Any]]:
+def _scores(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
     """The rows of all sources; says on stderr how many cases have no truth. Raises NoTruth where none of any source has."""
     from attacker.scoring.score import NoTruth
 

@@ -17,9 +17,9 @@ from attacker.report.linked import linked
 from attacker.report.pairs import Pair, read_pair
 from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
 from attacker.report.unscored import Unscored, unscored
-from attacker.scoring import summarise
+from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import superseded
-from attacker.scoring.states import State, count_cases, read_case, state_of
+from attacker.scoring.states import State, count_cases, read_case
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
@@ -51,7 +51,7 @@ def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
         missing.append(Missing(f"The index of the recording cannot be read: {error}"))
     if not (metrics := _lines(folder / "metrics.jsonl", missing)):
         missing.append(Missing("metrics.jsonl holds no rounds: the utility of the trained model is not known."))
-    scores = _lines(folder / "scores.jsonl", missing) if scored else []
+    scores = _scores(folder / "scores.jsonl", missing) if scored else []
     facts = _facts(folder, recording.manifest, missing)
     states = {source: _states(folder / "reconstructions" / source, told) for source, told in facts.items()}
     attacks = _attacks(folder, recording.manifest, facts, states, scores, missing)
@@ -64,7 +64,7 @@ def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
         metrics=tuple(sorted(metrics, key=lambda row: int(row["round"]))),
         attacks=attacks,
         missing=tuple(missing),
-        data=str(scores[0]["data"]) if scores else "",
+        data=scores[0].data if scores else "",
         truth=truth,
     )
 
@@ -77,6 +77,14 @@ def run_folder(folder: Path) -> Path:
 def _lines(path: Path, missing: list[Missing]) -> list[Record]:
     try:
         return read_json_lines(path)
+    except ValueError as error:
+        missing.append(Missing(f"{path.name} cannot be read: {error}"))
+        return []
+
+
+def _scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
+    try:
+        return read_rows(path)
     except ValueError as error:
         missing.append(Missing(f"{path.name} cannot be read: {error}"))
         return []
@@ -103,13 +111,13 @@ def _attacks(
     manifest: Manifest,
     facts: Mapping[str, Record],
     states: Mapping[str, Mapping[str, State]],
-    scores: Sequence[Record],
+    scores: Sequence[ScoreRow],
     missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
     """Every attack, scored or not, its null beside it; nulls alone are left out."""
-    rows: dict[str, list[Record]] = {}
+    rows: dict[str, list[ScoreRow]] = {}
     for row in sorted(scores, key=_order):
-        rows.setdefault(str(row["source"]), []).append(row)
+        rows.setdefault(row.source, []).append(row)
     pairs = _pairs(folder, manifest, rows)
     found = {
         source: _attack(folder, source, facts.get(source), states.get(source), rows.get(source, []), pairs, missing)
@@ -134,13 +142,13 @@ def _attack(
     source: str,
     facts: Record | None,
     states: Mapping[str, State] | None,
-    rows: Sequence[Record],
+    rows: Sequence[ScoreRow],
     pairs: Mapping[tuple[str, PlaceKey], Pair],
     missing: list[Missing],
 ) -> AttackOnRun:
-    told = facts or rows[0]
+    told = facts or rows[0].to_dict()
     together = linked(folder / "reconstructions" / source, facts) if facts else ()
-    apart = {row["case"] for row in rows} - {one.case for one in together}
+    apart = {row.case for row in rows} - {one.case for one in together}
     return AttackOnRun(
         **{key: told[key] for key in ("attack", "spec", "knows_defense", "seed")},
         source=source,
@@ -148,11 +156,11 @@ def _attack(
         oracles=tuple(told["oracles"]),
         cases=None if states is None else len(states),
         states=count_cases(rows) if states is None else Counter(states.values()),
-        examples=tuple(_example(row, pairs) for row in rows if state_of(row) != "waiting"),
+        examples=tuple(_example(row, pairs) for row in rows if row.state != "waiting"),
         losses=() if told["null"] else _losses(folder / "reconstructions" / source, missing),
         linked=together,
-        notes={row["case"]: row["notes"] for row in rows if row.get("notes") and row["case"] in apart},
-        lpips_reasons=tuple(sorted({row["lpips_reason"] for row in rows if row["lpips"] is None and row["pair"] is not None})),
+        notes={row.case: row.notes for row in rows if row.notes and row.case in apart},
+        lpips_reasons=tuple(sorted({str(row.lpips_reason) for row in rows if row.lpips is None and row.pair is not None})),
     )
 
 
@@ -183,39 +191,44 @@ def _unscored(
     return result
 
 
-def _order(row: Record) -> tuple[Any, ...]:
-    return row["rounds"], row["client"], row["batch"], row["position"]
+def _order(row: ScoreRow) -> tuple[Any, ...]:
+    return row.rounds, row.client, row.batch, row.position
 
 
-def _place(row: Record) -> PlaceKey:
-    return row["case"], row["batch"], row["position"], row["index"]
+def _place(row: ScoreRow) -> PlaceKey:
+    return row.case, row.batch, row.position, row.index
 
 
-def _example(row: Record, pairs: Mapping[tuple[str, PlaceKey], Pair]) -> Example:
-    pair = pairs.get((row["source"], _place(row)), Pair())
-    if row["failure"] is not None:
+def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], Pair]) -> Example:
+    pair = pairs.get((row.source, _place(row)), Pair())
+    if row.failure is not None:
         pair = pairs.get(("", _place(row)), Pair())
     return Example(
-        state=state_of(row),
-        **{
-            key: row[key]
-            for key in ("case", "client", "batch", "position", "index", "psnr", "success", "label_success", "failure")
-        },
-        rounds=tuple(row["rounds"]),
-        claimed=None if row.get("rounds_claimed") is None else tuple(row["rounds_claimed"]),
-        label_true=str(row["label_true_name"]),
-        label_recovered=None if row["label_recovered_name"] is None else str(row["label_recovered_name"]),
+        state=row.state,
+        case=row.case,
+        client=row.client,
+        batch=row.batch,
+        position=row.position,
+        index=row.index,
+        psnr=row.psnr,
+        success=row.success is True,
+        label_success=row.label_success is True,
+        failure=row.failure,
+        rounds=row.rounds,
+        claimed=row.rounds_claimed,
+        label_true=str(row.label_true_name),
+        label_recovered=row.label_recovered_name,
         pair=pair,
     )
 
 
-def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[Record]]) -> dict[tuple[str, PlaceKey], Pair]:
+def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]) -> dict[tuple[str, PlaceKey], Pair]:
     """The pairs to be shown, by source and place; under no source the original alone, for attacks that failed on it."""
     pairs: dict[tuple[str, PlaceKey], Pair] = {}
     for source, some in rows.items():
         for row in some[:SHOWN]:
-            if row["pair"] is not None:
-                pair = pairs[source, _place(row)] = read_pair(folder, row["pair"], manifest.data.columns)
+            if row.pair is not None:
+                pair = pairs[source, _place(row)] = read_pair(folder, row.pair, manifest.data.columns)
                 pairs["", _place(row)] = Pair(original=pair.original)
     return pairs
 
@@ -235,7 +248,7 @@ def _undone(
     recording: Path,
     facts: Mapping[str, Record],
     states: Mapping[str, Mapping[str, State]],
-    scores: Sequence[Record],
+    scores: Sequence[ScoreRow],
     attacks: Sequence[AttackOnRun],
     *,
     truth: bool,
@@ -243,7 +256,7 @@ def _undone(
     """What is left to replay and to score. recording: what to name to replay."""
     if not facts and not scores:
         return [not_replayed(recording)]
-    scored = {(row["source"], row["case"]): state_of(row) for row in scores}
+    scored = {(row.source, row.case): row.state for row in scores}
     undone = [
         one
         for source, told in facts.items()

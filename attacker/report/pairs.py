@@ -69,6 +69,23 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> Pair:
         return Pair(problem=f"{file} cannot be read")
 
 
+def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
+    """Read the original and the reconstruction of a pair, each (C, H, W) in [0, 1] or (F,). Raises ValueError where it cannot."""
+    pair = read_pair(run, file, ())
+    if pair.problem:
+        raise ValueError(pair.problem)
+    if pair.original is None or pair.reconstruction is None:
+        content = json.loads(read_bytes(run, file, limit=MAX_BYTES))
+        return torch.tensor(content["original"]), torch.tensor(content["reconstruction"])
+    return _pixels(pair.original), _pixels(pair.reconstruction)
+
+
+def _pixels(picture: Picture) -> Tensor:
+    with Image.open(io.BytesIO(picture.png)) as image:
+        pixels = torch.from_numpy(np.array(image, dtype=np.float32)) / 255
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
 def alone(x: Tensor, data: DataSpec) -> Pair:
     """A reconstruction of shape `data.shape` that there is no original for, clamped to [0, 1]."""
     x = x.nan_to_num()

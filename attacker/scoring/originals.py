@@ -79,4 +79,4 @@ def link_fields(original: Original, rounds: Sequence[int] | None) -> Row:
     """
     linked = rounds is not None and len(rounds) > 1
     right = set(rounds or ()) <= set(original.rounds)
-    return {"rounds_claimed": None if rounds is None else list(rounds), "link_correct": right if linked else None}
+    return {"rounds_claimed": None if rounds is None else tuple(rounds), "link_correct": right if linked else None}

@@ -1,13 +1,12 @@
 """The answers of an attack beside those of its null to the same examples."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import log10
 from typing import Any
 
+from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import clusters_of
-
-Row = Mapping[str, Any]
 
 PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 """In dB, 58.9: what rounding an image to 8 bits costs (uniform error, variance of a step squared over 12).
@@ -19,15 +18,15 @@ SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_error", "ca
 """Fields of rows that a failure is filled in for."""
 
 
-def value_of(row: Row, score: str) -> float | None:
+def value_of(row: ScoreRow, score: str) -> float | None:
     """Return a row's score as means count it; None where it has none."""
-    value = row.get(score)
+    value = getattr(row, score)
     if value is None:
         return None
     return min(float(value), PSNR_OF_8_BITS) if score == "psnr" else float(value)
 
 
-def filled(rows: Iterable[Row], null: Iterable[Row] = ()) -> list[dict[str, Any]]:
+def filled(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
     """Return rows in which a failure has the scores of the null's answer to the same example of the same case.
 
     An attack that gives no answer tells no more than its null does. Where there is none, the scores are those of the best
@@ -37,23 +36,26 @@ def filled(rows: Iterable[Row], null: Iterable[Row] = ()) -> list[dict[str, Any]
     answers = {_place(row): row for row in null}
     found = []
     for row in rows:
-        other, constant = answers.get(_place(row), {}), row.get("constant") or {}
-        missing = {score: other.get(score, constant.get(score)) for score in SCORES if row.get(score) is None}
-        missing |= {score: constant[score] for score, value in missing.items() if value is None and score in constant}
-        found.append({**row, **missing} if row.get("failure") is not None else dict(row))
+        if row.failure is None:
+            found.append(row)
+            continue
+        other, constant = answers.get(_place(row)), row.constant or {}
+        missing: dict[str, Any] = {score: getattr(other, score, None) for score in SCORES if getattr(row, score) is None}
+        missing |= {score: constant.get(score) for score, value in missing.items() if value is None}
+        found.append(replace(row, **missing))
     return found
 
 
-def _place(row: Row) -> tuple[Any, Any]:
-    return row["case"], row["index"]
+def _place(row: ScoreRow) -> tuple[str, int]:
+    return row.case, row.index
 
 
-def by_example(rows: Iterable[Row], score: str) -> dict[int, float]:
+def by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
     """Return the mean score of each distinct example over its rows, by its index; of those that have one."""
     values: dict[int, list[float]] = {}
     for row in rows:
         if (value := value_of(row, score)) is not None:
-            values.setdefault(row["index"], []).append(value)
+            values.setdefault(row.index, []).append(value)
     return {index: sum(own) / len(own) for index, own in values.items()}
 
 
@@ -61,13 +63,13 @@ def by_example(rows: Iterable[Row], score: str) -> dict[int, float]:
 class Paired:
     """Rows of an attack and of its null to the same examples of the same cases, in one order, failures filled in."""
 
-    attack: tuple[Row, ...]
-    null: tuple[Row, ...]
+    attack: tuple[ScoreRow, ...]
+    null: tuple[ScoreRow, ...]
 
     @property
     def clusters(self) -> dict[Any, int]:
         """The cluster of each example, by its index."""
-        return clusters_of((row["index"], row["case"]) for row in self.attack)
+        return clusters_of((row.index, row.case) for row in self.attack)
 
     def differences(self, score: str) -> dict[int, float]:
         """Attack less null, by example, where both have the score."""
@@ -75,11 +77,11 @@ class Paired:
         for one, other in zip(self.attack, self.null, strict=True):
             mine, its = value_of(one, score), value_of(other, score)
             if mine is not None and its is not None:
-                values.setdefault(one["index"], []).append(mine - its)
+                values.setdefault(one.index, []).append(mine - its)
         return {index: sum(own) / len(own) for index, own in values.items()}
 
 
-def pair(rows: Sequence[Row], null: Sequence[Row]) -> Paired:
+def pair(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
     """Pair the rows of an attack with those of its null, by case and example; of the others none."""
     answers = {_place(row): row for row in filled(null)}
     both = [row for row in filled(rows, null) if _place(row) in answers]

@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedsim.recording import DataSpec
+
 CHUNK_PIXELS = 64 * 128 * 128
 """Pixels, of one side of the comparison, that go through the network at once: their features take about a gigabyte (VGG-16)."""
 
@@ -104,6 +106,16 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
     # on the meta device nothing random exists: what the files do not give has no values at all, and could not be computed with
     model.load_state_dict({**features, **linear}, strict=False, assign=True)
     return Lpips(net, model.requires_grad_(False).eval())
+
+
+def lpips_or_reason(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
+    """Return LPIPS for such data, see `load`, or why there is none."""
+    if spec.is_image and (reason := unable(net, spec.shape)):
+        return reason
+    try:
+        return load(net, weights)
+    except (ValueError, FileNotFoundError) as error:
+        return str(error)
 
 
 def _cached(net: str) -> Path:

@@ -17,16 +17,17 @@ from torch import Tensor
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
-from attacker.scoring.assignment import assign, keep_first
+from attacker.scoring.comparison import compare
 from attacker.scoring.counted import superseded
 from attacker.scoring.environment import environment
-from attacker.scoring.gallery import FIELDS, Gallery
+from attacker.scoring.gallery import Gallery
 from attacker.scoring.holdings import holdings
-from attacker.scoring.measures import answered, measure, not_measured
+from attacker.scoring.measures import measure, not_measured
 from attacker.scoring.originals import Original, Use, claimed, count_places, link_fields, originals, uses
 from attacker.scoring.paired import SCORES as FILLED
-from attacker.scoring.perceptual import BACKBONES, Lpips, unable
+from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
 from attacker.scoring.perceptual import load as load_lpips
+from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
 from fedsim.recording.files import MAX_LINES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
@@ -36,7 +37,7 @@ from fedsim.truth import TruthReader, Used
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
-Row = dict[str, Any]
+Facts = dict[str, Any]
 
 
 class NoTruth(ValueError):
@@ -80,19 +81,14 @@ class Scorer:
     @cached_property
     def lpips(self) -> Lpips | str:
         """LPIPS, or why there is none."""
-        if self.data.spec.is_image and (reason := unable(self._lpips[0], self.data.spec.shape)):
-            return reason
-        try:
-            return load_lpips(*self._lpips)
-        except (ValueError, FileNotFoundError) as error:
-            return str(error)
+        return lpips_or_reason(self.data.spec, *self._lpips)
 
     @cached_property
     def gallery(self) -> Gallery:
         """Other examples of the same data, which answers are compared with."""
         return Gallery.of(self.data)
 
-    def score(self, folder: Path, only: Container[str] | None = None) -> list[Row]:
+    def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
         """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
 
         only: keys of cases, where the others are left as they were scored before, save those of several rounds of the same
@@ -105,7 +101,7 @@ class Scorer:
         if missing := [key for key in ("name", *OF_THE_RUN) if key not in facts["run"]]:
             raise DamagedFile(folder / "attack.json", f"says no {missing[0]} of its run; replay the attack again")
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
-        rows: list[Row] = []
+        rows: list[ScoreRow] = []
         untold: dict[str, NoTruth] = {}
         others = superseded(folder, facts["cases"])
         self.superseded[folder.name] = {key: other.words for key, other in others.items()}
@@ -116,7 +112,7 @@ class Scorer:
             if case["status"] == "complete" and (other is None or other.rest):
                 try:
                     found = self._case(folder, facts, case, pairs)
-                    rows += [row for row in found if other is None or other.rounds.isdisjoint(row["rounds"])]
+                    rows += [row for row in found if other is None or other.rounds.isdisjoint(row.rounds)]
                 except NoTruth as error:
                     untold[case["key"]] = error
         self.untold[folder.name] = list(untold)
@@ -142,7 +138,7 @@ class Scorer:
         examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
-    def _places(self, observed: Sequence[Use], facts: Row) -> Counter[int]:
+    def _places(self, observed: Sequence[Use], facts: Facts) -> Counter[int]:
         """By index in the data set, how many candidates each example of a case has room for."""
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.used(one.round, one.attempt, *one.clients) for one in observed), epochs)
@@ -159,7 +155,7 @@ class Scorer:
                 continue
         raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
-    def _case(self, folder: Path, facts: Row, case: Row, pairs: Path) -> Iterator[Row]:
+    def _case(self, folder: Path, facts: Facts, case: Facts, pairs: Path) -> Iterator[ScoreRow]:
         observed = uses(case)
         examples, truth, labels = self._originals(observed)
         found, state, reason = _read(folder, case["key"], truth)
@@ -167,56 +163,51 @@ class Scorer:
         common |= {"client": case["client"], "environment": environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
         common |= {name: getattr(found, name, None) for name in EFFORT}
-        common |= {"notes": None if found is None else list(found.notes)}
+        common |= {"notes": None if found is None else found.notes}
         room = self._places(observed, facts)
         counts = [room[example.index] for example in examples]
-        common["surplus"] = None if found is None else max(0, len(found.x) - sum(counts))
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
-            yield from (
-                {**common, **place, **link_fields(example, None), **_without_answer(state, reason), "constant": constant}
-                for example, place, constant in zip(examples, places, self._constants(truth), strict=True)
-            )
+            for example, place, constant in zip(examples, places, self._constants(truth), strict=True):
+                missing = _without_answer(state, reason)
+                yield ScoreRow(**common, **place, **link_fields(example, None), **missing, constant=constant)
             return
-        found = keep_first(found, sum(counts))
-        x = answered(found.x, self.data.spec)
-        read = labels_read(labels.tolist(), found.y.tolist(), counts)
-        assigned = assign(x.clamp(0, 1), truth, counts)
-        matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
-        chosen = [candidate for candidate in assigned if candidate is not None]
-        measured = dict(zip(matched, measure(found.x[chosen], truth[matched], self.data.spec, self.lpips), strict=True))
-        said = claimed(found)
-        nearest = self.gallery.compare(x.clamp(0, 1), truth, assigned, [example.index for example in examples])
-        for i, (candidate, place) in enumerate(zip(assigned, places, strict=True)):
+        compared = compare(
+            found,
+            truth,
+            labels.tolist(),
+            self.data.spec,
+            lpips=self.lpips,
+            counts=counts,
+            gallery=self.gallery,
+            indices=[example.index for example in examples],
+        )
+        common["surplus"] = compared.surplus
+        said = claimed(compared.found)
+        for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
             place |= link_fields(examples[i], None if candidate is None else said[candidate])
-            if candidate is None:
+            fields = compared.fields[i]
+            if candidate is None or fields is None:
                 (constant,) = self._constants(truth[i : i + 1])
-                yield {**common, **place, **_without_answer(state, MATCHED_NO_MORE), "constant": constant}
+                yield ScoreRow(**common, **place, **_without_answer(state, MATCHED_NO_MORE), constant=constant)
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
-            yield {
+            yield ScoreRow(
                 **common,
                 **place,
-                **measured[i],
-                **nearest[i],
-                **self._recovered_label(int(found.y[candidate]), success=read[i]),
-                "confidence": _number(found.confidence[candidate]),
-                "explained": None if found.explained is None else _number(found.explained[candidate]),
-                "pair": self._write_pair(pair, truth[i], x[candidate]),
-            }
+                **fields,
+                label_recovered_name=self._class(fields["label_recovered"]),
+                pair=self._write_pair(pair, truth[i], compared.x[candidate]),
+            )
 
-    def _constants(self, truth: Tensor) -> list[Row]:
+    def _constants(self, truth: Tensor) -> list[dict[str, float]]:
         """The scores of the best constant image, or row, which stands in for an answer that is missing, see `filled`."""
         measured = measure(self.gallery.constants(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
-    def _recovered_label(self, label: int, *, success: bool) -> Row:
-        return {"label_recovered": label, "label_recovered_name": self._class(label), "label_success": success}
-
-    def _place(self, example: Original, label: int) -> Row:
-        where = {**asdict(example), "rounds": list(example.rounds)}
-        return {**where, "label_true": label, "label_true_name": self._class(label)}
+    def _place(self, example: Original, label: int) -> Facts:
+        return {**asdict(example), "label_true": label, "label_true_name": self._class(label)}
 
     def _class(self, label: int) -> str:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)
@@ -237,7 +228,7 @@ class Scorer:
         return str(path.relative_to(self.run))
 
 
-def _asked(cases: Sequence[Row], only: Container[str] | None) -> list[Row]:
+def _asked(cases: Sequence[Facts], only: Container[str] | None) -> list[Facts]:
     """The cases to score: with one of several rounds of a client all of that client's, for it may supersede them."""
     if only is None:
         return list(cases)
@@ -248,7 +239,7 @@ def _asked(cases: Sequence[Row], only: Container[str] | None) -> list[Row]:
 CASE = re.compile(rb'"case": "([^"\\]*)"')
 
 
-def replace_rows(path: Path, rows: Sequence[Row], source: str, only: Container[str] | None = None) -> None:
+def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
     """Write rows of scores in place of those of their source, or of the cases `only` of it, that are there.
 
     Other lines stay as they are, unread where that can be told at a glance: a live run is scored round by round, and to read and
@@ -268,31 +259,14 @@ def replace_rows(path: Path, rows: Sequence[Row], source: str, only: Container[s
             raise DamagedFile(path, f"a row of {source} cannot be read: {error}; delete the file and score again") from None
         return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
+    written = [row.to_dict() for row in rows]
     content = read_bytes(path.parent, path.name, limit=MAX_LINES) if os.path.lexists(path) else b""
     lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
     kept = [line for line in lines if not stale(line)]
     if len(kept) < len(lines):
-        write_bytes(path, b"".join(kept) + json_lines(*rows))
+        write_bytes(path, b"".join(kept) + json_lines(*written))
     else:
-        append_json_lines(path, *rows)
-
-
-def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
-    """For each true label, whether it is among the recovered ones, each of which counts once.
-
-    A gradient does not say which image has which label: the multiset is what leaks. places: how often each true one is in it.
-    """
-    left = Counter(recovered)
-    read = []
-    for label, count in zip(true, places or [1] * len(true), strict=True):
-        read.append(left[label] > 0)
-        left[label] -= count
-    return read
-
-
-def _number(value: Tensor) -> float | None:
-    """A confidence or share as rows have it: None where it is undecided."""
-    return float(value) if bool(value.isfinite()) else None
+        append_json_lines(path, *written)
 
 
 def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
@@ -307,12 +281,13 @@ def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None,
     return found, state, ""
 
 
-def _common(folder: Path, facts: Row) -> Row:
+def _common(folder: Path, facts: Facts) -> Facts:
     """What all rows of an attack share."""
     return {
         "run": facts["run"]["name"],
         "source": folder.name,
-        **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "oracles", "seed")},
+        **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "seed")},
+        "oracles": tuple(facts["oracles"]),
         **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
         "ranges_from": facts["run"].get("ranges_from", ""),
@@ -320,8 +295,8 @@ def _common(folder: Path, facts: Row) -> Row:
     }
 
 
-def _without_answer(state: State, reason: str) -> Row:
+def _without_answer(state: State, reason: str) -> Facts:
     """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
-    absent = ("label_recovered", "label_recovered_name", "confidence", "explained", "pair")
-    row = {**dict.fromkeys((*absent, *FIELDS)), **not_measured(reason), "label_success": False}
-    return {**row, "success": None, "label_success": None, "failure": None} if state == "waiting" else row
+    if state == "waiting":
+        return {**not_measured(reason), "success": None, "label_success": None, "failure": None}
+    return {**not_measured(reason), "label_success": False}

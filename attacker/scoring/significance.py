@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, chi2, hypergeom, norm, t
 
 from attacker.scoring.paired import Paired
+from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import mean
 
 Floats = NDArray[np.float64]
@@ -91,8 +92,8 @@ def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any
     if mine is None or its is None or not ranks:
         return None
     groups = [clusters[index] for index in ranks]
-    attack = [row["rank_share"] for row in both.attack if row.get("rank_share") is not None]
-    null = [row["rank_share"] for row in others if row.get("rank_share") is not None]
+    attack = [row.rank_share for row in both.attack if row.rank_share is not None]
+    null = [row.rank_share for row in others if row.rank_share is not None]
     return {
         "attack": sum(attack) / len(attack),
         "null": sum(null) / len(null),
@@ -101,9 +102,9 @@ def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any
     }
 
 
-def _normal_scores(rows: Sequence[Mapping[str, Any]], clusters: Mapping[Any, int]) -> float | None:
+def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
     """The sum over clusters of their cases' mean normal score, in units of its standard deviation."""
-    cases = {row["case"]: (clusters[row["index"]], row["case_chance"]) for row in rows if row.get("case_chance") is not None}
+    cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
     for cluster, chance in cases.values():
         found[cluster].append(float(norm.isf(chance)))
@@ -114,7 +115,7 @@ def _normal_scores(rows: Sequence[Mapping[str, Any]], clusters: Mapping[Any, int
 
 def single(both: Paired) -> float | None:
     """Return the chance that any answer comes as near to its original as the nearest one does (Bonferroni); None without rows."""
-    chances = [row["chance"] for row in both.attack if row.get("chance") is not None]
+    chances = [row.chance for row in both.attack if row.chance is not None]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 

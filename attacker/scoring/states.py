@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.safe_files import DamagedFile, read_json
@@ -21,11 +21,9 @@ WAITS = "not attacked yet"
 MATCHED_NO_MORE = "fewer reconstructions than examples"
 """The failure of an example of a case that is done: others of the case have a reconstruction."""
 
-Row = Mapping[str, Any]
 
-
-def state_of(row: Row) -> State:
-    """The state of a row's case; of rows written before they had one, by their failure."""
+def state_of(row: Mapping[str, Any]) -> State:
+    """Return the state of a row's case, from the row as JSON; of rows written before they had one, by their failure."""
     if (said := row.get("state")) in STATES:
         state: State = said
         return state
@@ -64,14 +62,19 @@ def read_reason(failed: Path) -> str:
         return f"{failed}: says no reason; replay the attack again"
 
 
-def finished(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of cases that came to their end, with an answer or without."""
-    return [row for row in rows if state_of(row) in FINISHED]
+class CaseState(Protocol):
+    """Anything that names a case and its state, such as a score row."""
+
+    @property
+    def case(self) -> str: ...
+
+    @property
+    def state(self) -> State: ...
 
 
-def count_cases(rows: Iterable[Row]) -> dict[str, int]:
+def count_cases(rows: Iterable[CaseState]) -> dict[str, int]:
     """The number of cases by state, each state that occurs, in the order of `STATES`."""
-    counted = Counter({row["case"]: state_of(row) for row in rows}.values())
+    counted = Counter({row.case: row.state for row in rows}.values())
     return {state: counted[state] for state in STATES if counted[state]}
 
 

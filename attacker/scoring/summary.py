@@ -8,11 +8,10 @@ from statistics import median
 from typing import Any
 
 from attacker.scoring.paired import by_example, filled
-from attacker.scoring.states import count_cases, finished
+from attacker.scoring.rows import ScoreRow
+from attacker.scoring.states import count_cases
 from attacker.scoring.statistics import Distribution, Estimate, clusters_of, mean, share
 from attacker.scoring.verdict import Verdict, judge
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,33 +73,32 @@ class Summary:
         return {**asdict(self), **verdict, "null": self.null.as_json() if self.null else None}
 
 
-def summarise(rows: Iterable[Row]) -> list[Summary]:
-    """One summary for each attack, nulls beside the attacks that they belong to."""
-    ordered = sorted(rows, key=lambda row: (row["run"], row["source"]))
-    groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row["run"], row["source"]))]
-    nulls = {_pairing(group[0]): group for group in groups if group[0]["null"]}
-    return [_beside(group, nulls.get(_pairing(group[0]), [])) for group in groups if not group[0]["null"]]
+def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
+    """Return one summary for each attack, nulls beside the attacks that they belong to."""
+    ordered = sorted(rows, key=lambda row: (row.run, row.source))
+    groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row.run, row.source))]
+    nulls = {_attack_of(group[0]): group for group in groups if group[0].null}
+    return [_beside(group, nulls.get(_attack_of(group[0]), [])) for group in groups if not group[0].null]
 
 
-def _beside(rows: Sequence[Row], null: Sequence[Row]) -> Summary:
+def _attack_of(row: ScoreRow) -> tuple[str, str, int, str, str]:
+    """What an attack and its null have in common: run, specification, seed and code."""
+    return row.run, row.spec.removesuffix(" without gradient"), row.seed, row.network_code, row.attack_code
+
+
+def _beside(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
     """A summary beside that of its null on the same cases, of which count those that both finished, and the verdict."""
-    cases, done = {row["case"] for row in rows}, finished(rows)
-    same, counted = [row for row in null if row["case"] in cases], {row["case"] for row in done}
-    other = [row for row in finished(same) if row["case"] in counted]
+    cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
+    same, counted = [row for row in null if row.case in cases], {row.case for row in done}
+    other = [row for row in same if row.is_finished and row.case in counted]
     beside = _summary(same, other, filled(other)) if same else None
     return replace(_summary(rows, done, filled(done, other)), null=beside, verdict=judge(done, other))
 
 
-def _pairing(row: Row) -> tuple[Any, ...]:
-    """What an attack and its null have in common."""
-    code = (row.get("network_code", ""), row.get("attack_code", ""))
-    return row["run"], str(row["spec"]).removesuffix(" without gradient"), row["seed"], *code
-
-
-def _summary(rows: Sequence[Row], done: Sequence[Row], complete: Sequence[Row]) -> Summary:
+def _summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
     """done: the rows that count. complete: the same, scores of failures filled in."""
     first = rows[0]
-    clusters = clusters_of((row["index"], row["case"]) for row in done)
+    clusters = clusters_of((row.index, row.case) for row in done)
 
     def estimate(key: str) -> Distribution | None:
         values = by_example(complete, key)
@@ -110,10 +108,15 @@ def _summary(rows: Sequence[Row], done: Sequence[Row], complete: Sequence[Row]) 
         values = by_example(done, key)
         return share(list(values.values()), [clusters[index] for index in values]) if values else None
 
-    efforts = [row for row in done if row.get("iterations") is not None]
+    efforts = [row for row in done if row.iterations is not None]
     return Summary(
-        **{key: first[key] for key in ("run", "source", "attack", "spec", "knows_defense", "defense")},
-        oracles=tuple(first["oracles"]),
+        run=first.run,
+        source=first.source,
+        attack=first.attack,
+        spec=first.spec,
+        knows_defense=first.knows_defense,
+        defense=first.defense,
+        oracles=first.oracles,
         cases=count_cases(rows),
         examples=len(done),
         success=part("success"),
@@ -122,14 +125,14 @@ def _summary(rows: Sequence[Row], done: Sequence[Row], complete: Sequence[Row]) 
         ssim=estimate("ssim"),
         ssim_global=estimate("ssim_global"),
         lpips=estimate("lpips"),
-        lpips_net=next((row["lpips_net"] for row in rows if row.get("lpips_net")), None),
+        lpips_net=next((row.lpips_net for row in rows if row.lpips_net), None),
         mse=estimate("mse"),
         continuous_error=estimate("continuous_error"),
         categorical_right=estimate("categorical_right"),
-        seconds=sum({row["case"]: row["seconds"] for row in efforts}.values()) if efforts else None,
-        iterations=median(row["iterations"] for row in efforts) if efforts else None,
-        failures=sum(row["failure"] is not None for row in done),
-        surplus=sum({row["case"]: row.get("surplus") or 0 for row in done}.values()),
+        seconds=sum({row.case: row.seconds or 0.0 for row in efforts}.values()) if efforts else None,
+        iterations=median(row.iterations or 0 for row in efforts) if efforts else None,
+        failures=sum(row.failure is not None for row in done),
+        surplus=sum({row.case: row.surplus or 0 for row in done}.values()),
         linked_right=part("link_correct"),
-        routes=dict(Counter({row["case"]: row["route"] for row in efforts if row.get("route")}.values())),
+        routes=dict(Counter({row.case: row.route for row in efforts if row.route}.values())),
     )

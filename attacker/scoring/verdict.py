@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from attacker.scoring.paired import Paired, Row, by_example, pair
+from attacker.scoring.paired import Paired, by_example, pair
+from attacker.scoring.rows import ScoreRow
 from attacker.scoring.significance import (
     adjust,
     detectable_mean,
@@ -169,10 +170,10 @@ def _size(one: Comparison) -> str:
     return f"{max(one.detectable, 0.01):.2f} {one.title}"
 
 
-def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
+def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     """Compare an attack with its null.
 
-    rows, null: of finished cases, see `states.finished`.
+    rows, null: of finished cases, see `ScoreRow.is_finished`.
     """
     if not rows:
         return Verdict(outcome="no verdict", reason="no case is finished")
@@ -200,7 +201,7 @@ def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
         clusters=count,
         recovered=sum(value > 0 for value in mine.values()),
         null_recovered=sum(value > 0 for value in its.values()),
-        flat=len({row["index"] for row in both.attack if row["success"] and row.get("flat")}),
+        flat=len({row.index for row in both.attack if row.success and row.flat}),
         reason=reason,
     )
 
@@ -208,7 +209,7 @@ def judge(rows: Sequence[Row], null: Sequence[Row]) -> Verdict:
 def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
     """Test every score that there is, and adjust for their number."""
     found: list[dict[str, Any]] = []
-    oracles = both.attack[0].get("oracles") or ()
+    oracles = both.attack[0].oracles
     for score in SCORES:
         differences = both.differences(score.name)
         if not differences or (score.name == "label_success" and "labels" in oracles):
@@ -266,8 +267,8 @@ def _mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
 
 def _tells_single(both: Paired) -> bool:
     """Whether rows say how likely a single answer is by chance; those of earlier versions do not."""
-    answered = [row for row in both.attack if row.get("failure") is None]
-    return not answered or any(row.get("chance") is not None for row in answered)
+    answered = [row for row in both.attack if row.failure is None]
+    return not answered or any(row.chance is not None for row in answered)
 
 
 def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
@@ -275,9 +276,9 @@ def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
     if any(one.leaks and one.score == "success" for one in compared):
         return True
     level = LEVEL / len(compared)
-    answered = [row for row in both.attack if row.get("chance") is not None]
+    answered = [row for row in both.attack if row.chance is not None]
     for one, other in zip(both.attack, both.null, strict=True):
-        if one["success"] and not other["success"] and (one.get("chance") or 1.0) * len(answered) <= level:
+        if one.success and not other.success and (one.chance or 1.0) * len(answered) <= level:
             return True
     if answered:
         return False

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from defenses._registry import Registry, bind
 from defenses.networks import NetworkSpec, last_linear
+from fedsim.models.in_memory import ModuleSpec
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4
@@ -147,6 +148,8 @@ def _drawn(spec: ModelSpec, data: DataSpec, seed: int) -> nn.Module:
 
 
 def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
+    if isinstance(spec, ModuleSpec):
+        return spec.copied()
     factory = _factory(spec.name)
     given, outputs = dict(spec.arguments), data.num_classes
     if "outputs" in given and "outputs" not in inspect.signature(factory).parameters:

@@ -2,9 +2,9 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from attacker.scoring import Summary, summarise
+from attacker.scoring import ScoreRow, Summary, summarise
 from attacker.service.index.json_lines import read_lines
 
 MOST_ROWS = 10_000
@@ -23,12 +23,12 @@ class VerdictSummary(NamedTuple):
 
 def read_verdicts(run: Path) -> dict[str, VerdictSummary]:
     """The verdict on each attack, by its source; none at all where the rows are too many, or are no scores."""
-    rows: list[dict[str, Any]] = []
-    for row in islice(read_lines(run, "scores.jsonl", []), MOST_ROWS + 1):
-        rows.append({key: value for key, value in row.items() if key not in NEEDLESS})
-    if len(rows) > MOST_ROWS:
-        return {}
+    rows: list[ScoreRow] = []
     try:
+        for row in islice(read_lines(run, "scores.jsonl", []), MOST_ROWS + 1):
+            rows.append(ScoreRow.from_dict({key: value for key, value in row.items() if key not in NEEDLESS}))
+        if len(rows) > MOST_ROWS:
+            return {}
         return {summary.source: _judged(summary) for summary in summarise(rows)}
     except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
         return {}

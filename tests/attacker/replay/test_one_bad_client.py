@@ -17,14 +17,13 @@ from attacker.attacks import AttackSpec, Case, Need, cpl, unmet
 from attacker.attacks.base import MAX_EXAMPLES
 from attacker.cli import app
 from attacker.replay.replay import Replay
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.score import NoTruth
 from fedsim.commands.console import IN_PART
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recording
-from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 2,
@@ -95,7 +94,7 @@ def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad
     assert all("the client reported more than 100,000" in reason for reason in done.failed.values())
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
-    assert {row["client"] for row in rows if row["failure"]} == {bad}
+    assert {row.client for row in rows if row.failure} == {bad}
 
 
 def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed(run: Path, bad: str) -> None:
@@ -168,12 +167,12 @@ def test_rows_whose_names_are_alike_when_cut_short_are_all_counted(run: Path, ba
 def test_a_client_without_truth_is_left_out_and_changes_nothing_for_the_others(run: Path, bad: str) -> None:
     done, null = replay(run).run(), replay(run, null=True).run()
     whole = Scorer(run, [run / "truth"])
-    before = [row for folder in (done.folder, null.folder) for row in whole.score(folder) if row["client"] != bad]
+    before = [row for folder in (done.folder, null.folder) for row in whole.score(folder) if row.client != bad]
     assert whole.untold == {done.folder.name: [], null.folder.name: []}
     (run / "truth" / f"{bad}.jsonl").unlink()
     scorer = Scorer(run, [run / "truth"])
     rows = [row for folder in (done.folder, null.folder) for row in scorer.score(folder)]
-    assert rows == before == read_json_lines(run / "scores.jsonl")
+    assert rows == before == read_rows(run / "scores.jsonl")
     keys = [f"0000{round}-{bad}" for round in (1, 2)]
     assert scorer.untold == {done.folder.name: keys, null.folder.name: keys}
     (summary,) = summarise(rows)
@@ -221,7 +220,7 @@ def test_where_no_case_has_truth_it_is_an_error_and_earlier_scores_stay(run: Pat
     told = call("score", run)
     assert told.exit_code == 2
     assert "no truth of client" in " ".join(told.stderr.split())
-    assert read_json_lines(run / "scores.jsonl") == rows
+    assert read_rows(run / "scores.jsonl") == rows
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """From a recording to rows: a real federation on the local engine, attacked and scored."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,13 +15,12 @@ from PIL import Image
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.oracle import true_labels, true_logits
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 2,
@@ -66,25 +66,25 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
     done = replay(run, arguments={"restarts": 2}).run()
     assert (done.done, done.skipped, done.failed) == (6, 0, {})
     rows = Scorer(run, [run / "truth"]).score(done.folder)
-    assert len(rows) == 12 == len(read_json_lines(run / "scores.jsonl"))
-    assert len({(row["case"], row["batch"], row["position"]) for row in rows}) == 12
+    assert len(rows) == 12 == len(read_rows(run / "scores.jsonl"))
+    assert len({(row.case, row.batch, row.position) for row in rows}) == 12
     from fedsim import data as datasets
 
     data = datasets.load("digits")
     for row in rows:
-        x, y = data.train[[row["index"]]]
-        assert row["label_true"] == int(y)
-        pair = np.asarray(Image.open(run / row["pair"])) / 255
+        x, y = data.train[[row.index]]
+        assert row.label_true == int(y)
+        pair = np.asarray(Image.open(run / row.pair)) / 255
         np.testing.assert_allclose(pair[:, :8], x[0, 0], atol=0.51 / 255)
-        assert np.square(pair[:, 8:] - pair[:, :8]).mean() == pytest.approx(row["mse"], abs=5e-3)
-        assert row["success"] == (row["mse"] <= 0.009)
-    assert sum(row["success"] for row in rows) > 4
-    assert {row["ssim"] for row in rows} == {None}
-    assert all(row["ssim_global"] > 0.5 for row in rows if row["success"])
-    assert {(row["codec"], row["rounded"]) for row in rows} == {("dense", False)}
-    assert {row["environment"]["torch"] for row in rows} == {version("torch")}
-    assert all("commit" in row["environment"] and row["lpips"] is None for row in rows)
-    assert {row["lpips_reason"] for row in rows} == {"AlexNet needs images of 31x31 pixels at least, got 8x8"}
+        assert np.square(pair[:, 8:] - pair[:, :8]).mean() == pytest.approx(row.mse, abs=5e-3)
+        assert row.success == (row.mse <= 0.009)
+    assert sum(row.success for row in rows) > 4
+    assert {row.ssim for row in rows} == {None}
+    assert all(row.ssim_global > 0.5 for row in rows if row.success)
+    assert {(row.codec, row.rounded) for row in rows} == {("dense", False)}
+    assert {row.environment["torch"] for row in rows} == {version("torch")}
+    assert all("commit" in row.environment and row.lpips is None for row in rows)
+    assert {row.lpips_reason for row in rows} == {"AlexNet needs images of 31x31 pixels at least, got 8x8"}
 
 
 def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:
@@ -146,8 +146,8 @@ def test_an_attack_that_cannot_be_used_is_a_failure_in_every_row(run: Path) -> N
     assert len(done.failed) == 6
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
-    assert {row["failure"] for row in rows} == {"idlg cannot be used: it works for one example only"}
-    assert not any(row["success"] for row in rows)
+    assert {row.failure for row in rows} == {"idlg cannot be used: it works for one example only"}
+    assert not any(row.success for row in rows)
 
 
 def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -
     assert str(path) in done.failed[row.key]
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
-    assert sum(row["failure"] is not None for row in rows) == 2
+    assert sum(row.failure is not None for row in rows) == 2
 
 
 def test_reconstructions_do_not_change_where_truth_is_gone(run: Path) -> None:
@@ -183,11 +183,11 @@ def test_the_label_oracle_is_in_every_row_and_in_another_folder(run: Path) -> No
     assert told.folder != plain.folder
     told.run(), plain.run()
     rows, without = scorer.score(told.folder), scorer.score(plain.folder)
-    assert {tuple(row["oracles"]) for row in rows} == {("labels",)}
-    assert {tuple(row["oracles"]) for row in without} == {()}
-    by_case = {row["case"]: [] for row in rows}
+    assert {row.oracles for row in rows} == {("labels",)}
+    assert {row.oracles for row in without} == {()}
+    by_case = {row.case: [] for row in rows}
     for row in rows:
-        by_case[row["case"]].append((row["label_true"], row["label_recovered"]))
+        by_case[row.case].append((row.label_true, row.label_recovered))
     for pairs in by_case.values():
         assert sorted(true for true, _ in pairs) == sorted(found for _, found in pairs)
 
@@ -205,14 +205,14 @@ def test_the_oracle_of_logits_tells_what_the_model_sent_makes_of_the_true_exampl
     assert torch.allclose(-seen.update[bias] / seen.training.learning_rate, slope, atol=1e-5)
     told = replay(run, oracle_logits=lambda row: true_logits(scorer, recording, row), arguments={"agreement": 0.1})
     told.run()
-    assert {tuple(one["oracles"]) for one in scorer.score(told.folder)} == {("logits",)}
+    assert {one.oracles for one in scorer.score(told.folder)} == {("logits",)}
 
 
 def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"])
     for null in (False, True):
         scorer.score(replay(run, null=null, arguments={"restarts": 2}).run().folder)
-    (summary,) = summarise(read_json_lines(run / "scores.jsonl"))
+    (summary,) = summarise(read_rows(run / "scores.jsonl"))
     assert summary.null is not None
     assert summary.success.value > 0.4 > summary.null.success.value
     assert summary.verdict is not None
@@ -224,7 +224,7 @@ def test_summaries_stand_beside_their_null_and_say_when_all_is_gone(run: Path) -
 def test_scoring_again_replaces_its_rows(run: Path) -> None:
     scorer, done = Scorer(run, [run / "truth"]), replay(run).run()
     scorer.score(done.folder), scorer.score(done.folder)
-    assert len(read_json_lines(run / "scores.jsonl")) == 12
+    assert len(read_rows(run / "scores.jsonl")) == 12
 
 
 def test_truth_of_other_data_is_refused(run: Path) -> None:
@@ -239,10 +239,10 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
     run = federate(tmp_path / "table", model="mlp", data="breast_cancer", training=training)
     done = replay(run, arguments={"restarts": 3}).run()
     rows = Scorer(run, [run / "truth"]).score(done.folder)
-    assert sum(row["success"] for row in rows) >= 4
-    assert {(row["psnr"], row["ssim"], row["categorical_right"]) for row in rows} == {(None, None, None)}
-    assert all(row["success"] == (row["continuous_error"] <= 0.05) for row in rows)
-    pair = json.loads((run / rows[0]["pair"]).read_text())
+    assert sum(row.success for row in rows) >= 4
+    assert {(row.psnr, row.ssim, row.categorical_right) for row in rows} == {(None, None, None)}
+    assert all(row.success == (row.continuous_error <= 0.05) for row in rows)
+    pair = json.loads((run / rows[0].pair).read_text())
     assert len(pair["columns"]) == len(pair["original"]) == len(pair["reconstruction"]) == 30
 
 
@@ -273,7 +273,7 @@ def test_a_search_that_runs_away_is_a_failure_and_scores_can_still_be_written(ru
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
     assert set(done.failed.values()) <= {"the search ran away: its loss is not a number"}
-    assert not any(row["success"] for row in rows)
+    assert not any(row.success for row in rows)
 
 
 def test_recordings_that_share_a_folder_of_reconstructions_do_not_mix(run: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_labels_that_are_told_include_an_example_each_time_it_is_used(tmp_path: 
 
 def test_an_example_that_is_attacked_in_many_rounds_is_one_example(run: Path) -> None:
     rows = Scorer(run, [run / "truth"]).score(replay(run).run().folder)
-    again = [{**row, "case": f"again-{row['case']}"} for row in rows]
+    again = [dataclasses.replace(row, case=f"again-{row.case}") for row in rows]
     (once,), (twice,) = summarise(rows), summarise([*rows, *again])
     assert twice.examples == 2 * once.examples
     assert (twice.success.low, twice.success.high, twice.mse) == (once.success.low, once.success.high, once.mse)

@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from attacker.cli import app
+from attacker.scoring import read_rows
 from attacker.scoring.states import count_cases
 from fedsim.commands.console import IN_PART
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
-from fedsim.recording.files import read_json_lines
 
 EXPERIMENT = {
     "rounds": 3,
@@ -86,7 +86,7 @@ def test_a_share_is_of_the_cases_that_a_stopped_search_finished(run: Path, sent:
     assert cases["failed"] == 0
     assert cases["interrupted"] <= (sent == signal.SIGINT)
     assert summary["examples"] == summary["success"]["count"] == cases["done"]
-    assert count_cases(read_json_lines(run / "scores.jsonl")) == {state: count for state, count in cases.items() if count}
+    assert count_cases(read_rows(run / "scores.jsonl")) == {state: count for state, count in cases.items() if count}
     told = score(run)
     assert f"{6 - cases['done']} of 6 cases are not finished" in " ".join(told.stderr.split())
     assert f"{cases['done']} of 6 cases" in told.stdout

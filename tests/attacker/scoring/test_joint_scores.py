@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction, Slot
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
 from attacker.scoring.counted import superseded
 from attacker.scoring.originals import Original, Use, link_fields, originals, uses
 from fedsim import data as datasets
-from fedsim.recording.files import read_json_lines, write_json
+from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
 
 USED = {1: [[3, 5]], 2: [[7, 9]], 4: [[5, 7]]}
@@ -38,7 +38,7 @@ class Joint:
             "rounds": [[1, 1], [2, 1], [4, 1]], "left_out": [[3, "its update holds NaN"]], "cohorts": [["ada"]] * 3,
         }  # fmt: skip
         facts = {"attack": "agic", "spec": "agic()", "null": False, "knows_defense": True, "oracles": [], "seed": 0}
-        known = dict.fromkeys(("model", "defense", "gradient", "network", "inputs", "secure_aggregation"), "")
+        known = dict.fromkeys(("model", "defense", "gradient", "network", "inputs"), "") | {"secure_aggregation": False}
         write_json(self.folder / "attack.json", {**facts, "run": {"name": "run", **known}, "cases": [self.case]})
         self.write()
 
@@ -62,10 +62,10 @@ class Joint:
         write_json(self.folder / "attack.json", {**facts, "cases": [*facts["cases"], case]})
         replace(self.found, case=key).write(self.folder / f"{key}.safetensors")
 
-    def rows(self) -> dict[int, dict[str, Any]]:
+    def rows(self) -> dict[int, ScoreRow]:
         rows = Scorer(self.run, [self.run / "truth"]).score(self.folder)
-        assert len({row["index"] for row in rows}) == len(rows)
-        return {row["index"]: row for row in rows}
+        assert len({row.index for row in rows}) == len(rows)
+        return {row.index: row for row in rows}
 
 
 @pytest.fixture
@@ -75,22 +75,22 @@ def joint(tmp_path: Path) -> Joint:
 
 def test_an_example_of_several_rounds_is_one_row_with_the_rounds_it_was_in(joint: Joint) -> None:
     rows = joint.rows()
-    assert {index: row["rounds"] for index, row in rows.items()} == {3: [1], 5: [1, 4], 7: [2, 4], 9: [2]}
-    assert {index: (row["batch"], row["position"]) for index, row in rows.items()} == {3: (1, 0), 5: (1, 1), 7: (1, 0), 9: (1, 1)}
-    assert all(row["success"] and row["mse"] == 0 for row in rows.values())
+    assert {index: row.rounds for index, row in rows.items()} == {3: (1,), 5: (1, 4), 7: (2, 4), 9: (2,)}
+    assert {index: (row.batch, row.position) for index, row in rows.items()} == {3: (1, 0), 5: (1, 1), 7: (1, 0), 9: (1, 1)}
+    assert all(row.success and row.mse == 0 for row in rows.values())
 
 
 def test_a_link_is_right_where_the_example_was_in_all_rounds_claimed(joint: Joint) -> None:
     rows = joint.rows()
-    assert {index: row["rounds_claimed"] for index, row in rows.items()} == {3: [1], 5: [1, 4], 7: [1, 2], 9: [2]}
-    assert {index: row["link_correct"] for index, row in rows.items()} == {3: None, 5: True, 7: False, 9: None}
+    assert {index: row.rounds_claimed for index, row in rows.items()} == {3: (1,), 5: (1, 4), 7: (1, 2), 9: (2,)}
+    assert {index: row.link_correct for index, row in rows.items()} == {3: None, 5: True, 7: False, 9: None}
     (summary,) = summarise(rows.values())
     assert summary.linked_right is not None
     assert (summary.linked_right.value, summary.linked_right.count) == (0.5, 2)
 
 
 def test_each_example_has_a_pair_of_its_own_though_places_repeat_from_round_to_round(joint: Joint) -> None:
-    files = [row["pair"] for row in joint.rows().values()]
+    files = [row.pair for row in joint.rows().values()]
     assert len(set(files)) == 4
     assert all((joint.run / file).is_file() for file in files)
 
@@ -99,8 +99,8 @@ def test_examples_without_a_reconstruction_claim_nothing(joint: Joint) -> None:
     (joint.folder / "joint.safetensors").unlink()
     write_json(joint.folder / "joint.failed.json", {"reason": "no time"})
     rows = joint.rows()
-    assert {row["failure"] for row in rows.values()} == {"no time"}
-    assert {(str(row["rounds_claimed"]), row["link_correct"]) for row in rows.values()} == {("None", None)}
+    assert {row.failure for row in rows.values()} == {"no time"}
+    assert {(str(row.rounds_claimed), row.link_correct) for row in rows.values()} == {("None", None)}
     (summary,) = summarise(rows.values())
     assert summary.linked_right is None
 
@@ -111,16 +111,16 @@ def test_a_case_of_one_round_claims_no_link(joint: Joint) -> None:
     write_json(joint.folder / "attack.json", {**facts, "cases": [case]})
     joint.write(slots=(Slot(1, "ada", 1, 0, 0), Slot(1, "ada", 1, 1, 1)))
     rows = joint.rows()
-    assert {index: (row["rounds"], row["rounds_claimed"], row["link_correct"]) for index, row in rows.items()} == {
-        3: ([1], [1], None),
-        5: ([1], [1], None),
+    assert {index: (row.rounds, row.rounds_claimed, row.link_correct) for index, row in rows.items()} == {
+        3: ((1,), (1,), None),
+        5: ((1,), (1,), None),
     }
 
 
 def of_cases(joint: Joint, only: set[str] | None = None) -> set[tuple[str, int]]:
     """(case, index) of all rows that there are once these were scored."""
     Scorer(joint.run, [joint.run / "truth"]).score(joint.folder, only)
-    return {(row["case"], row["index"]) for row in read_json_lines(joint.run / "scores.jsonl")}
+    return {(row.case, row.index) for row in read_rows(joint.run / "scores.jsonl")}
 
 
 ALL = {("joint", 3), ("joint", 5), ("joint", 7), ("joint", 9)}
@@ -175,6 +175,6 @@ def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
 
 def test_a_claim_of_one_round_is_no_link_even_where_it_is_wrong() -> None:
     original = Original((2, 5), 1, 0, 4)
-    assert link_fields(original, (1,)) == {"rounds_claimed": [1], "link_correct": None}
+    assert link_fields(original, (1,)) == {"rounds_claimed": (1,), "link_correct": None}
     assert link_fields(original, (2, 5))["link_correct"] is True
     assert link_fields(original, (2, 3, 5))["link_correct"] is False

@@ -16,9 +16,10 @@ from PIL import Image
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, ScoreRow, summarise
+from attacker.scoring.comparison import labels_read
 from attacker.scoring.perceptual import load
-from attacker.scoring.score import labels_read, replace_rows
+from attacker.scoring.score import replace_rows
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -59,13 +60,13 @@ def test_each_row_has_the_lpips_of_its_own_pair_and_the_summary_their_mean(share
     rows = Scorer(run, [run / "truth"], lpips_weights=weights).score(attack(run, steps=5).folder)
     assert len(rows) == 4
     for row in rows:
-        pair = torch.from_numpy(np.asarray(Image.open(run / row["pair"])).transpose(2, 0, 1).copy())[None] / 255
-        assert row["lpips"] == pytest.approx(load("alex", weights)(pair[..., :32], pair[..., 32:]).item(), abs=5e-3)
-        assert (row["lpips_net"], row["lpips_reason"]) == ("alex", None)
-    assert len({row["lpips"] for row in rows}) == 4
+        pair = torch.from_numpy(np.asarray(Image.open(run / row.pair)).transpose(2, 0, 1).copy())[None] / 255
+        assert row.lpips == pytest.approx(load("alex", weights)(pair[..., :32], pair[..., 32:]).item(), abs=5e-3)
+        assert (row.lpips_net, row.lpips_reason) == ("alex", None)
+    assert len({row.lpips for row in rows}) == 4
     (summary,) = summarise(rows)
     assert summary.lpips is not None
-    assert summary.lpips.value == pytest.approx(np.mean([row["lpips"] for row in rows]))
+    assert summary.lpips.value == pytest.approx(np.mean([row.lpips for row in rows]))
     assert summary.lpips_net == "alex"
 
 
@@ -79,21 +80,21 @@ def test_categories_are_scored_and_shown_by_the_largest_of_their_columns(federat
     run = federate(model="mlp", data=data, training=training)
     done = attack(run, restarts=2)
     rows = Scorer(run, [run / "truth"]).score(done.folder)
-    assert [row["categorical_right"] for row in rows] == [1] * 2
-    assert all(row["success"] and row["continuous_error"] < 0.05 for row in rows)
-    pair = json.loads((run / rows[0]["pair"]).read_text())
+    assert [row.categorical_right for row in rows] == [1] * 2
+    assert all(row.success and row.continuous_error < 0.05 for row in rows)
+    pair = json.loads((run / rows[0].pair).read_text())
     assert pair["columns"] == ["age", "work", "work", "work"]
     assert np.argmax(pair["original"][1:]) == np.argmax(pair["reconstruction"][1:])
     shutil.move(tmp_path / "people.csv", tmp_path / "moved.csv")
     moved = Scorer(run, [run / "truth"], (f"csv:{tmp_path / 'moved.csv'}", {}))
-    assert [row["mse"] for row in moved.score(done.folder)] == [row["mse"] for row in rows]
+    assert [row.mse for row in moved.score(done.folder)] == [row.mse for row in rows]
 
 
 @pytest.mark.parametrize("source", ["held_out", "clients"])
 def test_rows_of_a_table_say_where_its_ranges_come_from(federate: Federate, source: str) -> None:
     run = federate(model="mlp", data={"name": "breast_cancer", "ranges_from": source})
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
-    assert {row["ranges_from"] for row in rows} == {source}
+    assert {row.ranges_from for row in rows} == {source}
 
 
 def test_a_run_of_before_ranges_were_named_is_still_scored(federate: Federate) -> None:
@@ -104,8 +105,8 @@ def test_a_run_of_before_ranges_were_named_is_still_scored(federate: Federate) -
         del reduce(dict.__getitem__, keys, told)["ranges_from"]
         path.write_text(json.dumps(told))
     rows = Scorer(run, [run / "truth"]).score(attack(run).folder)
-    assert {row["ranges_from"] for row in rows} == {""}
-    assert all(row["failure"] is None for row in rows)
+    assert {row.ranges_from for row in rows} == {""}
+    assert all(row.failure is None for row in rows)
 
 
 def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> None:
@@ -115,7 +116,7 @@ def test_reconstructions_of_another_shape_are_a_failure(federate: Federate) -> N
     found = Reconstruction.read(path)
     replace(found, x=torch.zeros(2, 3, 9, 9)).write(path)
     rows = Scorer(run, [run / "truth"]).score(done.folder)
-    failures = [row["failure"] for row in rows if row["failure"] is not None]
+    failures = [row.failure for row in rows if row.failure is not None]
     assert len(failures) == 2
     assert all("(2, 3, 9, 9)" in failure for failure in failures)
 
@@ -154,12 +155,12 @@ def test_rows_take_the_place_of_their_own_and_of_no_other_ones(
     path, old, new = (
         tmp_path / "scores.jsonl",
         {"source": "a", "case": "1", "psnr": 1.0},
-        {"source": "a", "case": "1", "psnr": 2.0},
+        ScoreRow(source="a", case="1", index=0, psnr=2.0),
     )
     before = [OTHERS[0], *([old] if scored_before else []), *OTHERS[1:]]
     path.write_text("".join(json.dumps(row) + "\n" for row in before) + '{"source": "a", "cut off')
     replace_rows(path, [new, new], "a", only)
     kept = [row for row in OTHERS if only is not None or row["source"] != "a"]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [*kept, new, new]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [*kept, new.to_dict(), new.to_dict()]
     replace_rows(path, [], "a", only)
     assert [json.loads(line) for line in path.read_text().splitlines()] == kept

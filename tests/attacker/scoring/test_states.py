@@ -9,7 +9,7 @@ import pytest
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.states import State, count_cases, state_of
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -34,7 +34,7 @@ def attacked(tmp_path: Path) -> Path:
     return Replay(recording=recording, spec=AttackSpec(name="exact"), out=out).run().folder
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
+def rows_of(folder: Path) -> list[ScoreRow]:
     run = folder.parents[1]
     return Scorer(run, [run / "truth"]).score(folder)
 
@@ -54,13 +54,13 @@ def test_cases_that_were_cut_off_or_never_begun_are_apart_from_those_that_failed
     unreadable.write_bytes(b"no tensors")
     cut_off(interrupted)
     waiting.unlink()
-    rows = {row["case"]: row for row in rows_of(attacked)}
+    rows = {row.case: row for row in rows_of(attacked)}
     states = {done: "done", failed: "failed", unreadable: "failed", interrupted: "interrupted", waiting: "waiting"}
-    assert {key: row["state"] for key, row in rows.items()} == {path.stem: state for path, state in states.items()}
-    assert rows[failed.stem]["success"] is False
-    assert rows[failed.stem]["failure"] == "no way"
-    assert rows[interrupted.stem]["psnr"] > 60
-    unknown = {key: rows[waiting.stem][key] for key in ("success", "label_success", "psnr", "mse", "failure", "pair")}
+    assert {key: row.state for key, row in rows.items()} == {path.stem: state for path, state in states.items()}
+    assert rows[failed.stem].success is False
+    assert rows[failed.stem].failure == "no way"
+    assert rows[interrupted.stem].psnr > 60
+    unknown = {key: getattr(rows[waiting.stem], key) for key in ("success", "label_success", "psnr", "mse", "failure", "pair")}
     assert set(unknown.values()) == {None}
 
 
@@ -89,7 +89,7 @@ def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> N
     path = min(attacked.glob("*.safetensors"))
     cut_off(path)
     give_up(path)
-    assert next(row for row in rows_of(attacked) if row["case"] == path.stem)["state"] == "failed"
+    assert next(row for row in rows_of(attacked) if row.case == path.stem).state == "failed"
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> N
 )
 def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: State) -> None:
     assert state_of(row) == state
-    assert count_cases([{**row, "case": "one"}]) == {state: 1}
+    assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}

@@ -9,14 +9,14 @@ import torch
 from torch import nan
 
 from attacker.reconstruction import Reconstruction, Slot
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.assignment import assign, keep_first, rank
 from attacker.scoring.originals import count_places
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
 
-KNOWN = dict.fromkeys(("model", "defense", "gradient", "network", "inputs", "secure_aggregation"), "")
+KNOWN = {**dict.fromkeys(("model", "defense", "gradient", "network", "inputs"), ""), "secure_aggregation": False}
 EIGHT = tuple(range(8))
 
 
@@ -31,7 +31,7 @@ class Surplus:
 
     def rows(
         self, used: Sequence[Sequence[int]], candidates: Sequence[int], confidence: Sequence[float], **training: Any
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, ScoreRow]:
         """Rows by index. used: digits of each round. candidates: digits that the attack found, and -1 for noise."""
         writer, rounds = TruthWriter(self.run / "truth", "ada"), range(1, len(used) + 1)
         for number, indices in zip(rounds, used, strict=True):
@@ -48,7 +48,7 @@ class Surplus:
             case="one", x=x, y=y, confidence=torch.tensor(confidence), slots=(Slot(1, "ada", 1, 0, 0),), loss=torch.zeros(1),
             iterations=1, evaluations=1, restarts=1, seconds=1.0, route="optimisation", attack="cpl()", oracles=(), seed=0,
         ).write(self.folder / "one.safetensors")  # fmt: skip
-        return {row["index"]: row for row in Scorer(self.run, [self.run / "truth"]).score(self.folder)}
+        return {row.index: row for row in Scorer(self.run, [self.run / "truth"]).score(self.folder)}
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def surplus(tmp_path: Path) -> Surplus:
 def test_good_candidates_that_the_attack_ranks_low_count_for_nothing(surplus: Surplus) -> None:
     """24 candidates for 8 examples: whoever picked the good third of them by truth would say that all is recovered."""
     rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.9] * 16 + [0.1] * 8)
-    assert not any(row["success"] for row in rows.values())
-    assert {row["surplus"] for row in rows.values()} == {16}
+    assert not any(row.success for row in rows.values())
+    assert {row.surplus for row in rows.values()} == {16}
     (summary,) = summarise(rows.values())
     assert summary.surplus == 16
     assert summary.success is not None
@@ -69,40 +69,40 @@ def test_good_candidates_that_the_attack_ranks_low_count_for_nothing(surplus: Su
 
 def test_good_candidates_that_the_attack_ranks_first_count(surplus: Surplus) -> None:
     rows = surplus.rows([EIGHT], [-1] * 16 + list(EIGHT), [0.1] * 16 + [0.9] * 8)
-    assert all(row["success"] and row["label_success"] for row in rows.values())
+    assert all(row.success and row.label_success for row in rows.values())
 
 
 def test_labels_of_the_surplus_are_not_read(surplus: Surplus) -> None:
     wrong, right = surplus.data.train[[0, 1]][1].tolist()
     assert wrong != right
     rows = surplus.rows([[1]], [0, 1], [0.9, 0.8])
-    assert (rows[1]["label_recovered"], rows[1]["label_success"], rows[1]["success"]) == (wrong, False, False)
+    assert (rows[1].label_recovered, rows[1].label_success, rows[1].success) == (wrong, False, False)
 
 
 def test_an_attack_that_finds_an_example_anew_in_each_round_must_merge_what_it_finds(surplus: Surplus) -> None:
     rows = surplus.rows([EIGHT, EIGHT, EIGHT], [*EIGHT, *EIGHT, *EIGHT], [0.9] * 8 + [0.8] * 16)
-    assert {row["surplus"] for row in rows.values()} == {16}
-    assert all(row["success"] for row in rows.values())
+    assert {row.surplus for row in rows.values()} == {16}
+    assert all(row.success for row in rows.values())
     rows = surplus.rows([EIGHT, EIGHT, EIGHT], [one for one in EIGHT for _ in range(3)], [0.9] * 24)
-    assert sum(row["success"] for row in rows.values()) == 3
+    assert sum(row.success for row in rows.values()) == 3
 
 
 def test_one_candidate_each_for_an_example_that_a_round_used_twice_is_no_surplus(surplus: Surplus) -> None:
     """The client reported three examples, and the attack returns three: it cannot know that two of them are one."""
     rows = surplus.rows([[4, 5, 4]], [4, 4, 5], [0.9, 0.8, 0.1])
-    assert {index: (row["success"], row["surplus"]) for index, row in rows.items()} == {4: (True, 0), 5: (True, 0)}
+    assert {index: (row.success, row.surplus) for index, row in rows.items()} == {4: (True, 0), 5: (True, 0)}
 
 
 def test_passes_over_the_same_examples_make_no_room_for_more_candidates(surplus: Surplus) -> None:
     rows = surplus.rows([[4, 5, 5, 4]], [-1, -1, 4, 5], [0.9, 0.8, 0.7, 0.6], epochs=2)
-    assert not any(row["success"] for row in rows.values())
-    assert {row["surplus"] for row in rows.values()} == {2}
+    assert not any(row.success for row in rows.values())
+    assert {row.surplus for row in rows.values()} == {2}
 
 
 def test_fewer_candidates_than_examples_all_count(surplus: Surplus) -> None:
     rows = surplus.rows([EIGHT], [3, 5], [nan, 0.1])
-    assert [index for index, row in rows.items() if row["success"]] == [3, 5]
-    assert {row["surplus"] for row in rows.values()} == {0}
+    assert [index for index, row in rows.items() if row.success] == [3, 5]
+    assert {row.surplus for row in rows.values()} == {0}
 
 
 @pytest.mark.parametrize(

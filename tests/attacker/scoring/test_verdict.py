@@ -1,13 +1,14 @@
 """Verdicts on an attack against its null."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attacker.scoring import summarise
+from attacker.scoring import ScoreRow, summarise
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.paired import PSNR_OF_8_BITS
 from attacker.scoring.significance import adjust, fisher, sign_flip, t_test
@@ -16,34 +17,39 @@ from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
 
-Row = dict[str, Any]
 
-
-def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **fields: Any) -> list[Row]:
+def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **fields: Any) -> list[ScoreRow]:
     """One row for each PSNR, in cases of `size` examples; a failure where it is None."""
     return [
-        {
-            "run": "run",
-            "source": "null" if null else "attack",
-            "attack": "cpl",
-            "knows_defense": True,
-            "defense": "",
-            "spec": "cpl() without gradient" if null else "cpl()",
-            "null": null,
-            "seed": 0,
-            "oracles": [],
-            "case": str(i // size),
-            "index": i,
-            "state": "done",
-            "failure": "gave up" if value is None else None,
-            "psnr": value,
-            "mse": None if value is None else 10 ** (-value / 10),
-            "success": value is not None and value >= 20.5,
-            "label_success": False,
-            **{key: values[i] if isinstance(values, list) else values for key, values in fields.items()},
-        }
+        ScoreRow.from_dict(
+            {
+                "run": "run",
+                "source": "null" if null else "attack",
+                "attack": "cpl",
+                "knows_defense": True,
+                "defense": "",
+                "spec": "cpl() without gradient" if null else "cpl()",
+                "null": null,
+                "seed": 0,
+                "oracles": [],
+                "case": str(i // size),
+                "index": i,
+                "state": "done",
+                "failure": "gave up" if value is None else None,
+                "psnr": value,
+                "mse": None if value is None else 10 ** (-value / 10),
+                "success": value is not None and value >= 20.5,
+                "label_success": False,
+                **{key: values[i] if isinstance(values, list) else values for key, values in fields.items()},
+            }
+        )
         for i, value in enumerate(psnr)
     ]
+
+
+def without_state(row: ScoreRow) -> ScoreRow:
+    """A row as programs wrote it before rows had a state."""
+    return ScoreRow.from_dict({key: value for key, value in row.to_dict().items() if key not in ("state", "version")})
 
 
 def around(centre: float, count: int, seed: int, spread: float = 1.5) -> list[float]:
@@ -133,8 +139,7 @@ def test_labels_that_leak_are_named_and_told_ones_are_not_compared() -> None:
 
 def test_a_failure_counts_as_the_nulls_answer_or_as_the_best_constant_image() -> None:
     attack, null = rows([60.0, None, None, 14.0]), rows([10.0, 9.0, None, 10.0], null=True)
-    for row in attack:
-        row["constant"] = {"psnr": 7.0, "mse": 0.2}
+    attack = [replace(row, constant={"psnr": 7.0, "mse": 0.2}) for row in attack]
     (summary,) = summarise([*attack, *null])
     assert summary.psnr is not None
     assert summary.psnr.count == 4
@@ -151,7 +156,7 @@ def test_no_exact_row_carries_a_mean() -> None:
 
 def test_rows_of_an_earlier_version_are_summarised() -> None:
     attack, null = rows([120.0, 10.0]), rows([9.0, 9.5], null=True)
-    (summary,) = summarise([{key: value for key, value in row.items() if key != "state"} for row in [*attack, *null]])
+    (summary,) = summarise(map(without_state, [*attack, *null]))
     assert summary.verdict is not None
     assert "score it again" in summary.verdict.reason
     json_of = summary.as_json()

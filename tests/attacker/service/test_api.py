@@ -21,7 +21,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.report.gather import gather
 from attacker.report.pairs import read_pair
 from attacker.report.render import render
-from attacker.scoring import Scorer, summarise
+from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.paired import PSNR_OF_8_BITS
 from attacker.service.jobs.job import JobSpec
 from attacker.service.worker import report_process as reporting
@@ -95,7 +95,7 @@ def test_a_share_is_of_finished_cases_and_the_others_are_counted_apart(ask: Ask,
 
 def test_attacks_are_told_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     told = {one["source"]: one for one in ask(truth="own").json(f"{RUN}/attacks")["items"]}
-    (summary,) = summarise(read_json_lines(root / "digits" / "scores.jsonl"))
+    (summary,) = summarise(read_rows(root / "digits" / "scores.jsonl"))
     attack, null = (told[name] for name in sources)
     assert (attack["cases"], attack["done"], attack["scored"], attack["null"], null["null"]) == (6, 6, 6, False, True)
     assert summary.psnr is not None

@@ -38,12 +38,12 @@ def test_every_example_of_the_cohort_has_a_row(run: FederationRun) -> None:
     for number in (1, 2):
         cohort = recording.summed(number)
         used = [truth.used(number, 1, client).steps[0][0] for client in cohort]
-        own = [row for row in rows if row["rounds"] == [number]]
-        assert [row["client"] for row in own] == ["sum"] * 3
-        assert [(row["batch"], row["position"], row["index"]) for row in own] == [(b, 0, i) for b, i in enumerate(used, start=1)]
-        assert all(row["psnr"] is not None for row in own)
-        assert len({row["case"] for row in own}) == 1
-    assert {row["secure_aggregation"]["threshold"] for row in rows} == {2}
+        own = [row for row in rows if row.rounds == (number,)]
+        assert [row.client for row in own] == ["sum"] * 3
+        assert [(row.batch, row.position, row.index) for row in own] == [(b, 0, i) for b, i in enumerate(used, start=1)]
+        assert all(row.psnr is not None for row in own)
+        assert len({row.case for row in own}) == 1
+    assert {row.secure_aggregation["threshold"] for row in rows} == {2}
 
 
 def test_the_sum_of_single_steps_is_the_step_on_everyones_examples(run: FederationRun) -> None:

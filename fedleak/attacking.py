@@ -1,0 +1,59 @@
+"""Attacks on an observation in memory, or on a recording."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.base import refused
+from attacker.replay.cases import trouble
+from attacker.replay.replay import Replay
+from fedleak.federations import run_of
+from fedleak.results import AttackResult, ReconstructionFiles
+from fedsim.recording import Observation, Recording
+
+
+def attack(
+    target: Observation | Sequence[Observation] | Recording,
+    name: str,
+    *,
+    seed: int = 0,
+    null: bool = False,
+    device: str = "cpu",
+    out: Path | str | None = None,
+    workers: int | None = 1,
+    **arguments: Any,
+) -> AttackResult:
+    """Attack an observation, several of one client (an attack such as agic uses them together), or a recording.
+
+    name:    as `attacker list` shows it, or `module:function`. arguments: its own.
+    null:    withhold the gradient: what the prior alone achieves. A verdict compares an attack with its null.
+    out:     of a recording: folder of all reconstructions, by default beside it. What is done there already is not done again.
+    workers: of a recording: processes; None for one a core where the work pays for their start.
+
+    Raises ValueError where the name or an argument is unknown, or the attack cannot be used on an observation.
+    """
+    spec = AttackSpec(name=name, arguments=arguments, null=null)
+    if isinstance(target, Recording):
+        folder = run_of(target) / "reconstructions" if out is None else Path(out)
+        replay = Replay(recording=target, spec=spec, out=folder, seed=seed, device=device, workers=workers)
+        replayed = replay.run()
+        paths = tuple(path for case in replay.plan.cases if (path := replay.path(case.key)).exists())
+        return AttackResult(
+            spec=spec,
+            data=target.manifest.data,
+            reconstructions=ReconstructionFiles(paths),
+            failed=dict(replayed.failed),
+            folder=replayed.folder,
+            run=run_of(target),
+        )
+    observations = (target,) if isinstance(target, Observation) else tuple(target)
+    if not observations:
+        raise ValueError("there is no observation to attack")
+    case, built = Case(observations), spec.build(device=device)
+    if reason := next(filter(None, map(trouble, observations)), "") or refused(built, case):
+        raise ValueError(f"{name} cannot be used: {reason}")
+    found = built([case], rng=torch.Generator().manual_seed(seed))
+    return AttackResult(spec=spec, data=observations[0].data, reconstructions=found)

@@ -1,0 +1,80 @@
+"""Pictures of reconstructions, drawn with Matplotlib."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedsim.recording import DataSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 8
+"""Examples that are drawn where nobody asks for more."""
+CELL = 1.2
+"""Inches of one image."""
+
+
+def can_draw() -> bool:
+    """Whether Matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
+    """Draw rows of examples by title, one column an example; None leaves a gap. captions: below the columns.
+
+    Images in colour or grey, clamped to [0, 1]; of other channels the first; table rows as strips of grey.
+    Raises ImportError without Matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("Matplotlib is not installed: pip install matplotlib; the tensors are in result.x") from None
+    columns = max(len(examples) for examples in rows.values())
+    if not columns:
+        raise ValueError("there are no examples to draw")
+    figure = Figure(figsize=(CELL * columns + 1, (CELL + 0.15) * len(rows) + 0.2), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (title, examples) in enumerate(rows.items()):
+        for column in range(columns):
+            cell: Axes = axes[line, column]
+            cell.set_xticks([])
+            cell.set_yticks([])
+            example = examples[column] if column < len(examples) else None
+            if example is None:
+                cell.axis("off")
+            else:
+                _draw(cell, example, data)
+            if column == 0:
+                cell.set_ylabel(title, fontsize=8)
+            if line == len(rows) - 1 and column < len(captions):
+                cell.set_xlabel(captions[column], fontsize=8)
+    return figure
+
+
+def _draw(cell: "Axes", example: Tensor, data: DataSpec) -> None:
+    values = example.detach().cpu().float().nan_to_num().clamp(0, 1)
+    if not data.is_image:
+        cell.imshow(values[:, None].numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+    elif len(values) == 3:
+        cell.imshow(values.permute(1, 2, 0).numpy())
+    else:
+        cell.imshow(values[0].numpy(), cmap="gray", vmin=0, vmax=1)
+
+
+def png(figure: "Figure") -> bytes:
+    """Return a figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
+
+
+def html(words: str, picture: bytes | None) -> str:
+    """Return what a notebook shows: words that are HTML already, and a picture below them."""
+    shown = "" if picture is None else f'<br><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    return f"<div><code>{words}</code>{shown}</div>"

@@ -1,0 +1,122 @@
+"""An observation in memory: a gradient of the user's own model, as an honest-but-curious server would see it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from defenses.spec import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, Observation, Training
+from fedsim.recording.codec import encode
+
+KNOWN: tuple[tuple[object, str], ...] = (
+    (nn.CrossEntropyLoss, "cross_entropy"),
+    (nn.functional.cross_entropy, "cross_entropy"),
+    (nn.BCEWithLogitsLoss, "logistic"),
+    (nn.functional.binary_cross_entropy_with_logits, "logistic"),
+)
+LOSSES = "'cross_entropy', 'logistic', torch.nn.CrossEntropyLoss() or torch.nn.BCEWithLogitsLoss()"
+
+
+def observe(
+    model: nn.Module,
+    loss: str | nn.Module | Callable[..., Tensor],
+    gradient: Mapping[str, Tensor] | Sequence[Tensor],
+    *,
+    shape: Sequence[int],
+    num_examples: int = 1,
+    num_classes: int | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    defense: str = "",
+) -> Observation:
+    """Return what a server that sent `model` and got `gradient` back knows. Model and gradient are copied.
+
+    loss:         'cross_entropy' (one logit a class) or 'logistic' (a single logit), or PyTorch's module or function for them.
+    gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` gives it.
+    shape:        of one example: (C, H, W) for images, (F,) for table rows, with values in [0, 1].
+    num_examples: in the batch behind the gradient, whose loss is their mean (or their sum, with reduction="sum").
+    num_classes:  by default as many as the model has logits, two for a single logit.
+    mean, std:    the normalisation between values in [0, 1] and the model's input, one value a channel.
+    defense:      what was done to the negative gradient before it was seen, such as "clip(1) | gaussian(0.01)".
+
+    Raises ValueError where the gradient does not fit the model, or the loss is another one.
+    """
+    kind, reduction = _loss(loss)
+    if num_examples < 1:
+        raise ValueError(f"num_examples must be at least 1, got {num_examples}")
+    weights = {name: w.detach().cpu().clone() for name, w in model.named_parameters()}
+    scale = 1 / num_examples if reduction == "sum" else 1.0
+    update = {name: -scale * g for name, g in _by_name(gradient, weights).items()}
+    data = DataSpec(
+        shape=tuple(shape), num_classes=num_classes or _classes(model, tuple(shape)), mean=tuple(mean), std=tuple(std)
+    )
+    spec = models.ModuleSpec.of(model)
+    models.layout(spec, data)
+    buffers = dict(model.named_buffers())
+    return Observation(
+        round=1,
+        client="client",
+        cohort=("client",),
+        num_examples=num_examples,
+        model=spec,
+        data=data,
+        training=Training(
+            learning_rate=1.0, batch_size=num_examples, steps=1, loss=kind, mode="train" if model.training else "eval"
+        ),
+        defenses=DefenseSpec.parse(defense, learning_rate=1.0),
+        weights=weights,
+        payload=encode(update),
+        buffers={name: buffers[name].detach().cpu().clone() for name in models.buffer_names(model)},
+    )
+
+
+def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
+    """The name of a loss, and how it is reduced over the batch."""
+    if isinstance(loss, str):
+        models.loss_of(loss)
+        return loss, "mean"
+    name = next((name for known, name in KNOWN if loss is known or type(loss) is known), None)
+    if name is None:
+        raise ValueError(f"loss must be {LOSSES}, got {loss!r}")
+    changed = {"weight": None, "pos_weight": None, "label_smoothing": 0.0, "ignore_index": -100}
+    for key, default in changed.items():
+        if (value := getattr(loss, key, default)) is not default and value != default:
+            raise ValueError(f"loss has {key}={value!r}, which an attack cannot simulate; use {LOSSES}")
+    return name, str(getattr(loss, "reduction", "mean"))
+
+
+def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient by name, where it is one of these weights."""
+    if not isinstance(gradient, Mapping):
+        if len(gradient) != len(weights):
+            raise ValueError(f"the gradient has {len(gradient)} tensors, and the model {len(weights)} parameters")
+        gradient = dict(zip(weights, gradient, strict=True))
+    if wrong := sorted(gradient.keys() ^ weights.keys()):
+        where = "the gradient" if wrong[0] in gradient else "the model"
+        raise ValueError(f"gradient and model have different names: {wrong[0]!r} is in {where} alone")
+    for name, w in weights.items():
+        g: Any = gradient[name]
+        if not isinstance(g, Tensor):
+            raise ValueError(f"the gradient of {name} is {type(g).__name__}: the loss does not depend on it; give zeros")
+        if g.shape != w.shape:
+            raise ValueError(f"the gradient of {name} has shape {tuple(g.shape)}, and the parameter {tuple(w.shape)}")
+        if not torch.isfinite(g).all():
+            raise ValueError(f"the gradient of {name} holds values that are no numbers")
+    return {name: gradient[name].detach().cpu().to(w.dtype).clone() for name, w in weights.items()}
+
+
+def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """The number of classes that the model's logits tell apart."""
+    module = models.ModuleSpec.of(model).module.eval()
+    parameter = next(module.parameters())
+    with torch.no_grad():
+        try:
+            logits = module(torch.zeros(1, *shape, dtype=parameter.dtype))
+        except RuntimeError as error:
+            raise ValueError(f"the model does not take an example of shape {shape}: {error}") from None
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise ValueError("the model must return logits of shape (N, K); give num_classes and wrap it where it returns more")
+    return max(2, logits.shape[1])

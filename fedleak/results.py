@@ -1,0 +1,120 @@
+"""What an attack returns to a notebook."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import torch
+from torch import Tensor
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.rows import import_pandas
+from fedleak import figures
+from fedsim.recording import DataSpec
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ReconstructionFiles(Sequence[Reconstruction]):
+    """Reconstructions on disk, read when they are asked for."""
+
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Reconstruction: ...
+    @overload
+    def __getitem__(self, index: slice) -> "ReconstructionFiles": ...
+    def __getitem__(self, index: int | slice) -> "Reconstruction | ReconstructionFiles":
+        if isinstance(index, slice):
+            return ReconstructionFiles(self.paths[index])
+        return Reconstruction.read(self.paths[index])
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttackResult:
+    """Reconstructions of an attack: of one observation, or one for each case of a recording.
+
+    spec: the attack. data: the public shape of the data. failed: why cases have no answer, by case.
+    folder, run: of the reconstructions of a recording, and of its run; None in memory.
+    """
+
+    spec: AttackSpec
+    data: DataSpec
+    reconstructions: Sequence[Reconstruction]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    run: Path | None = None
+
+    @property
+    def x(self) -> Tensor:
+        """Reconstructed examples of all cases, (N, *shape), not clamped to [0, 1]."""
+        found = [one.x for one in self.reconstructions]
+        return torch.cat(found) if found else torch.empty(0, *self.data.shape)
+
+    @property
+    def y(self) -> Tensor:
+        """Their labels, (N,)."""
+        found = [one.y for one in self.reconstructions]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return one row for each reconstructed example. Raises ImportError without pandas."""
+        return import_pandas().DataFrame(
+            [
+                {
+                    "case": one.case,
+                    "example": i,
+                    "label": int(one.y[i]),
+                    "confidence": float(one.confidence[i]),
+                    "explained": float("nan") if one.explained is None else float(one.explained[i]),
+                    "route": one.route,
+                    "seconds": one.seconds,
+                }
+                for one in self.reconstructions
+                for i in range(len(one.x))
+            ]
+        )
+
+    def plot(self, x: Tensor | None = None, *, most: int = figures.MOST) -> "Figure":
+        """Draw the first `most` examples; above them the originals x, where given, in the same order.
+
+        A gradient knows no order within a batch: `fedleak.score` assigns originals to reconstructions.
+        """
+        rows = {} if x is None else {"original": x[:most]}
+        return figures.grid({**rows, "reconstruction": _first(self, most)}, self.data)
+
+    def __repr__(self) -> str:
+        answers = f"{len(self.reconstructions)} case{'s' * (len(self.reconstructions) != 1)}"
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"<AttackResult {self.spec}: {answers}{failed}, examples of {_shape(self.data)}>"
+
+    def _repr_png_(self) -> bytes | None:
+        return figures.png(self.plot()) if len(self.reconstructions) and figures.can_draw() else None
+
+    def _repr_html_(self) -> str:
+        return figures.html(escape(repr(self)), self._repr_png_())
+
+
+def _first(result: AttackResult, most: int) -> Tensor:
+    """The first examples, without reading more files than that takes."""
+    found: list[Tensor] = []
+    for one in result.reconstructions:
+        found.append(one.x)
+        if sum(map(len, found)) >= most:
+            break
+    if not found:
+        raise ValueError(f"{result!r} has nothing to draw")
+    return torch.cat(found)[:most]
+
+
+def _shape(data: DataSpec) -> str:
+    return "x".join(map(str, data.shape))

@@ -1,0 +1,164 @@
+"""Scores: reconstructions beside their originals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attacker.attacks import AttackSpec
+from attacker.report.pairs import read_pair_tensors
+from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
+from attacker.scoring.comparison import compare
+from attacker.scoring.environment import environment
+from attacker.scoring.measures import not_measured
+from attacker.scoring.perceptual import lpips_or_reason
+from attacker.scoring.states import MATCHED_NO_MORE
+from fedleak import figures
+from fedleak.federations import run_of
+from fedleak.results import AttackResult
+from fedsim.recording import DataSpec, Recording
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Pair = tuple[Tensor, Tensor | None]
+"""An original and its reconstruction, each of the shape of one example."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ScoreTable:
+    """Score rows, one for each true example and case.
+
+    pairs: of rows in memory, originals and reconstructions. run: folder that the rows' pairs lie in; None in memory.
+    """
+
+    rows: tuple[ScoreRow, ...]
+    data: DataSpec
+    pairs: tuple[Pair, ...] = ()
+    run: Path | None = None
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """One for each attack, beside its null and with a verdict."""
+        return summarise(self.rows)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return one row for each score row. Raises ImportError without pandas."""
+        return to_pandas(self.rows)
+
+    def to_csv(self, path: Path | str) -> None:
+        """Write the rows as CSV."""
+        write_csv(self.rows, Path(path))
+
+    def plot(self, *, most: int = figures.MOST) -> "Figure":
+        """Draw the first `most` originals above their reconstructions; of nulls none."""
+        shown = [(row, pair) for row, pair in zip(self.rows, self._pairs(), strict=True) if not row.null or self.run is None]
+        rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
+        captions = ["no answer" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]
+        pictures = {"original": [truth for truth, _ in pairs], "reconstruction": [x for _, x in pairs]}
+        return figures.grid(pictures, self.data, captions)
+
+    def _pairs(self) -> Sequence[Pair]:
+        if self.run is None:
+            return self.pairs
+        blank = torch.zeros(self.data.shape)
+        return [(blank, None) if row.pair is None else read_pair_tensors(self.run, row.pair) for row in self.rows]
+
+    def __repr__(self) -> str:
+        return f"<ScoreTable {len(self.rows)} rows: {'; '.join(map(_words, self.summaries)) or 'nulls only'}>"
+
+    def _repr_png_(self) -> bytes | None:
+        return figures.png(self.plot()) if self.rows and figures.can_draw() else None
+
+    def _repr_html_(self) -> str:
+        return figures.html(escape(repr(self)), self._repr_png_())
+
+
+def score(
+    target: AttackResult | Recording,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    truth: Sequence[Path | str] | None = None,
+) -> ScoreTable:
+    """Compare reconstructions with originals.
+
+    target: a result on an observation in memory, with x (N, *shape) in [0, 1] and y (N,), what was really behind it; or a
+            recording, or a result on one, which are scored by the truth that clients wrote.
+    truth:  folders of truth, by default the run's own.
+
+    Raises ValueError where x and y are missing, do not fit, or there is no truth.
+    """
+    if isinstance(target, AttackResult) and target.run is None:
+        if x is None or y is None:
+            raise ValueError("give x and y, the examples behind the observation")
+        return _in_memory(target, x, y)
+    if x is not None or y is not None:
+        raise ValueError("a recording is scored by the truth that its clients wrote: leave x and y out, or give truth=[FOLDER]")
+    run = target.run if isinstance(target, AttackResult) else run_of(target)
+    assert run is not None
+    data = target.data if isinstance(target, AttackResult) else target.manifest.data
+    folders = [Path(folder) for folder in truth or [run / "truth"]]
+    if missing := next((folder for folder in folders if not folder.is_dir()), None):
+        raise ValueError(f"{missing} does not exist: give truth=[FOLDER, ...], where the clients wrote it")
+    if isinstance(target, AttackResult):
+        sources = [target.folder] if target.folder else []
+    else:
+        sources = sorted(path.parent for path in (run / "reconstructions").glob("*/attack.json"))
+    if not sources:
+        raise ValueError(f"{run} holds no reconstructions: call fedleak.attack first")
+    scorer = Scorer(run, folders)
+    return ScoreTable(rows=tuple(row for source in sources for row in scorer.score(source)), data=data, run=run)
+
+
+def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
+    (found,) = result.reconstructions
+    x, labels = x.detach().cpu().float(), [int(label) for label in y]
+    if tuple(x.shape[1:]) != result.data.shape or len(x) != len(labels):
+        raise ValueError(f"x must be ({len(labels)}, {', '.join(map(str, result.data.shape))}), got {tuple(x.shape)}")
+    compared = compare(found, x, labels, result.data, lpips=lpips_or_reason(result.data))
+    spec: AttackSpec = result.spec
+    common = ScoreRow(
+        source="memory",
+        attack=spec.name,
+        spec=str(spec),
+        null=spec.null,
+        knows_defense=spec.knows_defense,
+        oracles=found.oracles,
+        seed=found.seed,
+        case=found.case,
+        iterations=found.iterations,
+        evaluations=found.evaluations,
+        restarts=found.restarts,
+        seconds=found.seconds,
+        route=found.route,
+        interrupted=found.interrupted,
+        state="interrupted" if found.interrupted else "done",
+        notes=found.notes,
+        surplus=compared.surplus,
+        rounds=(1,),
+        index=0,
+        environment=environment(),
+    )
+    rows = []
+    for i, (label, fields) in enumerate(zip(labels, compared.fields, strict=True)):
+        known: dict[str, Any] = {"index": i, "position": i, "label_true": label, "label_true_name": str(label)}
+        known |= fields or {**not_measured(MATCHED_NO_MORE), "label_success": False}
+        if fields is not None:
+            known["label_recovered_name"] = str(fields["label_recovered"])
+        rows.append(replace(common, **known))
+    pairs = tuple((x[i], None if one is None else compared.x[one]) for i, one in enumerate(compared.assigned))
+    return ScoreTable(rows=tuple(rows), data=result.data, pairs=pairs)
+
+
+def _words(summary: Summary) -> str:
+    if summary.success is None:
+        return f"{summary.spec} not finished"
+    quality = f", median PSNR {summary.psnr.median:.1f} dB" if summary.psnr else ""
+    share = f"{summary.spec} recovered {summary.success.value:.0%} of {summary.success.count:.0f} examples{quality}"
+    return f"{share} ({summary.verdict.words})" if summary.verdict and summary.verdict.outcome != "no verdict" else share

@@ -1,0 +1,91 @@
+"""The score row: a round trip through JSON, rows of earlier programs, CSV, and pandas where it is not installed."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attacker.scoring import ScoreRow, read_rows, to_pandas, write_csv
+from fedsim.recording.files import append_json_lines
+
+ROW = ScoreRow(
+    run="digits",
+    source="cpl-1",
+    attack="cpl",
+    spec="cpl()",
+    oracles=("labels",),
+    case="00001-ada",
+    rounds=(1, 3),
+    index=7,
+    psnr=31.5,
+    success=True,
+    notes=('says "so", twice', "second"),
+    secure_aggregation={"threshold": 2},
+    constant={"psnr": 9.0},
+    environment={"torch": "2.6"},
+)
+OLD: dict[str, Any] = {
+    "run": "digits",
+    "source": "idlg-1",
+    "attack": "idlg",
+    "spec": "idlg()",
+    "null": False,
+    "seed": 0,
+    "oracles": [],
+    "case": "00001-ada",
+    "client": "ada",
+    "rounds": [1],
+    "batch": 1,
+    "position": 0,
+    "index": 3,
+    "success": False,
+    "failure": "not attacked yet",
+    "psnr": None,
+    "key of another version": 1,
+}
+
+
+def test_a_row_comes_back_from_json_as_it_was() -> None:
+    written = json.loads(json.dumps(ROW.to_dict(), allow_nan=False))
+    assert written["version"] == 1
+    assert ScoreRow.from_dict(written) == ROW
+
+
+def test_rows_of_earlier_programs_are_read_and_have_a_state(tmp_path: Path) -> None:
+    append_json_lines(tmp_path / "scores.jsonl", OLD, ROW.to_dict())
+    old, new = read_rows(tmp_path / "scores.jsonl")
+    assert (old.state, old.rounds, old.oracles, old.gallery, old.is_finished) == ("waiting", (1,), (), None, False)
+    assert new == ROW
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"version": 2}, "version 2"), ({"psnr": "high"}, "psnr"), ({"index": None}, "index"), ({"oracles": 3}, "oracles")],
+)
+def test_what_is_no_row_is_refused_by_field(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    append_json_lines(tmp_path / "scores.jsonl", {**ROW.to_dict(), **change})
+    with pytest.raises(ValueError, match=f"scores.jsonl: score row.*{words}"):
+        read_rows(tmp_path / "scores.jsonl")
+
+
+def test_csv_has_a_line_for_each_row_and_a_column_for_each_field(tmp_path: Path) -> None:
+    write_csv([ROW, ScoreRow.from_dict(OLD)], tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first["notes"] == 'says "so", twice; second'
+    assert (first["psnr"], first["rounds"], first["constant.psnr"], first["environment.torch"]) == ("31.5", "1; 3", "9.0", "2.6")
+    assert (second["psnr"], second["constant.psnr"], second["failure"]) == ("", "", "not attacked yet")
+    assert set(ROW.to_dict()) - {"constant", "environment"} <= set(first)
+
+
+def test_pandas_gets_plain_values_and_its_absence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    (table,) = to_pandas([ROW])  # type: ignore[misc]
+    assert table["rounds"] == "1; 3"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        to_pandas([ROW])

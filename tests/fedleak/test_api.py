@@ -1,0 +1,194 @@
+"""The Python API: the documented example as it is written, in memory and on a recording."""
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import fedleak
+from fedsim.data import load as load_data
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    """Names of the docstring's example after it ran, as it is written."""
+    (test,) = [one for one in doctest.DocTestFinder(recurse=False).find(fedleak, "fedleak") if one.examples]
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    for step in test.examples:
+        exec(step.source, names)
+    return names
+
+
+def test_the_documented_example_recovers_the_digit(example: dict[str, Any]) -> None:
+    (row,) = example["scores"].rows
+    assert (row.success, row.label_success, row.label_true) == (True, True, 0)
+    assert row.psnr > 25
+    assert isinstance(example["figure"], Figure)
+    assert len(example["figure"].axes) == 2
+
+
+def test_results_are_short_in_a_terminal_and_pictures_in_a_notebook(example: dict[str, Any]) -> None:
+    for shown in (example["result"], example["scores"]):
+        assert len(repr(shown)) < 200
+        assert shown._repr_png_().startswith(PNG)
+        assert '<img src="data:image/png;base64,' in shown._repr_html_()
+        assert "<AttackResult" not in shown._repr_html_()
+
+
+def test_what_is_not_installed_is_told(example: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for shown in (example["result"], example["scores"]):
+        with pytest.raises(ImportError, match="pip install pandas"):
+            shown.to_pandas()
+        with pytest.raises(ImportError, match="pip install matplotlib"):
+            shown.plot()
+
+
+def test_import_is_lazy() -> None:
+    code = "import sys, fedleak; assert not {'torch', 'attacker'} & sys.modules.keys(); assert 'attack' in dir(fedleak)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="observe"):
+        _ = fedleak.obsrve  # type: ignore[attr-defined]
+
+
+class Odd(nn.Module):
+    """A network with batch norm, a buffer that is not saved, and names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.top = nn.Linear(4 * 64, 3)
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(torch.sigmoid(self.norm(self.stem(x)) * self.scale).flatten(1))
+
+
+def observed(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Any:
+    loss = nn.CrossEntropyLoss(reduction=options.pop("reduction", "mean"))
+    gradient = torch.autograd.grad(loss(model(x), y), list(model.parameters()))
+    return fedleak.observe(model, loss, gradient, shape=x.shape[1:], num_examples=len(x), **options)
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    x, y = load_data("digits").train[[0, 1, 2]]
+    return x, y % 3
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_an_observation_is_what_the_server_saw_and_its_simulation_gives_the_gradient_back(
+    batch: tuple[Tensor, Tensor], mode: str
+) -> None:
+    from attacker.attacks.simulation.client import buffers_of, gradient_of, network_of
+
+    torch.manual_seed(0)
+    model = Odd().train(mode == "train")
+    observation = observed(model, *batch)
+    network = network_of(observation)
+    buffers, _ = buffers_of(network, [observation])
+    simulated = gradient_of(network, observation.data)(observation.weights, *batch, buffers)
+    for name, update in observation.update.items():
+        torch.testing.assert_close(-update, simulated[name], rtol=1e-4, atol=1e-6)
+    assert set(observation.update) == dict(model.named_parameters()).keys()
+    assert observation.data.num_classes == 3
+
+
+def test_model_and_gradient_are_copies(batch: tuple[Tensor, Tensor]) -> None:
+    model = Odd().eval()
+    observation = observed(model, *batch)
+    before = {name: w.clone() for name, w in observation.weights.items()}
+    with torch.no_grad():
+        for w in model.parameters():
+            w.zero_()
+    assert all(torch.equal(w, before[name]) for name, w in observation.weights.items())
+    assert all(p.grad is None for p in observation.model.module.parameters())
+
+
+def test_a_sum_over_the_batch_is_observed_as_its_mean(batch: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Odd().eval()
+    mean, total = observed(model, *batch), observed(model, *batch, reduction="sum")
+    for name, update in mean.update.items():
+        torch.testing.assert_close(total.update[name], update, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loss": nn.MSELoss()}, "loss must be"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "label_smoothing=0.1"),
+        ({"gradient": [torch.zeros(3)]}, "1 tensors, and the model 2"),
+        ({"gradient": [torch.zeros(3, 64), None]}, "the loss does not depend on it"),
+        ({"gradient": [torch.zeros(3, 64), torch.zeros(4)]}, r"1.bias has shape \(4,\)"),
+        ({"gradient": [torch.zeros(3, 64), torch.full((3,), torch.nan)]}, "no numbers"),
+        ({"gradient": {"weight": torch.zeros(3)}}, "different names"),
+        ({"shape": (1, 9, 9)}, "does not take an example of shape"),
+        ({"num_examples": 0}, "num_examples"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    given: dict[str, Any] = {"loss": "cross_entropy", "gradient": [torch.zeros(3, 64), torch.zeros(3)], "shape": (1, 8, 8)}
+    with pytest.raises(ValueError, match=words):
+        fedleak.observe(model, **{**given, **change})
+
+
+def test_the_null_of_an_observation_never_sees_the_gradient(batch: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    first, second = observed(model, *batch), observed(model, batch[0].flip(-1), batch[1])
+    one, other = (fedleak.attack(seen, "dlg", null=True, steps=3) for seen in (first, second))
+    assert torch.equal(one.x, other.x)
+    told = fedleak.score(one, *batch)
+    assert all(row.null for row in told.rows)
+    assert len(told.rows) == 3
+
+
+def test_an_attack_that_cannot_be_used_says_why(batch: tuple[Tensor, Tensor]) -> None:
+    observation = observed(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), *batch)
+    with pytest.raises(ValueError, match="idlg cannot be used: it works for one example only"):
+        fedleak.attack(observation, "idlg")
+    with pytest.raises(ValueError, match="unknown name 'cpll'"):
+        fedleak.attack(observation, "cpll")
+    with pytest.raises(ValueError, match="give x and y"):
+        fedleak.score(fedleak.attack(observation, "dlg", steps=1))
+
+
+EXPERIMENT = {
+    "rounds": 1,
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": "digits",
+    "clients": {"count": 3},
+    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+}
+
+
+def test_a_federation_is_run_attacked_scored_and_reported_from_python(tmp_path: Path) -> None:
+    recording = fedleak.run(EXPERIMENT, tmp_path / "run", client_seed=1)
+    result = fedleak.attack(recording, "exact", route="layers")
+    assert (len(result.reconstructions), result.x.shape, len(result.y)) == (3, (3, 1, 8, 8), 3)
+    fedleak.attack(recording, "exact", null=True, route="layers")
+    table = fedleak.score(fedleak.load(tmp_path / "run"))
+    (summary,) = table.summaries
+    assert summary.success is not None
+    assert summary.success.value == 1
+    assert "recovered" in repr(table)
+    assert len(table.plot().axes) == 6
+    table.to_csv(tmp_path / "rows.csv")
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(table.rows)
+    assert {row.null for row in fedleak.score(result).rows} == {False}
+    assert fedleak.report(recording).read_text().startswith("<!doctype html>")
+    with pytest.raises(ValueError, match="scored by the truth"):
+        fedleak.score(recording, torch.zeros(1), torch.zeros(1))
