@@ -9,7 +9,7 @@ from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
-from defenses.spec import DEFENSES, DefenseSpec
+from defenses.spec import DEFENSES, DefenseSpec, Kind
 from defenses.units import in_gradient_units
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Channel",
     "Defense",
     "DefenseSpec",
+    "Kind",
     "State",
     "Update",
     "chain",

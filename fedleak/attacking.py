@@ -10,6 +10,7 @@ from attacker.attacks import AttackSpec, Case
 from attacker.attacks.base import refused
 from attacker.replay.cases import trouble
 from attacker.replay.replay import Replay
+from defenses._registry import references
 from fedleak.federations import run_of
 from fedleak.results import AttackResult, ReconstructionFiles
 from fedsim.recording import Observation, Recording
@@ -35,6 +36,8 @@ def attack(
 
     Raises ValueError where the name or an argument is unknown, or the attack cannot be used on an observation.
     """
+    if references.is_reference(name):
+        references.admit(name)
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     if isinstance(target, Recording):
         folder = run_of(target) / "reconstructions" if out is None else Path(out)

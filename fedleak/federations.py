@@ -31,14 +31,16 @@ def run(
     Raises ExperimentError where the experiment cannot be run, and ValueError where `out` holds another one.
     """
     from fedsim.commands.run import federate
-    from fedsim.config.experiment import Experiment, read, validate
+    from fedsim.config.experiment import Experiment, admit_code, read, validate
 
     if isinstance(experiment, Path | str):
-        resolved = read(Path(experiment), list(overrides.items()))
+        resolved = read(Path(experiment), list(overrides.items()), own=True)
     elif isinstance(experiment, Experiment):
         resolved = validate({**tomllib.loads(experiment.to_toml()), **overrides}, source="experiment")
     else:
-        resolved = validate({**experiment, **overrides}, source="experiment")
+        raw = {**experiment, **overrides}
+        admit_code(raw)
+        resolved = validate(raw, source="experiment")
     folder = Path(tempfile.mkdtemp(prefix="fedleak-")) / "run" if out is None else Path(out)
     federate(resolved, folder, engine=engine, resume=resume, client_seed=client_seed)
     return load(folder)

@@ -9,7 +9,6 @@ import typer
 
 from attacker.commands.options import Overrides, check_takes_route, device_of
 from attacker.commands.truth_location import truth_of
-from defenses._registry import suggest
 from fedsim.commands.console import IN_PART, Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:
@@ -74,12 +73,15 @@ def replay(
     with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
+        from defenses._registry import references
         from fedsim.recording import Recording
         from fedsim.recording.selection import parse_rounds
 
         recording = recording / "recording" if (recording / "recording").is_dir() else recording
         opened = Recording(recording)
         _check_model(opened, model)
+        if references.is_reference(attack):  # the user names it
+            references.admit(attack)
         arguments = _preset(attack, preset, opened) | dict(map(assignment, overrides or []))
         if route is not None:
             check_takes_route(attack)
@@ -139,6 +141,8 @@ def _oracles(
 ) -> dict[str, Callable[[Any], Any]]:
     """From a row, what each oracle asked for tells of it, as arguments of a replay."""
     if unknown := sorted(set(names) - {"labels", "logits"}):
+        from defenses._registry import suggest
+
         raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest(unknown[0], ('labels', 'logits'))} Known: labels, logits")
     if not names:
         return {}

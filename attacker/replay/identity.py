@@ -61,7 +61,7 @@ class Identity:
         A folder that was written before arguments and code were part of the name is gone on with, unless the network or the
         attack is somebody else's: it does not say which code it was made with, so that it is only read by scoring and report.
         """
-        name = f"{self.spec.name}{'-null' if self.spec.null else ''}"
+        name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_digest([str(self.spec), self.seed, self.oracles, self.recording])}"
         if not self.network and not self.attack_code and _written_by(before) in ("", self.digest):
             return before

@@ -75,7 +75,7 @@ def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
     if pair.problem:
         raise ValueError(pair.problem)
     if pair.original is None or pair.reconstruction is None:
-        content = json.loads(read_bytes(run, file, limit=MAX_BYTES))
+        content = parse_json(read_bytes(run, file, limit=MAX_BYTES))
         return torch.tensor(content["original"]), torch.tensor(content["reconstruction"])
     return _pixels(pair.original), _pixels(pair.reconstruction)
 

@@ -59,7 +59,7 @@ def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] |
 
 def _scaled_by_all(described: dict[str, Any]) -> bool:
     """Whether truth is of a table and says nothing of its ranges: once those were always the ranges over all clients' rows."""
-    factory = datasets.DATASETS[described["name"].partition(":")[0]]
+    factory = datasets.DATASETS[datasets.named_parts(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
 
 
@@ -74,9 +74,9 @@ def dataset(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None,
     """
     name, arguments = described["name"], described["arguments"]
     if given:
-        same = given[0].partition(":")[0] == name.partition(":")[0]
+        same = datasets.named_parts(given[0])[0] == datasets.named_parts(name)[0]
         name, arguments = given[0], {**(arguments if same else {}), **given[1]}
-    kind, _, positional = name.partition(":")
+    kind, positional = datasets.named_parts(name)
     if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))
     # a name may say the first arguments itself, as csv:PATH does

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from defenses._registry import references
 from defenses._registry.registry import bind
 
 Factory = Callable[..., Any]
@@ -51,9 +52,10 @@ def parse(
     """
     if not text.strip():
         return ()
-    reader = _Reader(text, factory_of, what, fill or {}, nested)
+    masked, names = references.mask(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()))
+    reader = _Reader(text, factory_of, what, fill or {}, nested, names)
     try:
-        return reader.steps(ast.parse(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()), mode="eval").body)
+        return reader.steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
 
@@ -65,6 +67,7 @@ class _Reader:
     what: str
     fill: Mapping[str, Value]
     nested: Callable[[tuple[Step, ...]], Value] | None
+    names: Mapping[str, str]
 
     def steps(self, node: ast.expr) -> tuple[Step, ...]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -76,7 +79,7 @@ class _Reader:
             node = ast.Call(func=node, args=[], keywords=[])
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             raise ValueError(f"cannot read {ast.unparse(node)!r} in {self.what} {self.text!r}: expected NAME(ARGUMENTS)")
-        name = node.func.id
+        name = self.names.get(node.func.id, node.func.id)
         factory = self.factory_of(name)
         positional = [self._value(arg) for arg in node.args]
         named: dict[str, Value] = {}

@@ -1,10 +1,12 @@
-"""Registries: objects by name, built in or added by installed packages through entry points."""
+"""Registries: objects by name, built in, added by installed packages through entry points, or admitted as `module:function`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
+
+from defenses._registry import references
 
 T = TypeVar("T")
 
@@ -28,6 +30,8 @@ class Registry(Generic[T]):
         """
         if name in self._builtin:
             return self._builtin[name]
+        if references.is_reference(name):
+            return self._checked(references.load(name, self.group), f"{name} in {self.group}")
         for entry in entry_points(group=self.group, name=name):
             return self._loaded(entry)
         raise ValueError(f"unknown name {name!r} in {self.group}.{suggest(name, self)} Known: {', '.join(sorted(self))}")
@@ -35,13 +39,18 @@ class Registry(Generic[T]):
     def _loaded(self, entry: EntryPoint) -> T:
         where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
         try:
-            loaded: T = entry.load()
+            loaded = entry.load()
         except Exception as error:  # whatever the code of others raises
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        return self._checked(loaded, where)
+
+    def _checked(self, loaded: Any, where: str) -> T:
+        """`loaded`, where it is of the type of this registry."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
             raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
-        return loaded
+        found: T = loaded
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))

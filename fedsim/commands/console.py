@@ -24,11 +24,15 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stder
 IN_PART = 3
 """Exit status of work that was done in part: some cases have no answer, or are not finished."""
 
+Code = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Import this code, which a recording or an experiment names; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 def command_line(words: str) -> typer.Typer:
-    """Return a command line without commands that says `words` of itself, with --version and shell completion.
+    """Return a command line without commands that says `words` of itself, with --version, --code and shell completion.
 
     An unknown command is refused with those whose names are close to it.
     """
@@ -38,8 +42,14 @@ def command_line(words: str) -> typer.Typer:
     @app.callback(help=words)
     def _options(
         show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
+        code: Code = None,
     ) -> None:
-        pass
+        if code:
+            with errors_told():
+                from defenses._registry import references
+
+                for reference in code:
+                    references.admit(reference)
 
     return app
 

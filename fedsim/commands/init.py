@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from defenses._registry import suggest
 from fedsim.commands.console import err, errors_told, out
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -52,6 +51,8 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
     Raises ValueError for an unknown kind, and FileExistsError, before anything is written, where a file is there already.
     """
     if kind not in KINDS:
+        from defenses._registry import suggest
+
         raise ValueError(f"unknown starting point {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
     if data is not None and kind not in DATA:
         raise ValueError(f"--data {data}: {kind} has its own data; give --data with {' or '.join(DATA)}")

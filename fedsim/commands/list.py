@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from defenses._registry import suggest
 from fedsim.commands.console import Json, errors_told, out, print_json
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ def list_(
 def listed(kind: str) -> dict[str, dict[str, Any]]:
     """By name: one line, the arguments with their defaults, and the reference. Raises ValueError for an unknown kind."""
     if kind not in KINDS:
+        from defenses._registry import suggest
+
         raise ValueError(f"cannot list {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
     if kind == "strategies":
         from fedsim.strategies import names as strategies

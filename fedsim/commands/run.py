@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from defenses._registry import suggest
 from fedsim.commands.console import Json, assignment, err, errors_told, out, print_json, progress_bar
 from fedsim.commands.deploy import link_of
 from fedsim.commands.show import shown
@@ -61,6 +60,8 @@ def run(
     """Run a federation to its end and record it."""
     with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local", "deployment"):
+            from defenses._registry import suggest
+
             hint = suggest(engine, ("ray", "local", "deployment"))
             raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
@@ -70,7 +71,7 @@ def run(
 
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
         chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
-        resolved = read(experiment, chosen)
+        resolved = read(experiment, chosen, own=True)
         if print_config:
             print(resolved.to_toml(), end="")
             return

@@ -1,7 +1,7 @@
 """The frozen configuration of a federation, read once from TOML, strictly."""
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from defenses._registry import suggest
+from defenses._registry import references, suggest
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
@@ -19,6 +19,8 @@ from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
 from fedsim.secagg.protocol.terms import Agreement, Terms
 
+PATHS = ("npz", "imagefolder", "csv", "part")
+"""Data sets whose name may go on with a path: `npz:train` names no code."""
 EITHER = ("steps", "epochs", "gradient_squeezing")
 """Keys of which one rules out the others: overriding one takes the others away."""
 
@@ -197,8 +199,10 @@ class Experiment(_Frozen):
         return tomli_w.dumps(tables)
 
 
-def read(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
+def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
     """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
+
+    own: the local user wrote or named the file: code that it names as `module:function` is admitted.
 
     Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
     """
@@ -212,7 +216,25 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
         raise ExperimentError(f"{path}: not a TOML file: {error}") from None
     for key, value in overrides:
         _override(raw, key, value)
+    if own:
+        try:
+            admit_code(raw)
+        except ValueError as error:
+            raise ExperimentError(f"{path}: {error}") from None
     return validate(raw, source=str(path))
+
+
+def admit_code(raw: Mapping[str, Any]) -> None:
+    """Import code that the local user's own experiment names as `module:function`. Raises ValueError where it cannot."""
+    for key in ("model", "data", "partition"):
+        value = raw.get(key)
+        name = value.get("name") if isinstance(value, Mapping) else value
+        built_in = key == "data" and isinstance(name, str) and name.partition(":")[0] in PATHS
+        if isinstance(name, str) and references.is_reference(name) and not built_in:
+            references.admit(name)
+    for key in ("defense", "gradient", "network", "inputs"):
+        for reference in references.references_in(str(raw.get(key, ""))):
+            references.admit(reference)
 
 
 def validate(raw: dict[str, Any], *, source: str) -> Experiment:

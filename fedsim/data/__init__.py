@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from defenses._registry import Registry, bind, calls
+from defenses._registry import Registry, bind, calls, references
 from fedsim.data.archives import npz
 from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.client_parts import part, public
@@ -30,11 +30,13 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "imagefolder",
+    "is_code",
     "lfw",
     "lfw_patches",
     "load",
     "mnist",
     "named",
+    "named_parts",
     "npz",
     "parsed",
     "part",
@@ -80,7 +82,7 @@ def named(text: str) -> Dataset:
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Name and arguments for `load`, from a text as `named` reads it. Raises ValueError where it names no data set."""
-    if ":" in text and "(" not in text:
+    if ":" in text and "(" not in text and not is_code(text):
         return text, {}
     steps = calls.parse(text, lambda name: DATASETS[name], "data set")
     if len(steps) != 1:
@@ -88,9 +90,22 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     return steps[0].name, dict(steps[0].arguments)
 
 
+def named_parts(name: str) -> tuple[str, str]:
+    """Split "npz:TRAIN" into the name of a data set and its first arguments; `module:function` is a name as it is."""
+    if is_code(name):
+        return name, ""
+    kind, _, positional = name.partition(":")
+    return kind, positional
+
+
+def is_code(name: str) -> bool:
+    """Return whether `name` is `module:function`, and not the name of a data set with a path, such as "npz:train"."""
+    return references.is_reference(name) and name.partition(":")[0] not in DATASETS
+
+
 @lru_cache(maxsize=4)
 def _load(name: str, arguments: str) -> Dataset:
-    name, _, positional = name.partition(":")
+    name, positional = named_parts(name)
     factory = DATASETS[name]
     return factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
 

@@ -35,6 +35,7 @@ def client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
         return known[0][1]
 
     def made(run: FederationRun) -> client_side.ClientSettings:
+        run.admit_code()
         data, places, named = run.data(), run.places, run.experiment.data
         inputs = InputsSpec.parse(run.experiment.inputs)
         own = None if places.data is None else np.arange(len(data.train))

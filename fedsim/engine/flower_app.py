@@ -19,6 +19,8 @@ from typing import Any
 
 from flwr.app import Context
 
+from defenses._registry import references
+from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.engine.apps import client_app, server_app
 from fedsim.engine.locations import Places
@@ -36,8 +38,11 @@ def run_of_client(context: Context) -> FederationRun:
     """Return the run from this client's configuration. Raises ValueError if the client agreed to another experiment."""
     own = context.node_config
     seed = own.get("client-seed")
+    if datasets.is_code(str(own.get("data", ""))):
+        references.admit(str(own["data"]))
+    agreed = read(Path(str(own["experiment"])), own=True) if "experiment" in own else None
     run = _run(*_told(context.run_config), _places(own), None if seed is None else int(seed))
-    if "experiment" in own and read(Path(str(own["experiment"]))) != run.experiment:
+    if agreed is not None and agreed != run.experiment:
         raise ValueError(f"the server asks for another experiment than this client agreed to in {own['experiment']}")
     return run
 
@@ -58,7 +63,7 @@ def _run(
     experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: Places, seed: int | None
 ) -> FederationRun:
     run = FederationRun(
-        experiment=_experiment(experiment, settings),
+        experiment=_experiment(experiment, settings, own=places.private is None),
         out=Path(out).absolute(),
         resume=resume,
         device=device,
@@ -69,11 +74,12 @@ def _run(
     return run if places.private is not None or places.public is not None else run.settled()
 
 
-def _experiment(path: str, settings: str) -> Experiment:
+def _experiment(path: str, settings: str, *, own: bool) -> Experiment:
+    """What the run config names. own: on the server and in a simulation; a client admits no code that a server names."""
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")
     here = Path(path)
-    return read(here if here.exists() else Path(__file__).parents[2] / path)
+    return read(here if here.exists() else Path(__file__).parents[2] / path, own=own)
 
 
 client = client_app(run_of_client)

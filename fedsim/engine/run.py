@@ -1,7 +1,7 @@
 """A federation run: an experiment with the folders and devices of its parties."""
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from defenses._registry import references
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
@@ -51,6 +52,7 @@ class FederationRun:
     threads:     intra-op threads of one client; None does not change them.
     resume:      continue an unfinished run.
     places:      folders of this party; by default everybody has the data, and everything is in `out`.
+    code:        `module:function` that the local user asked for.
     """
 
     experiment: Experiment
@@ -60,11 +62,14 @@ class FederationRun:
     threads: int | None = 1
     resume: bool = False
     places: Places = EVERYWHERE
+    code: tuple[str, ...] = field(default_factory=references.admitted)
+
+    def admit_code(self) -> None:
+        """Admit, in a process that another one handed this run to, the code that was admitted there."""
+        references.remember(*self.code)
 
     def model(self) -> ModelSpec:
         named = self.experiment.model
-        if ":" in named.name:  # the experimenter's own file names it: that is asking for it
-            models.admit(named.name)
         network = str(NetworkSpec.parse(self.experiment.network))
         return ModelSpec(name=named.name, arguments=named.arguments, network=network)
 

@@ -1,17 +1,13 @@
 """Construction of models from specifications. Names in a manifest are data: they are checked first and never imported."""
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from defenses._registry import Registry, bind
+from defenses._registry import Registry, bind, references
 from defenses.networks import NetworkSpec, last_linear
 from fedsim.models.in_memory import ModuleSpec
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
@@ -57,17 +53,9 @@ def admit(reference: str, name: str | None = None) -> None:
     The function or class takes `(shape, num_classes)`, or only one of these by its name, or nothing at all, and gives a module.
     Raises ValueError where there is no such thing, or `name` is built in.
     """
-    module, colon, path = reference.partition(":")
-    if not (module and colon and path):
-        raise ValueError(f"{reference!r} names no code; write module:function")
     if name in BUILT_IN:
         raise ValueError(f"the model {name!r} is built in, and {reference} cannot stand for it")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        function = attrgetter(path)(import_module(module))
-    except Exception as error:  # the code of others may fail in any way
-        raise ValueError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+    function = references.admit(reference)
     if not callable(function):
         raise ValueError(f"{reference} is no function or class but {type(function).__name__}")
     known, code = _CODE.get(reference, (None, ""))
@@ -165,6 +153,9 @@ def _called(spec: ModelSpec, data: DataSpec) -> nn.Module:
 
 def _factory(name: str) -> Factory:
     if name in _ADMITTED:
+        return _ADMITTED[name]
+    if references.is_admitted(name):
+        admit(name)
         return _ADMITTED[name]
     if ":" in name:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import nn
 from defenses import DEFENSES, Defense
 from defenses.channel import transparent
 from defenses.spec import Kind
-from fedsim.config.experiment import validate
+from fedsim.config.experiment import admit_code, validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.truth import TruthWriter
@@ -55,6 +55,7 @@ def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None,
     """
     DEFENSES._builtin["total"] = TOTAL
     torch.set_num_threads(1)
+    admit_code({**EXPERIMENT, **changes})
     run = FederationRun(
         experiment=validate({**EXPERIMENT, **changes}, source="test"), out=out, device="cpu", client_seed=5, resume=True
     )

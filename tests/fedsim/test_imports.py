@@ -50,8 +50,9 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
     [
         (
             "defenses",
-            "DEFENSES Channel Defense DefenseSpec State Update chain clip clip_each dgc gaussian global_norm gradient_dropout "
-            "identity in_gradient_units laplace masked prune qsgd random_k sign stateless top_k uniform with_feedback withhold",
+            "DEFENSES Channel Defense DefenseSpec Kind State Update chain clip clip_each dgc gaussian global_norm "
+            "gradient_dropout identity in_gradient_units laplace masked prune qsgd random_k sign stateless top_k uniform "
+            "with_feedback withhold",
         ),
         (
             "fedsim.recording",
@@ -59,7 +60,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         (
             "fedsim.models",
-            "MAX_PARAMETERS MODELS admit buffer_names build head identify_network layout loss_of "
+            "MAX_PARAMETERS MODELS ModuleSpec admit buffer_names build head identify_network layout loss_of "
             "outputs_for predictions probabilities",
         ),
     ],

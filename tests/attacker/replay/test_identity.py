@@ -14,7 +14,7 @@ from attacker.replay.replay import Replay
 from attacker.report.gather import gather
 from attacker.scoring import Scorer, summarise
 from fedsim import models
-from fedsim.config.experiment import validate
+from fedsim.config.experiment import admit_code, validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.models.source_code import identify_code
@@ -60,6 +60,7 @@ def federate(folder: Path, model: str) -> Path:
         "clients": {"count": 1},
         "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
     }
+    admit_code(experiment)
     engine.run(FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1), engine="local")
     return folder
 

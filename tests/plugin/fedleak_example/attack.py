@@ -1,0 +1,68 @@
+"""An attack: a plain class with `needs`, `device`, `null` and a call."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks import Case, Memory, Need, Progress
+from attacker.attacks.base import generator_for
+from attacker.reconstruction import Reconstruction, slots_of
+
+
+class FirstLayer:
+    """Read one example off a first linear layer: row i of its weight gradient is the i-th bias gradient times the input.
+
+    row: largest, the row with the largest bias gradient; or mean, all rows weighted by theirs.
+    """
+
+    device = "cpu"
+    needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})
+
+    def __init__(self, *, row: str = "largest") -> None:
+        if row not in ("largest", "mean"):
+            raise ValueError(f"first_layer: row must be 'largest' or 'mean', got {row!r}")
+        self.row = row
+
+    def null(self) -> "FirstLayer":
+        """Return the attack itself: it is given updates of zeros, from which it guesses at random."""
+        return self
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        """Return one reconstruction for each case."""
+        return [self._solve(case, rng) for case in cases]
+
+    def _solve(self, case: Case, rng: Generator) -> Reconstruction:
+        started, (seen,) = perf_counter(), case.observations
+        tensors = list(seen.update.values())
+        weight, bias, last = tensors[0].flatten(1), tensors[1], tensors[-1]
+        if not bias.any():
+            x = torch.rand(seen.data.size, generator=generator_for(rng, case, "guess"))
+        elif self.row == "largest":
+            x = weight[bias.abs().argmax()] / bias.abs().max() * bias[bias.abs().argmax()].sign()
+        else:
+            x = (weight * bias[:, None]).sum(dim=0) / bias.square().sum()
+        return Reconstruction(
+            case=case.key,
+            x=seen.data.denormalise(x.reshape(1, *seen.data.shape)),
+            y=_label(last),
+            confidence=torch.full((1,), torch.nan),
+            slots=slots_of(seen.round, seen.client, (1,)),
+            loss=torch.zeros(1),
+            iterations=1,
+            evaluations=0,
+            restarts=1,
+            seconds=perf_counter() - started,
+            route="first layer",
+            attack="first_layer",
+            oracles=(),
+            seed=rng.initial_seed(),
+        )
+
+
+def _label(bias: Tensor) -> Tensor:
+    """The only class whose logit the update raises."""
+    return bias.argmax().reshape(1)

@@ -1,0 +1,123 @@
+"""A package by somebody else, installed beside this one, goes through everything by the names of its entry points."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+PLUGIN = Path(__file__).with_name("plugin")
+EXPERIMENT = """
+rounds = 1
+model = {{ name = "{model}", width = 10 }}
+data = {{ name = "{data}", count = 24 }}
+partition = "{partition}"
+clients = {{ count = 3 }}
+training = {{ learning_rate = 0.1, batch_size = 1, steps = 1 }}
+defense = "{defense}(0.5) | clip(10)"
+"""
+BY_ENTRY_POINT = {"model": "two_layers", "data": "discs", "partition": "in_turn", "defense": "shrink"}
+BY_REFERENCE = {
+    "model": "fedleak_example.model:two_layers",
+    "data": "fedleak_example.data:discs",
+    "partition": "fedleak_example.data:in_turn",
+    "defense": "fedleak_example.defense:SHRINK",
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pip has put the package, without a network."""
+    work = tmp_path_factory.mktemp("plugin")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    source = work / "source"
+    source.mkdir()
+    for file in PLUGIN.rglob("*.*"):
+        if file.suffix in (".py", ".toml"):
+            (source / file.relative_to(PLUGIN)).parent.mkdir(exist_ok=True)
+            (source / file.relative_to(PLUGIN)).write_bytes(file.read_bytes())
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(work / "site"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return work / "site"
+
+
+@pytest.fixture
+def plugged(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.delenv("FEDLEAK_CODE", raising=False)
+
+
+def run(app: object, *arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plugged: None, tmp_path: Path) -> None:
+    from attacker.cli import app as attacker
+    from attacker.scoring import read_rows
+    from fedsim.cli import app as fedsim
+
+    for kind, name in (("defenses", "shrink"), ("datasets", "discs"), ("partitions", "in_turn"), ("models", "two_layers")):
+        assert name in run(fedsim, "list", kind)
+    (listed,) = [one for one in json.loads(run(attacker, "list", "--json")) if one["name"] == "first_layer"]
+    assert listed["arguments"] == {"row": "largest"}
+    root, folder = tmp_path / "root", tmp_path / "root" / "discs"
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT.format(**BY_ENTRY_POINT))
+    run(fedsim, "run", str(tmp_path / "experiment.toml"), "--out", str(folder), "--engine", "local", "--client-seed", "1")
+    run(attacker, "replay", str(folder), "--attack", "first_layer", "--set", "row=mean")
+    run(attacker, "score", str(folder), "--csv", str(tmp_path / "rows.csv"))
+    rows = read_rows(folder / "scores.jsonl")
+    assert {(row.null, row.success) for row in rows} == {(False, True), (True, False)}
+    assert {row.defense for row in rows} == {"shrink(0.5) | clip(10)"}
+    assert all(row.attack_code.startswith("fedleak_example.attack:FirstLayer@") for row in rows)
+    assert "first_layer" in Path(run(attacker, "report", str(folder)).strip()).read_text()
+    run(attacker, "replay", str(folder), "--attack", "cpl", "--set", "steps=5", "--no-null")
+    state = by_service(root)
+    assert state.state == "done", state.error
+    assert [(part.done, part.null) for part in state.result.attacks] == [(3, False), (3, True)]
+    assert state.result.scored
+
+
+def by_service(root: Path) -> object:
+    """A job of the service on the same recording, done by a worker process of its own."""
+    from attacker.service.background import Works
+    from attacker.service.http.app import parts_of
+    from attacker.service.jobs.job import ENDED, JobSpec
+    from attacker.service.settings import ServiceSettings
+
+    parts = parts_of(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
+    works = Works(parts)
+    works.start()
+    try:
+        job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer"))
+        until = time.monotonic() + 240
+        while parts.queue.get(job.id).state not in ENDED:
+            assert time.monotonic() < until, parts.queue.get(job.id)
+            time.sleep(0.1)
+        return parts.queue.get(job.id)
+    finally:
+        works.stop()
+
+
+def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacker.cli import app as attacker
+    from attacker.scoring import read_rows
+    from fedsim.cli import app as fedsim
+    from fedsim.recording import Recording
+
+    folder, attack = tmp_path / "run", "fedleak_example.attack:FirstLayer"
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT.format(**BY_REFERENCE))
+    run(fedsim, "run", str(tmp_path / "experiment.toml"), "--out", str(folder), "--engine", "local", "--client-seed", "1")
+    monkeypatch.delenv("FEDLEAK_CODE")
+    with pytest.raises(ValueError, match=r"fedleak_example\.defense:SHRINK.*--code fedleak_example\.defense:SHRINK"):
+        Recording(folder / "recording")
+    code = [word for key in ("defense", "data") for word in ("--code", BY_REFERENCE[key])]
+    run(attacker, *code, "replay", str(folder), "--attack", attack, "--model", BY_REFERENCE["model"])
+    run(attacker, *code, "score", str(folder))
+    rows = read_rows(folder / "scores.jsonl")
+    assert {(row.attack, row.null, row.success) for row in rows} == {(attack, False, True), (attack, True, False)}
