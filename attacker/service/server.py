@@ -22,19 +22,33 @@ HEAD_SECONDS = 15.0
 GRACE = 3
 """Seconds that answers under way have at the end."""
 CONNECTIONS = 500
+"""Connections at once. For one more, the one that has waited longest without a whole request is closed."""
 
 
 class PatientProtocol(H11Protocol):
-    """Lets go who connects and does not ask; says so in the headers of every answer when it is no HTTP that comes."""
+    """Close connections that send no request in time, and answer what is not HTTP with the headers of every other answer."""
 
     _timer: asyncio.TimerHandle | None = None
+    _since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._since = self.loop.time()
         if len(self.connections) > CONNECTIONS:
-            transport.abort()
-            return
-        self._wait_for_head()
+            self._make_room()
+        if not transport.is_closing():
+            self._wait_for_head()
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest without a whole request; this one, where all others are answered."""
+        waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
+        longest = min(waiting, key=lambda one: one._since, default=self)
+        longest.transport.abort()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request is there, or only a part of one."""
+        return not self.transport.is_closing() and (not self._is_answering or bool(self.cycle.more_body))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -45,6 +59,7 @@ class PatientProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._since = self.loop.time()
         if not self._is_answering:
             self._wait_for_head()
 

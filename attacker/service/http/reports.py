@@ -40,8 +40,8 @@ async def report(request: Request, service: Service, id: Name) -> Response:
     async with service.reporting:
         if not path.exists():
             await _make(service, run, path)
-        content = path.read_bytes()
-    return tagged(request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
+        content = await asyncio.to_thread(path.read_bytes)
+    return await asyncio.to_thread(tagged, request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
