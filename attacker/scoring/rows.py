@@ -30,6 +30,7 @@ class ScoreRow:
     network_code, attack_code: digests of code that is not part of this project.
     model ... secure_aggregation, ranges_from: public facts of the federation. codec, rounded: packing of the update, and
     whether whole weights were sent, so that the client's rounding is in them.
+    limits: what of the training no attack simulates exactly.
     case, client, state: the case, whose examples, and what became of it, see `states.State`.
     rounds, batch, position, index: rounds of the case in which the example was used, its place at the first use, and its index in
     the data set. rounds_claimed, link_correct: the rounds that the attack says it was in, and whether it was in all of these.
@@ -60,6 +61,7 @@ class ScoreRow:
     inputs: str = ""
     secure_aggregation: Mapping[str, Any] | bool = False
     ranges_from: str = ""
+    limits: tuple[str, ...] = ()
     data: str = ""
     case: str
     state: State = "done"

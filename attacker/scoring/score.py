@@ -291,7 +291,7 @@ def _common(folder: Path, facts: Facts) -> Facts:
         **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
         **{key: facts["run"][key] for key in OF_THE_RUN},
         "ranges_from": facts["run"].get("ranges_from", ""),
-        "limits": facts["run"].get("limits", []),
+        "limits": tuple(facts["run"].get("limits", ())),
     }
 
 
