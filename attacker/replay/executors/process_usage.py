@@ -39,6 +39,33 @@ def memory() -> float | None:
     return min(found) / 1e6 if found else None
 
 
+def oom_kills() -> dict[str, int]:
+    """Processes that the kernel has killed for lack of memory so far, by where it counts them; empty where it does not tell."""
+    found = {}
+    for path in (PROC / "vmstat", CGROUP / "memory.events"):
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            if "oom_kill" in counts:
+                found[str(path)] = int(counts["oom_kill"])
+    return found
+
+
+def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
+    """What is known of a process that was killed by SIGKILL, which the kernel, a user or another program may have sent.
+
+    megabytes: its memory when it was last measured; None: never. limit: what it might take. before: `oom_kills` at its start.
+    """
+    took = "its memory was not measured" if megabytes is None else f"it had {megabytes:.0f} MB when it was last measured"
+    allowed = "" if limit is None else f", and might take {limit:.0f} MB"
+    now = oom_kills()
+    moved = [f"{where} by {now[where] - count}" for where, count in before.items() if now.get(where, count) > count]
+    if moved:
+        kernel = f"killed processes for lack of memory meanwhile ({', '.join(moved)})"
+    else:
+        kernel = "killed none for lack of memory meanwhile" if before else "does not tell whether it was out of memory"
+    return f"{took}{allowed}; the kernel {kernel}"
+
+
 def usage(process: int) -> Usage:
     """Zeros where the process is gone, or the system does not tell."""
     pages, ticks, tree = 0, 0, [process]

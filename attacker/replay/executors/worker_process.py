@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from attacker.replay.executors.process_usage import Usage, usage
+from attacker.replay.executors.process_usage import Usage, describe_kill, oom_kills, usage
 
 Message = TypeVar("Message")
 
@@ -47,6 +47,8 @@ class WorkerProcess(Generic[Message]):
         self.tasks = 0
         self._heard, self._read, self._max_line = heard, read, max_line
         self._nonsense, self._stderr_before = "", 0
+        self._megabytes: float | None = None
+        self._oom_before = oom_kills()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 closed with the worker
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
@@ -103,7 +105,9 @@ class WorkerProcess(Generic[Message]):
 
     def usage(self) -> Usage:
         """Memory and processor time of the process and of all that it started."""
-        return usage(self.pid)
+        found = usage(self.pid)
+        self._megabytes = found.megabytes or self._megabytes  # 0 once it is dead
+        return found
 
     def end(self) -> None:
         """Kill it, if it still lives, and release its pipes and files. What it started ends when its pipes close."""
@@ -116,8 +120,11 @@ class WorkerProcess(Generic[Message]):
                 pipe.close()
         self._stderr.close()
 
-    def last_words(self) -> str:
-        """How it ended, once it has: the reason in the first line, then its stderr since it got its task, where there is any."""
+    def last_words(self, limit: float | None = None) -> str:
+        """How it ended, once it has: the reason in the first line, then its stderr since it got its task, where there is any.
+
+        limit: megabytes that it might take, for the reason.
+        """
         status = self._process.wait()
         if self._nonsense:
             return self._nonsense
@@ -127,7 +134,8 @@ class WorkerProcess(Generic[Message]):
             reason = words.splitlines()[-1] if words else f"exit status {status}"
         else:
             name = signal.Signals(-status).name
-            reason = f"killed by {name}" + (", as a system does that runs out of memory" if name == "SIGKILL" else "")
+            known = f": {describe_kill(self._megabytes, limit, self._oom_before)}" if name == "SIGKILL" else ""
+            reason = f"killed by {name}{known}"
         return f"{reason}\n\n{words}" if words and words != reason else reason
 
 

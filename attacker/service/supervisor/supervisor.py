@@ -155,7 +155,7 @@ class Supervisor:
         running = self._running.get(worker)
         if said is None:
             if running is not None and running.end is None:
-                running.died(worker.last_words())
+                running.died(worker.last_words(limit=running.megabytes))
             elif running is None:
                 self._idle.fire(worker)
         elif said.ready:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attacker.replay.executors import process_pool
+from attacker.replay.executors import process_pool, process_usage
 from attacker.replay.executors.process_pool import run_tasks
 from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.tasks import Member, ReplayJob, Task
@@ -52,7 +53,39 @@ def test_messages_come_in_order_and_death_comes_last(start: Start) -> None:
     assert worker.tasks == 100
     worker.kill()
     assert heard.get(timeout=SECONDS) is None
-    assert worker.last_words() == "killed by SIGKILL, as a system does that runs out of memory"
+    assert worker.last_words().startswith("killed by SIGKILL: its memory was not measured; the kernel ")
+
+
+@pytest.mark.parametrize("moved", [0, 2, None])
+def test_of_a_killed_worker_it_is_said_what_is_known(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moved: int | None
+) -> None:
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    for folder in (proc, cgroup):
+        folder.mkdir()
+    monkeypatch.setattr(process_usage, "CGROUP", cgroup)
+    with monkeypatch.context() as patch:
+        patch.setattr(process_usage, "PROC", proc)
+        if moved is not None:
+            (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+            (cgroup / "memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
+        worker, heard = start(ECHO)
+    worker.give(json.dumps({"number": 1}))
+    heard.get(timeout=SECONDS)
+    assert worker.usage().megabytes > 0
+    worker.kill()
+    assert heard.get(timeout=SECONDS) is None
+    monkeypatch.setattr(process_usage, "PROC", proc)
+    if moved:
+        (proc / "vmstat").write_text(f"oom_kill {7 + moved}\n")
+    said = worker.last_words(limit=2000)
+    assert re.match(r"killed by SIGKILL: it had \d+ MB when it was last measured, and might take 2000 MB; the kernel ", said)
+    expected = {
+        0: "killed none for lack of memory meanwhile",
+        2: f"killed processes for lack of memory meanwhile ({proc / 'vmstat'} by 2)",
+        None: "does not tell whether it was out of memory",
+    }
+    assert said.endswith(expected[moved])
 
 
 @pytest.mark.parametrize("line", ["no json", "x" * 2000])

@@ -114,9 +114,9 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     ((number, outcome),) = results
     killer.join()
     assert (number, list(outcome.done)) == (0, [keys[0]])
-    assert outcome.notes == [
-        "a worker died: killed by SIGKILL, as a system does that runs out of memory; its task was done again"
-    ]
+    (note,) = outcome.notes
+    assert note.startswith("a worker died: killed by SIGKILL: its memory was not measured; the kernel ")
+    assert note.endswith("; its task was done again")
     name = f"{keys[0]}.safetensors"
     assert torch.equal(answers(there.folder)[name].x, answers(here.folder)[name].x)
 

@@ -1,0 +1,49 @@
+"""What the benchmark of the service counts: which jobs are lost, and which workers it may kill."""
+
+from pathlib import Path
+from typing import Any
+
+import service
+
+
+def job(id: str, state: str, crashes: int = 0) -> dict[str, Any]:
+    result = {"attacks": [{"source": f"exact-{id}"}]} if state == "done" else None
+    return {"id": id, "state": state, "crashes": crashes, "spec": {"recording": "tiny"}, "result": result}
+
+
+def answer(root: Path, id: str, files: int) -> None:
+    folder = root / "tiny" / "reconstructions" / f"exact-{id}"
+    folder.mkdir(parents=True)
+    for number in range(files):
+        (folder / f"{number}.safetensors").touch()
+
+
+def test_jobs_that_are_set_aside_are_not_lost_and_those_without_answers_are(tmp_path: Path) -> None:
+    jobs = [job("a", "done"), job("b", "done"), job("c", "set_aside", 3), job("d", "failed"), job("e", "queued")]
+    answer(tmp_path, "a", service.CLIENTS_OF_TINY)
+    answer(tmp_path, "b", service.CLIENTS_OF_TINY - 1)
+    assert service.lost(tmp_path, [*"abcdef"], jobs) == len("bdef")
+
+
+def test_no_worker_is_killed_while_a_job_has_already_lost_one() -> None:
+    assert service.may_kill([job("a", "running"), job("b", "queued")])
+    assert not service.may_kill([job("a", "queued", 1), job("b", "running")])
+
+
+class Scripted:
+    """A service whose jobs are set aside, but for one; nothing can change any more."""
+
+    root = Path("/nowhere")
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        return {"id": str(self.count)}
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        return [job(str(number), "set_aside" if number > 1 else "failed", 3) for number in range(1, self.count + 1)]
+
+
+def test_it_ends_as_soon_as_no_job_can_change() -> None:
+    row = service.durable(Scripted(), 5, seed=0)  # type: ignore[arg-type]
+    assert row["seconds"] < 5
+    assert (row["set_aside"], row["lost"]) == (4, 1)
