@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from contract import Options, cpu_seconds, options, told
+from rank_trials import PAPER as PAPER_NETWORKS
+from rank_trials import paper_network, rank_right
 from rgap_limits import limits
 from rgap_linear import linear
 from single_cases import client
@@ -27,8 +29,6 @@ from splits import Images, images
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import rank_report
-from attacker.attacks.closed_form.rank.trials import PAPER as PAPER_NETWORKS
-from attacker.attacks.closed_form.rank.trials import paper_network, rank_right
 from attacker.attacks.networks.chain import chain_of
 
 IDENTICAL = 1e-4

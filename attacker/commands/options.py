@@ -1,5 +1,6 @@
-"""Options of commands, and what they may be."""
+"""Options that commands share, and checks of what they are given."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,3 +27,13 @@ def check_takes_route(attack: str) -> None:
 
     if "route" not in signature(ATTACKS[attack]).parameters:
         raise ValueError(f"--route chooses among the routes of the attack exact, and {attack} has none")
+
+
+def truth_of(run: Path, given: list[Path] | None) -> list[Path]:
+    """Folders of truth. Raises ValueError where none is given and the run has none of its own."""
+    if not given and not (run / "truth").exists():
+        raise ValueError(
+            f"{run} has no truth of its own: name that of the clients with --truth FOLDER; "
+            f"what was reconstructed is shown without it by: attacker report {run}"
+        )
+    return given or [run / "truth"]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attacker.commands.options import Overrides, check_takes_route, device_of
-from attacker.commands.truth_location import truth_of
+from attacker.commands.options import Overrides, check_takes_route, device_of, truth_of
 from fedsim.commands.console import IN_PART, Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from attacker.commands.truth_location import truth_of
+from attacker.commands.options import truth_of
 from fedsim.commands.console import IN_PART, Json, err, errors_told, out, print_json, progress_bar
 
 if TYPE_CHECKING:

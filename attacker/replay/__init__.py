@@ -1,1 +1,19 @@
-"""Replay of a recording: cases, batches, tasks, checkpoints and the files of reconstructions."""
+"""Replay of attacks on a recording. Names are loaded when they are used: a worker's program begins in this package."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attacker.replay.attack_facts import read_facts
+    from attacker.replay.replay import Replay, Replayed
+    from attacker.replay.tasks import is_done, path_of
+
+__all__ = ["Replay", "Replayed", "is_done", "path_of", "read_facts"]
+
+_MODULES = {"Replay": "replay", "Replayed": "replay", "is_done": "tasks", "path_of": "tasks", "read_facts": "attack_facts"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,11 +1,9 @@
 """Channels: the attacker's model of each defense, under the same name and with the same arguments."""
 
-from defenses.channels.clipping import clip, clip_each
-from defenses.channels.noise import gaussian, laplace
+from defenses.channels.clip_and_noise import clip, clip_each, gaussian, laplace
 from defenses.channels.quantisation import qsgd, sign, uniform
-from defenses.channels.selection import masked, withhold
+from defenses.channels.selection import in_gradient_units, masked, withhold
 from defenses.channels.sparsification import dgc, gradient_dropout, prune, random_k, top_k
-from defenses.channels.units import in_gradient_units
 
 __all__ = [
     "clip",

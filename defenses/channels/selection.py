@@ -1,4 +1,4 @@
-"""Channels of defenses that act on tensors chosen by name. The names are public."""
+"""Channels of defenses of chosen tensors, whose names are public, and of other defenses in units of the gradient."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts
 from defenses.selection import check_patterns, chosen
+from defenses.units import to_gradient, to_update
 
 
 def withhold(names: str | Sequence[str]) -> Channel:
@@ -32,4 +33,13 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
         expect=lambda update, known: {**update, **defense.expect(part(update), known)},
         learn=lambda seen: defense.learn(part(seen)),
         noise=lambda seen: defense.noise(part(seen)),
+    )
+
+
+def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
+    """Return the channel of `in_gradient_units`, in units of the update."""
+    return Channel(
+        expect=lambda update, known: to_update(defense.expect(to_gradient(update, learning_rate), known), learning_rate),
+        learn=lambda seen: defense.learn(to_gradient(seen, learning_rate)),
+        noise=lambda seen: defense.noise(to_gradient(seen, learning_rate)) * learning_rate**2,
     )

@@ -21,7 +21,7 @@ from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.client.identity import ClientIdentity, load_or_draw
 from fedsim.client.memory import remember
-from fedsim.client.sending import put_update
+from fedsim.client.mod import put_update
 from fedsim.flower import records
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.secagg.mod import SecureParticipant, secure

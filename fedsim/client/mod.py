@@ -1,14 +1,14 @@
-"""A mod for any Flower app: sends the defended update under a pseudonym instead of the weights."""
+"""Updates as clients send them, defended and under a pseudonym; and a mod that has the clients of any Flower app do so."""
 
 from collections.abc import Callable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from torch import Tensor
+from torch import Generator, Tensor
 
 from defenses.spec import DefenseSpec
 from fedsim.client.identity import ClientIdentity, draw
-from fedsim.client.sending import put_update
 from fedsim.flower import records
+from fedsim.recording.codec import encode
 
 BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 """Last part of the names of batch norm's buffers in PyTorch."""
@@ -75,3 +75,23 @@ def _next(context: Context) -> tuple[ClientIdentity, int]:
     number = 1 if stored is None else int(str(stored["updates"])) + 1
     context.state["identity"] = ConfigRecord({"pseudonym": drawn.pseudonym, "secret": drawn.secret, "updates": number})
     return drawn, number
+
+
+def put_update(
+    content: RecordDict, update: ArrayRecord, defense: DefenseSpec, context: Context, *, rng: Generator, pseudonym: str
+) -> None:
+    """Apply the defense to `update`, pack it, and add it to a reply under the client's pseudonym.
+
+    The state of the defense is kept in `context.state`.
+    """
+    if defense.steps:
+        tensors = records.to_tensors(update)
+        built = defense.build()
+        stored = context.state.get("defense")
+        state = records.to_tensors(stored) if isinstance(stored, ArrayRecord) else built.init(tensors)
+        sent, state = built.apply(tensors, state, rng)
+        records.put_payload(content, encode(sent, defense.codec()))
+        context.state["defense"] = records.to_arrays(state)
+    else:
+        records.put_dense(content, update)
+    content[records.CLIENT] = ConfigRecord({"pseudonym": pseudonym})

@@ -63,6 +63,9 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
             "MAX_PARAMETERS MODELS ModuleSpec admit buffer_names build head identify_network layout loss_of "
             "outputs_for predictions probabilities",
         ),
+        ("fedsim.config", "Experiment ExperimentError read validate"),
+        ("fedsim.training", "Batch Trained evaluate train"),
+        ("attacker.replay", "Replay Replayed is_done path_of read_facts"),
     ],
 )
 def test_what_is_public_is_exactly_this(module: str, names: str) -> None:
@@ -71,6 +74,17 @@ def test_what_is_public_is_exactly_this(module: str, names: str) -> None:
     found = import_module(module)
     assert sorted(found.__all__) == sorted(names.split())
     assert all(hasattr(found, name) for name in found.__all__)
+
+
+def test_workers_answer_ctrl_c_and_keep_stdout_before_anything_slow_is_loaded() -> None:
+    """Until its loop runs, a worker dies of Ctrl-C, and what an import prints is taken for its answers."""
+    done = fresh(
+        "import sys\n"
+        "import attacker.replay.executors.replay_worker, attacker.service.worker.main\n"
+        "print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
 
 
 def test_nothing_is_reported_to_anyone() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from attacker.replay.executors.worker_loop import Channel, Throttle, Work, serve
+from attacker.replay.executors.worker_loop import Throttle, Work, WorkerChannel, serve
 
 PROGRESS_SECONDS = 0.2
 """Between two messages about one task."""
@@ -13,7 +13,7 @@ def main() -> None:
     serve(prepare)
 
 
-def prepare(channel: Channel) -> Work:
+def prepare(channel: WorkerChannel) -> Work:
     """Read the job and load what its tasks need."""
     from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome
 

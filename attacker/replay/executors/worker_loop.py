@@ -42,7 +42,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-class Channel:
+class WorkerChannel:
     """The worker's end of the conversation with its parent. interrupt: to be entered while a task is under way."""
 
     def __init__(self, tasks: TextIO, messages: TextIO, interrupt: Interrupt) -> None:
@@ -85,11 +85,11 @@ class Throttle:
         return True
 
 
-def serve(prepare: Callable[[Channel], Work]) -> NoReturn:
+def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
     """Do tasks until stdin ends. prepare: is called once, before the worker says that it is ready, and may read lines itself."""
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
-    channel = Channel(sys.stdin, private_stdout(), interrupt)
+    channel = WorkerChannel(sys.stdin, private_stdout(), interrupt)
     work = prepare(channel)
     channel.say(ready=True)
     while True:

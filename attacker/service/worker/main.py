@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from attacker.replay.executors.worker_loop import Channel, Throttle, Work, serve
+from attacker.replay.executors.worker_loop import Throttle, Work, WorkerChannel, serve
 
 PROGRESS_SECONDS = 0.5
 """Between two messages about one job."""
@@ -15,7 +15,7 @@ def main() -> None:
     serve(prepare)
 
 
-def prepare(channel: Channel) -> Work:
+def prepare(channel: WorkerChannel) -> Work:
     """Load what jobs need; more of it where nobody waits yet."""
     from attacker.service.jobs.job import JobProgress
     from attacker.service.worker.execution import do_job, warm

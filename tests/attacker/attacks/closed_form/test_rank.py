@@ -4,11 +4,7 @@ from math import prod
 
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, grad, jacfwd
-
-from attacker.attacks.closed_form.rank.analysis import RankReport, rank_report, virtual_constraints
-from attacker.attacks.closed_form.rank.trials import (
+from rank_trials import (
     PAPER,
     RandomNetwork,
     compared,
@@ -17,6 +13,10 @@ from attacker.attacks.closed_form.rank.trials import (
     random_network,
     written_down,
 )
+from torch import nn
+from torch.func import functional_call, grad, jacfwd
+
+from attacker.attacks.closed_form.rank.analysis import RankReport, rank_report, virtual_constraints
 from attacker.attacks.closed_form.rank.verdict import headline, verdict
 from attacker.attacks.closed_form.rgap.footprint import used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, through

@@ -1,10 +1,21 @@
-"""Channels of noise: the expected update is unchanged, and the power of the noise is known."""
+"""Channels of clipping, which the attacker does in the same way, and of noise, which leaves the expected update unchanged."""
 
 from torch import Tensor
 
 from defenses.base import Update
 from defenses.channel import Channel, silent
+from defenses.clipping import scale_each_to, scale_to
 from defenses.scopes import Scope
+
+
+def clip(max_norm: float) -> Channel:
+    """Return the channel of `clip`: norms of the whole update above `max_norm` are not visible."""
+    return Channel(lambda update, known: scale_to(update, max_norm))
+
+
+def clip_each(max_norm: float) -> Channel:
+    """Return the channel of `clip_each`: norms of a tensor above `max_norm` are not visible."""
+    return Channel(lambda update, known: scale_each_to(update, max_norm))
 
 
 def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Scope = "global") -> Channel:
