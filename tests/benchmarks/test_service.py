@@ -8,7 +8,15 @@ import service
 
 def job(id: str, state: str, crashes: int = 0) -> dict[str, Any]:
     result = {"attacks": [{"source": f"exact-{id}"}]} if state == "done" else None
-    return {"id": id, "state": state, "crashes": crashes, "spec": {"recording": "tiny"}, "result": result}
+    return {
+        "id": id,
+        "state": state,
+        "crashes": crashes,
+        "attempts": 1,
+        "ended": None,
+        "spec": {"recording": "tiny"},
+        "result": result,
+    }
 
 
 def answer(root: Path, id: str, files: int) -> None:
