@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attacker.commands.options import Overrides, check_takes_route, device_of, truth_of
-from fedsim.commands.console import IN_PART, Json, assignment, errors_told, print_json
+from fedsim.commands.console import ALLOW_FAILURES, IN_PART, Json, assignment, errors_told, print_json
 
 if TYPE_CHECKING:
     from attacker.attacks import AttackSpec
@@ -62,12 +62,13 @@ def replay(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="The network of somebody else's federation; imports that code."),
     ] = None,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
     """Attack every recorded observation, or client; what is done already is skipped, and what was cut off goes on.
 
-    Exit status: 0 where every case has an answer; 3 where some failed, of the attack or of its null; 1 where no case could be
-    attacked; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 where every case has an answer; 3 where some failed, of the attack or of its null, unless --allow-failures is
+    given; 1 where no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with errors_told(kept=GOES_ON):
         from attacker.attacks import AttackSpec
@@ -110,7 +111,7 @@ def replay(
             print_json([{**asdict(result), "folder": str(result.folder)} for result in results])
         if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
-        if any(result.failed for result in results):
+        if any(result.failed for result in results) and not allow_failures:
             raise typer.Exit(IN_PART)
 
 

@@ -75,11 +75,22 @@ def run_folder(folder: Path) -> Path:
 
 
 def _lines(path: Path, missing: list[Missing]) -> list[Record]:
+    """The rows of `metrics.jsonl` that a server may have written."""
     try:
-        return read_json_lines(path)
+        rows = read_json_lines(path)
     except ValueError as error:
         missing.append(Missing(f"{path.name} cannot be read: {error}"))
         return []
+    found = [row for row in rows if _is_measured(row)]
+    if len(found) < len(rows):
+        missing.append(Missing(f"{path.name}: {len(rows) - len(found)} rows are left out: no server writes their values."))
+    return found
+
+
+def _is_measured(row: Record) -> bool:
+    numbers = [row[key] for key in ("loss", "accuracy", "bytes_up", "seconds") if row.get(key) is not None]
+    plain = all(type(number) in (int, float) and abs(number) < MAX_NUMBER for number in numbers)
+    return plain and type(row.get("round")) is int and 0 <= row["round"] < MAX_NUMBER
 
 
 def _scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:

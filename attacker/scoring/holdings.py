@@ -9,6 +9,7 @@ from typing import Any
 from fedsim import data as datasets
 from fedsim.data import Dataset
 from fedsim.data import client_parts as parts
+from fedsim.recording.safe_files import DamagedFile
 from fedsim.truth import TruthReader, Used
 
 
@@ -38,7 +39,11 @@ def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] |
         expected = reader.dataset["content_hash"]
         if expected in found:
             continue
-        data = dataset(reader.dataset, given, beside=reader.folder.parent / "data")
+        try:
+            data = dataset(reader.dataset, given, beside=reader.folder.parent / "data")
+        except (TypeError, KeyError, AttributeError) as error:  # arguments of any type that a file may hold
+            words = f"describes a data set that cannot be made ({error}); name it with --data"
+            raise DamagedFile(reader.folder / "dataset.json", words) from None
         if data.content_hash() != expected and _scaled_by_all(reader.dataset):
             data = dataset(_scaled_by_clients(reader.dataset), given)
         if data.content_hash() != expected:

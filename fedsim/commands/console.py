@@ -1,8 +1,10 @@
 """What both command lines share: progress on stderr, results on stdout, and errors in one line with an exit status."""
 
+import errno
 import json
 import os
 import platform
+import sqlite3
 import sys
 import threading
 import tomllib
@@ -24,6 +26,7 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stder
 IN_PART = 3
 """Exit status of work that was done in part: some cases have no answer, or are not finished."""
 
+ALLOW_FAILURES = "End with status 0 although some clients or cases failed."
 Code = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE:NAME", help="Import this code, which a recording or an experiment names; may be repeated."),
@@ -120,12 +123,41 @@ def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> 
         raise typer.Exit(130) from None
     except BrokenPipeError:
         raise typer.Exit(1) from None
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, sqlite3.Error) as error:
         if verbose:
             raise
-        err.print(f"[bold red]error[/] {escape(str(error))}")
+        err.print(f"[bold red]error[/] {escape(describe_error(error))}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None
+
+
+MENDS = {
+    errno.ENOTDIR: "a part of this path is a file; name a folder",
+    errno.ENOSPC: "make room, and run the same command again",
+    errno.EDQUOT: "make room, and run the same command again",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "ask its owner for the rights, or choose another",
+    errno.EPERM: "ask its owner for the rights, or choose another",
+    errno.EISDIR: "name a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "let the process open more files, with ulimit -n",
+    errno.EIO: "the disk may be broken; look into the system's log",
+}
+
+
+def describe_error(error: Exception) -> str:
+    """Return what went wrong in words, with the file and the mend where the system gives no more than a number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        mend = f"; {MENDS[error.errno]}" if error.errno in MENDS else ""
+        return f"{where}{error.strerror or os.strerror(error.errno)}{mend}"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory{': ' * bool(str(error))}{error}; attack fewer cases at once with --chunk"
+    if isinstance(error, RecursionError):
+        return "what was read is nested too deeply; no file of this project has more than a few levels"
+    if isinstance(error, sqlite3.Error):
+        return f"the index of the recording cannot be used: {error}; look at it with fedsim verify"
+    return str(error)
 
 
 def print_json(value: Any) -> None:

@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, assignment, err, errors_told, out, print_json, progress_bar
+from fedsim.commands.console import (
+    ALLOW_FAILURES,
+    IN_PART,
+    Json,
+    assignment,
+    err,
+    errors_told,
+    out,
+    print_json,
+    progress_bar,
+)
 from fedsim.commands.deploy import link_of
 from fedsim.commands.show import shown
 
 if TYPE_CHECKING:
     from fedsim.config.experiment import Experiment
     from fedsim.deployment.commands import Link
+    from fedsim.recording import Observation
 
 
 def run(
@@ -55,9 +66,14 @@ def run(
     threads: Annotated[int, typer.Option(min=1, help="Threads of one client.")] = 1,
     print_config: Annotated[bool, typer.Option(help="Print the resolved experiment and stop.")] = False,
     verbose: Annotated[bool, typer.Option(help="Show Flower's and Ray's own messages, and where errors come from.")] = False,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a federation to its end and record it."""
+    """Run a federation to its end and record it.
+
+    Exit status: 0 where every client that was asked sent an update; 3 where some failed, or the model ended as no number; 1 where
+    the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
+    """
     with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local", "deployment"):
             from defenses._registry import suggest
@@ -93,6 +109,25 @@ def run(
                 f"[bold]{escape(str(folder))}[/]  {result['complete']} observations of {len(result['clients'])} clients "
                 f"in {result['rounds']} rounds, {result['megabytes']:.1f} MB"
             )
+        if not allow_failures and (words := failures_in(folder, result)):
+            err.print(f"[yellow]{escape(words)}[/]; --allow-failures accepts that")
+            raise typer.Exit(IN_PART)
+
+
+def failures_in(folder: Path, result: dict[str, Any]) -> str:
+    """What went wrong in a run that came to its end, in words; empty where nothing did. result: of `shown`."""
+    from fedsim.recording import Recording
+
+    if failed := sum(row["failed"] for row in result["per_round"]):
+        return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
+    observations = Recording(folder / "recording").observations(on_damage=lambda error: None)
+    if result["complete"] and not any(_is_finite(observation) for observation in observations):  # ends at the first that is
+        return "every update holds NaN or infinities; lower training.learning_rate"
+    return ""
+
+
+def _is_finite(observation: "Observation") -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
 
 
 def federate(

@@ -78,10 +78,16 @@ def _is_number(value: Any) -> bool:
 
 def _measured(row: dict[str, Any]) -> dict[str, Any]:
     """What `show` tells of a round's row of metrics; epsilon of all rounds so far, by what it is about."""
-    privacy = row.get("privacy", {})
-    epsilons = {"client": None, "example": None, "central": privacy.get("central", {}).get("epsilon")}
-    epsilons |= {privacy["unit"]: privacy["epsilon"]} if privacy else {}
-    return {key: row.get(key) for key in ("loss", "accuracy")} | {f"epsilon_{about}": value for about, value in epsilons.items()}
+    privacy = _table(row.get("privacy"))
+    epsilons = {"client": None, "example": None, "central": _table(privacy.get("central")).get("epsilon")}
+    if privacy.get("unit") in ("client", "example"):
+        epsilons[privacy["unit"]] = privacy.get("epsilon")
+    measured = {key: row[key] if _is_number(row.get(key)) else None for key in ("loss", "accuracy")}
+    return measured | {f"epsilon_{about}": value for about, value in epsilons.items()}
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def shown(folder: Path) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def shown(folder: Path) -> dict[str, Any]:
     check_run(folder)
     recording = Recording(folder / "recording")
     m, counts = recording.manifest, recording.counts()
-    metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl")}
+    metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl") if type(row.get("round")) is int}
     per_round = [asdict(own) | _measured(metrics.get(own.round, {})) for own in counts]
     return {
         "run": str(folder),

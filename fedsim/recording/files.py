@@ -81,7 +81,7 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
     settle: flush the new name as well; who writes many files into one folder calls `flush(folder)` once after them.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
-    with opened_folder(path.parent, below=below) as folder:
+    with _naming(path), opened_folder(path.parent, below=below) as folder:
         with suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=folder)
         descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
@@ -97,6 +97,17 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=folder)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have errors of the system name `path`: those of descriptors name nothing, or the last part of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and not os.path.isabs(error.filename or ""):
+            error.filename = str(path)
+        raise
 
 
 def flush(path: Path) -> None:
@@ -138,9 +149,9 @@ def json_lines(*values: Any) -> bytes:
 
 def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
     """Add a JSON line for each value to `path` at once, and flush it; a last line that was cut off by a crash gives way."""
-    with opened_folder(path.parent, below=below) as folder:
+    with _naming(path), opened_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
-    with os.fdopen(descriptor, "ab+") as file:
+    with _naming(path), os.fdopen(descriptor, "ab+") as file:
         if (size := file.seek(0, os.SEEK_END)) == 0:
             os.fchmod(descriptor, 0o600)  # whatever the umask says
         elif (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":

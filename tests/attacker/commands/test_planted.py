@@ -1,5 +1,6 @@
 """Links, pipes and files with second names at any path of a run: no command follows, waits for or changes one."""
 
+import json
 import os
 import shutil
 import signal
@@ -235,3 +236,12 @@ def test_what_nobody_can_look_into_is_said(finished: Path, tmp_path: Path) -> No
     assert ["folders deep" in error.reason for error in find_foreign(run)] == [True]
     with pytest.raises(DamagedFile):
         raise next(find_foreign(run))
+
+
+def test_truth_without_its_hash_is_named(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    described = json.loads((run / "truth" / "dataset.json").read_text())
+    (run / "truth" / "dataset.json").write_text(json.dumps({key: described[key] for key in ("name", "arguments")}))
+    result = CliRunner().invoke(attacker, ["score", str(run)])
+    assert result.exit_code == 2
+    assert "dataset.json: says no content_hash of the data set; copy the file" in " ".join(result.output.split())

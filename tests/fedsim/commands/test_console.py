@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -39,6 +41,12 @@ def _stderr_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("out of memory"), 1, "out of memory"),
         (PermissionError(13, "closed"), 1, "closed"),
         (OSError(28, "no space left"), 1, "no space left"),
+        (OSError(28, os.strerror(28), "a/b"), 1, "a/b: No space left on device; make room, and run the same command again"),
+        (NotADirectoryError(20, os.strerror(20), "a/b"), 2, "a/b: Not a directory; a part of this path is a file; name a folder"),
+        (OSError(30, os.strerror(30), "a"), 1, "a: Read-only file system; choose a folder that can be written to"),
+        (RecursionError("maximum recursion depth exceeded"), 1, "is nested too deeply"),
+        (MemoryError(), 1, "there is not enough memory; attack fewer cases at once with --chunk"),
+        (sqlite3.OperationalError("disk I/O error"), 1, "disk I/O error; look at it with fedsim verify"),
         (KeyboardInterrupt(), 130, "interrupted; half of it is there"),
     ],
 )

@@ -17,8 +17,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedsim.flower import records
-from fedsim.recording import Payload, files
+from fedsim.recording import DamagedFile, Payload, files
 from fedsim.recording.codec import CODECS, decode, encode, sent
+from fedsim.recording.safe_files import read_json
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -183,3 +184,24 @@ def test_after_a_crash_the_next_line_is_not_glued_to_the_one_that_was_cut_off(tm
     files.append_json_lines(path, {"n": 3})
     files.append_json_lines(path, {"n": 4})
     assert [row["n"] for row in files.read_json_lines(path)] == [1, 3, 4][-2 - bool(rest) :]
+
+
+def test_an_error_of_the_system_names_the_file_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for write in (files.write_json, files.append_json_lines):
+        with pytest.raises(NotADirectoryError) as error:
+            write(tmp_path / "file" / "x", {})
+        assert str(tmp_path / "file") in str(error.value)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
+    for write in (files.write_json, files.append_json_lines):
+        with pytest.raises(OSError, match="No space left") as full:
+            write(tmp_path / "x", {})
+        assert full.value.filename == str(tmp_path / "x")
+
+
+def test_json_that_is_nested_beyond_measure_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(DamagedFile, match=r"x\.jsonl: row 1 cannot be read: its JSON is nested too deeply"):
+        files.read_json_lines(tmp_path / "x.jsonl")
+    with pytest.raises(DamagedFile, match=r"x\.jsonl: its JSON is nested too deeply"):
+        read_json(tmp_path / "x.jsonl")

@@ -1,0 +1,58 @@
+"""The exit status of a run says whether what it recorded is of any use."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedsim.cli import app
+from fedsim.client import app as client_app
+from fedsim.commands.console import IN_PART
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "data.npz", images=np.arange(160, dtype=np.uint8).reshape(10, 4, 4), labels=np.arange(10) % 2)
+    facts = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": {"name": "npz", "train": str(tmp_path / "data.npz")},
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 2},
+    }
+    (tmp_path / "e.toml").write_text(tomli_w.dumps(facts))
+    return tmp_path / "e.toml"
+
+
+def run(experiment: Path, *more: str) -> tuple[int, str]:
+    words = ["run", str(experiment), "--engine", "local", "--out", str(experiment.parent / "run"), "--device", "cpu", *more]
+    result = CliRunner().invoke(app, words)
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_run_that_went_well_ends_with_status_0(experiment: Path) -> None:
+    assert run(experiment)[0] == 0
+
+
+@pytest.mark.parametrize(("more", "status"), [((), IN_PART), (("--allow-failures",), 0)])
+def test_updates_that_are_no_numbers_are_told(experiment: Path, more: tuple[str, ...], status: int) -> None:
+    code, words = run(experiment, "--set", "training.learning_rate=1e38", *more)
+    assert code == status
+    assert ("every update holds NaN or infinities; lower training.learning_rate" in words) == bool(status)
+
+
+def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, seen = client_app.TruthWriter.write, set[str]()
+
+    def fail_once(self: object, *given: object) -> None:
+        if not seen:
+            seen.add("first")
+            raise RuntimeError("unplugged")
+        write(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client_app.TruthWriter, "write", fail_once)
+    code, words = run(experiment)
+    assert code == IN_PART
+    assert "1 reply failed; fedsim show" in words

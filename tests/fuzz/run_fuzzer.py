@@ -1,0 +1,428 @@
+"""Fuzzes all commands that read a run: changes files, links, the manifest, the index, truth, attacks and scores at random.
+
+Each input is a copy of one small run with one to three changes, drawn from a grammar: links, pipes and files with second names;
+bytes; values in JSON, TOML, SQLite and the headers of tensor files. A command then runs in a forked process, and must end within
+`SECONDS` and `MEMORY` with a message, without a traceback, without starting a process, and without changing anything outside.
+
+    python tests/fuzz/run_fuzzer.py --seconds 600 --seed 1
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SECONDS = 10.0
+"""That a command may take."""
+MEMORY = 10**9
+"""Bytes that it may take above those of the process that it is forked from."""
+SECRET = "export SECRET=1"
+CHILDREN = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn")
+"""Events of Python's audit that a new process or program raises."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**70, 10**400, 1e308, -0.5, float("nan"), float("inf")),
+    *("", "sum", "all", "../../outside/secret", "/etc/passwd", "a\x1b[2J", "\n", "x" * 100_000, "$(touch outside/x)", "\ud800"),
+    *([], {}, [[]], [None], ["a"], {"a": {}}, [1, 2, 3], [[1, 1]], "complete", "1e999", "NaN"),
+)
+Rng = random.Random
+
+
+def make_run(root: Path) -> Path:
+    """Make a run in `root` with all that commands read: recorded, attacked, scored and reported."""
+    import numpy as np
+    import tomli_w
+    import torch
+    from typer.testing import CliRunner
+
+    from attacker.cli import app as attacker
+    from fedsim.config.experiment import validate
+    from fedsim.engine import engines
+    from fedsim.engine.run import FederationRun
+
+    torch.set_num_threads(1)
+    values = np.random.default_rng(0).integers(0, 256, (10, 4, 4), dtype=np.uint8)
+    np.savez(root / "data.npz", images=values, labels=np.arange(10) % 2)
+    facts = {
+        "rounds": 2,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": {"name": "npz", "train": str(root / "data.npz")},
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+    (root / "experiment.toml").write_text(tomli_w.dumps(facts))
+    engines.run(FederationRun(experiment=validate(facts, source="fuzz"), out=root / "run", client_seed=1), engine="local")
+    for words in ("replay RUN --attack exact --device cpu --workers 1", "score RUN", "report RUN"):
+        result = CliRunner().invoke(attacker, words.replace("RUN", str(root / "run")).split())
+        if result.exit_code:
+            raise RuntimeError(f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output}")
+    return root / "run"
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "verify": ("fedsim", "verify", "RUN"),
+    "show": ("fedsim", "show", "RUN", "--json"),
+    "resume": ("fedsim", "run", "EXPERIMENT", "--out", "RUN", "--engine", "local", "--resume", "--device", "cpu"),
+    "replay": ("attacker", "replay", "RUN", "--attack", "exact", "--device", "cpu", "--workers", "1"),
+    "score": ("attacker", "score", "RUN", "--json"),
+    "report": ("attacker", "report", "RUN"),
+    "catalogue": ("service",),
+}
+
+
+# --- changes ---
+
+
+def files_of(run: Path) -> list[Path]:
+    return sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def plant(rng: Rng, run: Path) -> str:
+    """A link, a pipe, a socket, a folder or a file with a second name in place of something, or beside it."""
+    path = rng.choice(sorted(run.rglob("*")))
+    if rng.random() < 0.3:
+        path = path.with_name(
+            rng.choice((".lock", "lock", f".{path.name}.{os.getpid()}.partial", "a.checkpoint", "index.sqlite-journal"))
+        )
+    outside = run.parent / "outside"
+    kind = rng.choice(
+        ("link", "link to a folder", "link to nothing", "link to itself", "second name", "pipe", "socket", "folder")
+    )
+    if os.path.lexists(path):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    match kind:
+        case "second name":
+            os.link(outside / "secret", path)
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "socket":
+            before = os.getcwd()
+            os.chdir(path.parent)
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(path.name[:90])
+            os.chdir(before)
+        case _:
+            path.symlink_to(
+                outside / {"link": "secret", "link to a folder": "folder"}.get(kind, "absent") if "itself" not in kind else path
+            )
+    return f"{kind} at {path.relative_to(run)}"
+
+
+def remove(rng: Rng, run: Path) -> str:
+    path = rng.choice(sorted(run.rglob("*")))
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return f"removed {path.relative_to(run)}"
+
+
+def change_bytes(rng: Rng, run: Path) -> str:
+    path = rng.choice(files_of(run))
+    content = bytearray(path.read_bytes())
+    kind = rng.choice(("flip", "overwrite", "cut", "insert", "truncate", "empty", "hollow", "junk", "twice"))
+    at = rng.randrange(len(content) + 1)
+    match kind:
+        case "flip" if content:
+            content[at % len(content)] ^= 1 << rng.randrange(8)
+        case "overwrite":
+            content[at : at + 8] = rng.randbytes(8)
+        case "cut":
+            del content[at : at + rng.randrange(1, 100)]
+        case "insert":
+            content[at:at] = rng.randbytes(rng.randrange(1, 100))
+        case "truncate":
+            del content[at:]
+        case "empty":
+            content.clear()
+        case "junk":
+            content = bytearray(rng.randbytes(1000))
+        case "twice":
+            content += bytes(content)
+    path.write_bytes(content)
+    if kind == "hollow":
+        os.truncate(path, 2 ** rng.choice((24, 33, 40)))
+    return f"{kind} in {path.relative_to(run)} at {at}"
+
+
+def change_value(rng: Rng, value: Any) -> Any:
+    """A copy of JSON with one value, at whatever depth, replaced, removed or repeated."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.1:
+            return {name: inner for name, inner in value.items() if name != key}
+        return {**value, key: change_value(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at = rng.randrange(len(value))
+        if rng.random() < 0.1:
+            return [*value[:at], *value[at + 1 :]] if rng.random() < 0.5 else [*value, value[at]]
+        return [*value[:at], change_value(rng, value[at]), *value[at + 1 :]]
+    return rng.choice(ODD)
+
+
+def change_json(rng: Rng, run: Path) -> str:
+    path = rng.choice([path for path in files_of(run) if path.suffix in (".json", ".jsonl")])
+    try:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        at = rng.randrange(len(lines))
+        lines[at] = "[" * 100_000 if rng.random() < 0.03 else json.dumps(change_value(rng, json.loads(lines[at])))
+    except ValueError:  # changed before
+        return ""
+    path.write_bytes("\n".join([*lines, ""]).encode("utf-8", "surrogatepass"))
+    return f"a value in {path.relative_to(run)}"
+
+
+def change_tensors(rng: Rng, run: Path) -> str:
+    """The header of a tensor file, or the facts in it."""
+    found = [path for path in files_of(run) if path.suffix == ".safetensors"]
+    path = rng.choice(found)
+    content = path.read_bytes()
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        metadata = header.get("__metadata__", {})
+        if "facts" in metadata and rng.random() < 0.7:
+            metadata["facts"] = json.dumps(change_value(rng, json.loads(metadata["facts"])))
+        else:
+            header = change_value(rng, header)
+        described = json.dumps(header).encode()
+    except (ValueError, AttributeError, TypeError):
+        return ""
+    path.write_bytes(len(described).to_bytes(8, "little") + described + content[8 + length :])
+    return f"the header of {path.relative_to(run)}"
+
+
+def change_index(rng: Rng, run: Path) -> str:
+    table = rng.choice(("rounds", "observations"))
+    try:
+        with closing(sqlite3.connect(run / "recording" / "index.sqlite", timeout=0.1)) as index, index:
+            column = rng.choice([row[1] for row in index.execute(f"PRAGMA table_info({table})")])
+            odd = rng.choice(
+                [one for one in ODD if not isinstance(one, list | dict) and (type(one) is not int or abs(one) < 2**63)]
+            )
+            index.execute("PRAGMA ignore_check_constraints = ON")
+            index.execute(f"UPDATE {table} SET {column} = ? WHERE round = {rng.choice((1, 2))}", (odd,))
+    except (sqlite3.Error, IndexError, UnicodeEncodeError):
+        return ""
+    return f"{column} of {table}"
+
+
+def change_toml(rng: Rng, run: Path) -> str:
+    path = run / "experiment.toml"
+    if not path.is_file() or path.is_symlink():
+        return ""
+    lines = path.read_text(errors="replace").splitlines() or [""]
+    at = rng.randrange(len(lines))
+    lines[at] = rng.choice(
+        (lines[at].partition("=")[0] + "= 1e400", "a = [" + "[" * 5000, "", "rounds = 10000000000", '"\\u0000" = 1', "[[")
+    )
+    path.write_text("\n".join(lines))
+    return f"line {at + 1} of experiment.toml"
+
+
+CHANGES: tuple[tuple[Callable[[Rng, Path], str], int], ...] = (
+    *((plant, 4), (remove, 1), (change_bytes, 3), (change_json, 5), (change_tensors, 3), (change_index, 2), (change_toml, 1)),
+)
+
+
+# --- running ---
+
+
+def snapshot(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Mode, size, time and content of all below a folder."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for path in (folder, *sorted(folder.rglob("*"))):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_nlink, content)
+    return found
+
+
+def run_command(words: tuple[str, ...], run: Path, experiment: Path) -> tuple[int, str]:
+    """Run a command in this process: its exit status, and its output or traceback; status 70 stands for a traceback."""
+    if words == ("service",):
+        return read_as_the_service(run)
+    from typer.testing import CliRunner
+
+    from attacker.cli import app as attacker
+    from fedsim.cli import app as fedsim
+
+    places = {"RUN": str(run), "EXPERIMENT": str(experiment)}
+    result = CliRunner().invoke(
+        {"fedsim": fedsim, "attacker": attacker}[words[0]], [places.get(word, word) for word in words[1:]]
+    )
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        return 70, "".join(traceback.format_exception(result.exception))
+    return result.exit_code, result.output
+
+
+def read_as_the_service(run: Path) -> tuple[int, str]:
+    """All that the service's index reads of a run."""
+    from attacker.service.index import Catalogue
+    from attacker.service.settings import ServiceSettings
+
+    try:
+        settings = ServiceSettings(root=run.parent, state=run.parent / "state", workers=0, truth="own", token=False)
+        catalogue = Catalogue(settings)
+        catalogue.look()
+        for found in catalogue.runs():
+            for ask in (catalogue.training, catalogue.scores, catalogue.sources, catalogue.rows, catalogue.trouble_of):
+                ask(found)
+    except Exception:
+        return 70, traceback.format_exc()
+    return 0, ""
+
+
+def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -> tuple[str, str, float, int]:
+    """Do `work` in a forked process: what was wrong with it, if anything, its words, seconds and bytes above this process."""
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    child = os.fork()
+    if not child:
+        _do(work, writer, allowed)
+    os.close(writer)
+    said, ended, timed_out = b"", False, False
+    os.set_blocking(reader, False)
+    while not ended:
+        if time.monotonic() - started > SECONDS:
+            os.kill(child, signal.SIGKILL)
+            timed_out = True
+        done, status, used = os.wait4(child, 0 if timed_out else os.WNOHANG)
+        ended = done == child
+        with suppress(BlockingIOError):
+            said += os.read(reader, 1 << 20)
+        if not ended:
+            time.sleep(0.005)
+    os.close(reader)
+    seconds, above = time.monotonic() - started, 1024 * (used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    kind, _, words = said.decode(errors="replace").partition("\n")
+    if timed_out:
+        return "hang", words, seconds, above
+    if os.WIFSIGNALED(status):
+        return "crash", f"signal {os.WTERMSIG(status)}: {words}", seconds, above
+    return kind or "crash", words, seconds, above
+
+
+def _do(work: Callable[[], tuple[int, str]], writer: int, allowed: tuple[Path, ...]) -> None:
+    def tell(kind: str, words: str) -> None:
+        os.write(writer, f"{kind}\n{words[-4000:]}".encode("utf-8", "replace")[:60_000])
+        os._exit(0)
+
+    def audit(event: str, given: tuple[Any, ...]) -> None:
+        if event in CHILDREN:
+            tell("child process", f"{event} {given!r}")
+        if event == "open" and isinstance(given[0], str) and os.path.isabs(given[0]) and isinstance(given[2], int):
+            outside = not any(Path(given[0]).is_relative_to(folder) for folder in allowed)
+            if given[2] & WRITING and outside and given[0] != os.devnull:
+                tell("write outside", f"{given!r}")
+
+    try:
+        sys.addaudithook(audit)
+        status, words = work()
+        tell("traceback" if status == 70 else "refused" if status else "done", words)
+    except BaseException:
+        tell("traceback", traceback.format_exc())
+
+
+def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = False) -> dict[str, Any]:
+    """Try inputs for so many seconds, one after the other. Returns the figures, and the first failures with their seeds.
+
+    only: the number of one input, to see it again.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as made:
+        root = Path(made)
+        whole = make_run(root)
+        outcomes: Counter[str] = Counter()
+        failures: list[dict[str, Any]] = []
+        slowest = largest = 0.0
+        number, commands, end = only or 0, 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            rng = random.Random(f"{seed}/{number}")
+            place = root / "input"
+            run, outside = place / "run", place / "outside"
+            shutil.copytree(whole, run)
+            (outside / "folder").mkdir(parents=True)
+            (outside / "secret").write_text(SECRET)
+            weights = [weight for _, weight in CHANGES]
+            changes = [change for change, _ in rng.choices(CHANGES, weights, k=rng.choice((1, 1, 2, 3)))]
+            told = []
+            for change in changes:
+                try:
+                    told.append(change(rng, run))
+                except (OSError, IndexError, ValueError):  # an earlier change is in its way
+                    continue
+            before = snapshot(outside)
+            for name in rng.sample(sorted(COMMANDS), 2):
+                commands += 1
+                allowed = (run, place / "state", Path(tempfile.gettempdir()) / "never", Path("/dev/shm"))
+                kind, words, took, above = in_a_child(
+                    partial(run_command, COMMANDS[name], run, root / "experiment.toml"),
+                    (*allowed, *_temporary()),
+                )
+                slowest, largest = max(slowest, took), max(largest, above)
+                if kind in ("done", "refused") and above > MEMORY:
+                    kind = "memory"
+                if snapshot(outside) != before:
+                    kind = "write outside"
+                outcomes[kind] += 1
+                if kind not in ("done", "refused") and len(failures) < 50:
+                    failures.append({"input": number, "command": name, "kind": kind, "changes": told, "words": words[-1500:]})
+                if show:
+                    print(
+                        number,
+                        name,
+                        kind,
+                        told,
+                        words[-300:] if kind == "refused" else words[-1500:],
+                        f"{took:.2f} s",
+                        flush=True,
+                    )
+            _clear(place)
+            number += 1
+            if only is not None:
+                break
+    wrong = {kind: outcomes.pop(kind, 0) for kind in ("hang", "traceback", "crash", "memory", "child process", "write outside")}
+    figures = {"inputs": number - (only or 0), "commands": commands, **dict(outcomes), **wrong}
+    return {**figures, "slowest_seconds": round(slowest, 2), "most_megabytes_above": round(largest / 1e6), "failures": failures}
+
+
+def _temporary() -> tuple[Path, ...]:
+    """Where copies of an index are recovered."""
+    return (Path(tempfile.gettempdir()),) if Path(tempfile.gettempdir()) != Path("/") else ()
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Entry point: prints the figures as JSON, and ends with status 1 where anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=int(time.time()) // 86_400, help="by default the day")
+    parser.add_argument("--only", type=int, help="one input by its number, shown at length")
+    given = parser.parse_args()
+    found = fuzz(given.seconds, given.seed, only=given.only, show=given.only is not None)
+    print(json.dumps({"seed": given.seed, **found}, indent=2))
+    sys.exit(bool(found["failures"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Half a minute of random runs: no command hangs, takes too much memory, ends with a traceback, or touches anything outside."""
+
+from pathlib import Path
+
+import pytest
+import run_fuzzer as fuzzer
+
+SECONDS = 30.0
+WRONG = ("hang", "traceback", "crash", "memory", "child process", "write outside")
+
+
+def test_half_a_minute_of_random_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = fuzzer.fuzz(SECONDS, seed=1)
+    with capsys.disabled():
+        print({key: value for key, value in found.items() if key != "failures"})
+    assert found["failures"] == []
+    assert found["refused"] > 0
+    assert found["done"] > 0
+    assert all(found[kind] == 0 for kind in WRONG)
+
+
+def waits() -> tuple[int, str]:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        (lambda: (0, ""), "done"),
+        (lambda: (2, "error"), "refused"),
+        (lambda: (70, "Traceback"), "traceback"),
+        (lambda: [][0], "traceback"),
+        (lambda: (Path("/tmp/../outside of all").write_text("x"), "")[1], "write outside"),
+        (lambda: __import__("os").system("true"), "child process"),
+        (lambda: __import__("os").kill(__import__("os").getpid(), 11), "crash"),
+        (waits, "hang"),
+    ],
+)
+def test_each_kind_of_failure_is_seen(work: object, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzer, "SECONDS", 1.0)
+    assert fuzzer.in_a_child(work, (tmp_path,))[0] == kind  # type: ignore[arg-type]
+
+
+def test_a_change_outside_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    before = fuzzer.snapshot(tmp_path)
+    (tmp_path / "secret").chmod(0o600)
+    assert fuzzer.snapshot(tmp_path) != before
