@@ -61,6 +61,9 @@ def _check_facts(told: Any) -> None:
     run = told["run"]
     for key in RUN_TEXTS:
         _check_text(f"run.{key}", run.get(key, ""))
+    limits = run.get("limits", [])
+    for text in limits if isinstance(limits, list) else [limits]:
+        _check_text("run.limits", text)
     if "name" in run:
         check_name(run["name"])
     training = run.get("training", {})

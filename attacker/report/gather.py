@@ -87,6 +87,10 @@ def _lines(path: Path, missing: list[Missing]) -> list[Record]:
     return found
 
 
+MAX_NUMBER = 1e300
+"""Above all that is measured of a round; drawings compute with it."""
+
+
 def _is_measured(row: Record) -> bool:
     numbers = [row[key] for key in ("loss", "accuracy", "bytes_up", "seconds") if row.get(key) is not None]
     plain = all(type(number) in (int, float) and abs(number) < MAX_NUMBER for number in numbers)

@@ -31,7 +31,7 @@ class Rounds(Set[int]):
         return numbers if isinstance(numbers, cls) else cls(range(number, number + 1) for number in numbers)
 
     @classmethod
-    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:
+    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
         return frozenset(it)
 
     def __contains__(self, number: object) -> bool:
@@ -49,7 +49,7 @@ class Rounds(Set[int]):
     def __hash__(self) -> int:
         return hash(self.ranges)
 
-    def __sub__(self, other: Iterable[int]) -> "Rounds":  # type: ignore[override]
+    def __sub__(self, other: Iterable[int]) -> "Rounds":
         left = []
         removed = sorted({number for number in other if number in self})
         for one in self.ranges:

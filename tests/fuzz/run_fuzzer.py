@@ -70,7 +70,9 @@ def make_run(root: Path) -> Path:
     for words in ("replay RUN --attack exact --device cpu --workers 1", "score RUN", "report RUN"):
         result = CliRunner().invoke(attacker, words.replace("RUN", str(root / "run")).split())
         if result.exit_code:
-            raise RuntimeError(f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output}")
+            raise RuntimeError(
+                f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output} {result.exception!r}"
+            ) from result.exception
     return root / "run"
 
 
