@@ -113,7 +113,7 @@ class Reconstruction:
                 old = "explained" not in file.keys()  # noqa: SIM118
                 tensors["explained"] = tensors["confidence"] if old else file.get_tensor("explained")
             _check_tensors(tensors)
-            facts = _checked(facts)
+            facts = _checked(facts, len(tensors["x"]))
         except DamagedFile as error:
             raise ValueError(f"{path}: not a reconstruction: {error.reason}") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -131,8 +131,11 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} is of {tensor.dtype} and shape {tuple(tensor.shape)}")
 
 
-def _checked(facts: Any) -> dict[str, Any]:
-    """The facts of a file as arguments of a `Reconstruction`. Raises ValueError or TypeError where one is of another type."""
+def _checked(facts: Any, examples: int) -> dict[str, Any]:
+    """Return the facts of a file with so many examples as arguments of a `Reconstruction`.
+
+    Raises ValueError or TypeError where one is of another type, or of other examples.
+    """
     for key, kind in FACTS.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -144,6 +147,8 @@ def _checked(facts: Any) -> dict[str, Any]:
             raise ValueError(f"{shorten(slot)} is no slot")
     words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
+    if any(slot.example >= examples for slot in slots) or any(len(values) != examples for values in evidence.values()):
+        raise ValueError(f"slots or evidence are of other than its {examples} examples")
     return {**{key: facts[key] for key in FACTS if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 
