@@ -4,7 +4,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test test-page test-deploy docs reference format clean
+.PHONY: demo test fuzz test-page test-deploy docs reference format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
@@ -16,6 +16,9 @@ test: .venv/.installed-dev  ## all that a change must pass
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs  # small tensors: a second thread only waits where the machine is shared
+
+fuzz: .venv/.installed-dev  ## ten minutes of random runs, as every night; the seed is the day's, or: make fuzz SEED=7 SECONDS=60
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
 	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true
