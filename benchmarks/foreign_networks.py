@@ -218,6 +218,45 @@ class TwoInputNet(nn.Module):
         return found
 
 
+def alexnet() -> nn.Module:
+    return _of_torchvision("alexnet")
+
+
+def vgg11() -> nn.Module:
+    return _of_torchvision("vgg11")
+
+
+def resnet18() -> nn.Module:
+    return _of_torchvision("resnet18")
+
+
+def densenet121() -> nn.Module:
+    return _of_torchvision("densenet121")
+
+
+def mobilenet_v3_small() -> nn.Module:
+    return _of_torchvision("mobilenet_v3_small")
+
+
+def efficientnet_b0() -> nn.Module:
+    return _of_torchvision("efficientnet_b0")
+
+
+def convnext_tiny() -> nn.Module:
+    return _of_torchvision("convnext_tiny")
+
+
+def vit_b_16() -> nn.Module:
+    return _of_torchvision("vit_b_16", image_size=32)
+
+
+def _of_torchvision(name: str, **arguments: int) -> nn.Module:
+    from torchvision import models
+
+    model: nn.Module = models.get_model(name, weights=None, num_classes=10, **arguments)
+    return model
+
+
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "QuickstartNet": ((3, 32, 32), 10),
     "TutorialNet": ((3, 32, 32), 10),
@@ -231,3 +270,15 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "RowMLP": ((12,), 3),
 }
 """Input shape and number of classes of each network here that attacks take."""
+
+TORCHVISION: dict[str, tuple[tuple[int, ...], int]] = {
+    "resnet18": ((3, 32, 32), 10),
+    "mobilenet_v3_small": ((3, 32, 32), 10),
+    "densenet121": ((3, 32, 32), 10),
+    "efficientnet_b0": ((3, 32, 32), 10),
+    "convnext_tiny": ((3, 32, 32), 10),
+    "alexnet": ((3, 64, 64), 10),
+    "vgg11": ((3, 32, 32), 10),
+    "vit_b_16": ((3, 32, 32), 10),
+}
+"""The same of torchvision's classifiers, at inputs that a processor takes."""

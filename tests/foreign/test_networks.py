@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a script there has the name of a package
+import foreign
 import foreign_networks
 
 from attacker.attacks.gradients.convolutions import channels_last
@@ -138,3 +139,11 @@ def test_nothing_warns_while_routes_are_tried() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradients.reason_against_vmap(*network("RowLSTM"), "cross_entropy")
+
+
+@pytest.mark.parametrize("name", ["QuickstartNet", "AttentionNet", "OwnCodeNet", "RowLSTM"])
+def test_a_network_goes_from_two_state_dicts_to_a_report_with_three_attacks(name: str, tmp_path: Path) -> None:
+    """By the commands that users call; the other networks go the same way in benchmarks/foreign.py."""
+    model, data = network(name)
+    attacks = foreign.IMAGES if data.is_image else foreign.ROWS
+    assert foreign.attack_imported(name, model, data, attacks, tmp_path, "cpu") == (3, "")

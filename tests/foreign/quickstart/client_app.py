@@ -5,8 +5,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 
-def make_app(net=task.Net, *, mods=(), train_mods=(), batch_size=1, limit=1, momentum=0.0, mode=True):
-    """net: makes the network. limit: training examples of a client. mode: of the network while it trains."""
+def make_app(net=task.Net, *, mods=(), train_mods=(), batch_size=1, limit=1, momentum=0.0, mode=True, steps=None):
+    """net: makes the network. limit: training examples of a client. mode: of the network while it trains. steps: of an epoch."""
     app = ClientApp(mods=list(mods))
 
     def loaders(context: Context):
@@ -18,7 +18,7 @@ def make_app(net=task.Net, *, mods=(), train_mods=(), batch_size=1, limit=1, mom
         model = net()
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         loader, _ = loaders(context)
-        loss = task.train(model, loader, 1, msg.content["config"]["lr"], momentum=momentum, mode=mode)
+        loss = task.train(model, loader, 1, msg.content["config"]["lr"], momentum=momentum, mode=mode, steps=steps)
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=msg)

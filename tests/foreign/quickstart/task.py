@@ -1,7 +1,10 @@
 """A small network, its training and its data, as in Flower's PyTorch quickstart. Knows nothing of fedleak."""
 
+import os
 from functools import cache
+from itertools import islice
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from skimage import data
@@ -49,7 +52,15 @@ class NormedNet(Net):
 
 @cache
 def load_images():
-    """All examples: 32x32 windows of photographs at half their size, and the number of the photograph."""
+    """All examples: 32x32 windows of photographs at half their size, and the number of the photograph.
+
+    An .npz file with `images` (N, 32, 32, 3) uint8 and `labels` (N,) takes their place where QUICKSTART_DATA names one: CIFAR-10,
+    as in Flower's template, on a machine that cannot download it.
+    """
+    if path := os.environ.get("QUICKSTART_DATA"):
+        with np.load(path) as archive:
+            images = torch.from_numpy(archive["images"]).permute(0, 3, 1, 2).float().div(255)
+            return images, torch.from_numpy(archive["labels"]).long()
     photographs = [data.astronaut(), data.cat(), data.coffee(), data.rocket(), *load_sample_images().images]
     images, labels = [], []
     for label, photograph in enumerate(photographs):
@@ -72,14 +83,14 @@ def load_data(partition_id, num_partitions, batch_size, limit=None):
     return DataLoader(trainset, batch_size=batch_size), DataLoader(TensorDataset(x[split:], y[split:]), batch_size=32)
 
 
-def train(net, loader, epochs, lr, *, momentum=0.0, mode=True):
-    """Train in place; returns the mean loss."""
+def train(net, loader, epochs, lr, *, momentum=0.0, mode=True, steps=None):
+    """Train in place, for so many steps of each epoch where that is given; returns the mean loss."""
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     net.train(mode)
     total = 0.0
     for _ in range(epochs):
-        for images, labels in loader:
+        for images, labels in islice(loader, steps):
             optimizer.zero_grad()
             loss = criterion(net(images), labels)
             loss.backward()

@@ -1,0 +1,166 @@
+"""Somebody else's networks: each is imported, attacked and reported on, and its gradient compared with PyTorch's own.
+
+The networks are in foreign_networks.py: plain PyTorch, and torchvision's. For each, a client's step of SGD on one random example
+is imported from two state dicts, three attacks run a few iterations beside their nulls, and the report is written, all of it by
+the commands that users call. `attacked` is the share of (network, attack) pairs of which the attack, its null and the report came
+to an end with an answer.
+
+`gradient_error` is the largest relative error, over networks, of the gradient that attacks compare with the observed one. The
+reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float32. Each route that a
+search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` says which of them there are.
+
+`seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
+both. `--quick` is the first without its largest network.
+"""
+
+import copy
+import logging
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import foreign_networks
+import torch
+from contract import Options, cpu_seconds, options, told
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from typer.testing import CliRunner
+
+from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.vectorised import per_problem
+from attacker.attacks.simulation.gradients import gradient_of, reason_against_vmap
+from attacker.cli import app as attacker
+from fedsim.cli import app as fedsim
+from fedsim.recording import DataSpec
+
+RATE = 0.1
+EXAMPLES = 3
+IMAGES = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
+ROWS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
+TABLES = {"small": foreign_networks.SHAPES, "torchvision": foreign_networks.TORCHVISION}
+LARGEST = "MnistNet"
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "", tables=tuple(TABLES))
+    logging.getLogger("attacker").setLevel(logging.ERROR)  # reasons for plain PyTorch are in the table
+    chosen = "small" if asked.quick and asked.table is None else asked.table
+    networks = {name: shape for key, table in TABLES.items() if chosen in (None, key) for name, shape in table.items()}
+    if asked.quick:
+        networks.pop(LARGEST, None)
+    rows = [_measured(name, *shape, asked) for name, shape in networks.items()]
+    pairs = sum(row["attacks"] for row in rows)
+    summary = {
+        "attacked": sum(row["attacked"] for row in rows) / pairs,
+        "gradient_error": max(row["gradient_error"] for row in rows),
+        "networks": len(rows),
+        "seconds": sum(row["seconds"] for row in rows),
+    }
+    told("foreign", rows, summary, asked)
+
+
+def _measured(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:
+    torch.manual_seed(asked.seed)
+    model, data = getattr(foreign_networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
+    error, route = _gradient_error(model, data, asked.seed)
+    attacks = IMAGES if data.is_image else ROWS
+    with tempfile.TemporaryDirectory() as folder, cpu_seconds() as clock:
+        done, failure = attack_imported(name, model, data, attacks, Path(folder), asked.device)
+    return {
+        "network": name,
+        "input": "x".join(map(str, shape)),
+        "weights": sum(p.numel() for p in model.parameters()),
+        "attacks": len(attacks),
+        "attacked": done,
+        "gradient_error": error,
+        "route": route,
+        "seconds": clock.seconds,
+        "failure": failure,
+    }
+
+
+def _gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tuple[float, str]:
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.rand(EXAMPLES, *data.shape, generator=rng)
+    y = torch.randint(data.num_classes, (EXAMPLES,), generator=rng)
+    own = copy.deepcopy(model)
+    with sdpa_kernel([SDPBackend.MATH]):
+        expected = torch.autograd.grad(functional.cross_entropy(own(x), y), list(own.parameters()))
+    reference = dict(zip((name for name, _ in own.named_parameters()), expected, strict=True))
+    weights = {name: channels_last(p.detach()) for name, p in model.named_parameters()}
+    buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
+    route = "plain PyTorch" if reason_against_vmap(model, data, "cross_entropy") else "torch.func"
+    errors = [_relative(gradient_of(model, data)(weights, x, y, buffers), reference)]
+    batched = per_problem(model, data, "cross_entropy")
+    if batched is not None:
+        found = batched(weights, torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), buffers)
+        errors += [_relative({name: g[i] for name, g in found.items()}, reference) for i in range(2)]
+    return max(errors), f"at_once, {route}" if batched is not None else route
+
+
+def _relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    off = sum(float((found[name].detach() - g).double().square().sum()) for name, g in expected.items())
+    return float((off / sum(float(g.double().square().sum()) for g in expected.values())) ** 0.5)
+
+
+def attack_imported(
+    name: str, model: nn.Module, data: DataSpec, attacks: Mapping[str, Mapping[str, int]], folder: Path, device: str
+) -> tuple[int, str]:
+    """Import a step, attack it, and report: how many attacks came to an answer, with null and report, and the first failure."""
+    reference = f"foreign_networks:{name}"
+    try:
+        _save_step(model, data, folder)
+        (folder / "settings.toml").write_text(
+            f'num_examples = 1\n[model]\nname = "{reference}"\n[training]\nlearning_rate = {RATE}\nbatch_size = 1\nsteps = 1\n'
+            f"[data]\nshape = {list(data.shape)}\nnum_classes = {data.num_classes}\n"
+        )
+        paths = [str(folder / part) for part in ("before.safetensors", "after.safetensors")]
+        settings = str(folder / "settings.toml")
+        _called(fedsim, "import", *paths, "--settings", settings, "--out", str(folder / "run"), "--model", reference)
+    except Exception as error:  # a failure is a row of the table
+        return 0, _first_line(error)
+    done, failure = 0, ""
+    for attack, arguments in attacks.items():
+        given = [part for key, value in arguments.items() for part in ("--set", f"{key}={value}")]
+        try:
+            run = ("replay", str(folder / "run"), "--attack", attack, *given, "--model", reference, "--device", device)
+            _called(attacker, *run, "--workers", "1")
+            _called(attacker, "report", str(folder / "run"))
+            done += 1
+        except Exception as error:
+            failure = failure or f"{attack}: {_first_line(error)}"
+    return done, failure
+
+
+def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
+    """A client's step, as PyTorch computes it."""
+    before = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
+    own = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(own.parameters(), lr=RATE)
+    x = torch.rand(1, *data.shape, generator=torch.Generator().manual_seed(7))
+    functional.cross_entropy(own(x), torch.tensor([1])).backward()
+    optimiser.step()
+    save_file(before, folder / "before.safetensors")
+    save_file({name: t.detach().clone().contiguous() for name, t in own.state_dict().items()}, folder / "after.safetensors")
+
+
+def _called(command: Any, *arguments: str) -> None:
+    result = CliRunner().invoke(command, list(arguments))
+    if result.exit_code:
+        said = " ".join(result.output.split()) or "".join(traceback.format_exception(result.exception))
+        raise RuntimeError(f"{arguments[0]}: {said[-300:]}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent))  # of worker processes, too
+    main()

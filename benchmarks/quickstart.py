@@ -1,0 +1,153 @@
+"""The app of Flower's PyTorch quickstart, recorded by one line and attacked: what comes back, beside the null.
+
+Ten clients train the template's network with its settings: batches of 32, momentum 0.9, one local epoch, learning rate 0.1. The
+same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10 from a file,
+because nothing can be downloaded here: images of the report part of --data, else embedded photographs.
+
+`psnr` is the mean over a client's examples of the best assignment of reconstructions to them, `null` the same of the attack
+without a gradient, `surplus` their difference. `labels` is the share of true labels in the multiset that was read. `examples` is
+the number that the attack searched for, `reported` what the client said. Attack: inverting_gradients with its default settings,
+but for the number of iterations.
+"""
+
+import logging
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from contract import Options, cpu_seconds, options, told
+from flwr.serverapp.strategy import FedAvg
+from splits import images
+from torch import Tensor
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay.replay import Replay
+from attacker.scoring.assignment import assign
+from attacker.scoring.metrics import psnr
+from fedsim.engine import engines
+from fedsim.recording import DataSpec, Observation, Recording, Training
+from fedsim.server import record
+
+APP = Path(__file__).parents[1] / "tests" / "foreign" / "quickstart"
+DATA = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
+CLIENTS, EXAMPLES, RATE = 10, 1600, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One run of the app, and how it is attacked. steps: of each client's epoch; None for all."""
+
+    name: str
+    batch_size: int
+    steps: int | None
+    attacked: int
+    iterations: int
+
+    @property
+    def training(self) -> Training:
+        """What the server tells of it."""
+        epochs = 1 if self.steps is None else None
+        return Training(
+            learning_rate=RATE, batch_size=self.batch_size, epochs=epochs, steps=self.steps, momentum=0.9, mode="train"
+        )
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "")
+    settings = [
+        Setting(name="template", batch_size=32, steps=None, attacked=1, iterations=8 if asked.quick else 150),
+        Setting(
+            name="one step", batch_size=1, steps=1, attacked=2 if asked.quick else 6, iterations=150 if asked.quick else 1200
+        ),
+    ]
+    drawn = images(asked, "cifar10", 60 if asked.quick else EXAMPLES)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    sys.path.insert(0, str(APP))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "examples.npz"
+        pixels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA.num_classes)
+        os.environ["QUICKSTART_DATA"] = str(path)
+        rows = [row for setting in settings for row in _measured(setting, Path(folder) / setting.name.replace(" ", "-"), asked)]
+    by_name = {setting.name: [row["surplus"] for row in rows if row["setting"] == setting.name] for setting in settings}
+    summary = {f"{name.replace(' ', '_')}_surplus_db": sum(found) / len(found) for name, found in by_name.items()}
+    told("quickstart", rows, {**summary, "data": drawn.name, "part": drawn.part}, asked)
+
+
+def _measured(setting: Setting, folder: Path, asked: Options) -> list[dict[str, Any]]:
+    import client_app
+    import server_app
+
+    random.seed(asked.seed)
+    strategy = record(FedAvg(fraction_evaluate=0.0), folder, model="task:Net", training=setting.training, data=DATA)
+    clients = client_app.make_app(batch_size=setting.batch_size, limit=None, momentum=0.9, steps=setting.steps)
+    engines.run_local(server_app.make_app(strategy, rounds=1, lr=RATE, seed=asked.seed + 2), clients, CLIENTS)
+    recording = Recording(folder / "recording")
+    chosen = recording.rows()[: setting.attacked]
+    names = frozenset(row.client for row in chosen)
+    folders, seconds = [], 0.0
+    for null in (False, True):
+        spec = AttackSpec(name="inverting_gradients", arguments={"steps": setting.iterations}, null=null)
+        with cpu_seconds() as clock:
+            replay = Replay(
+                recording=recording, spec=spec, out=folder / "found", clients=names, seed=asked.seed, device=asked.device
+            )
+            folders.append(replay.run().folder)
+        seconds += clock.seconds
+    rows = []
+    for row in chosen:
+        x, y = _truth(recording.observation(row), setting)
+        found, null = (Reconstruction.read(folder / f"{row.key}.safetensors") for folder in folders)
+        scores = [_mean_psnr(one.x, x) for one in (found, null)]
+        shared = Counter(found.y.tolist()) & Counter(y.tolist())
+        rows.append(
+            {
+                "setting": setting.name,
+                "batch": setting.batch_size,
+                "reported": row.reported,
+                "examples": row.num_examples,
+                "iterations": setting.iterations,
+                "psnr": scores[0],
+                "null": scores[1],
+                "surplus": scores[0] - scores[1],
+                "labels": shared.total() / len(y),
+                "seconds": seconds / len(chosen),
+            }
+        )
+    return rows
+
+
+def _mean_psnr(x: Tensor, truth: Tensor) -> float:
+    order = assign(x, truth)
+    kept = [i for i, found in enumerate(order) if found is not None]
+    return float(psnr(torch.stack([x[found] for found in order if found is not None]), truth[kept]).mean())
+
+
+def _truth(observation: Observation, setting: Setting) -> tuple[Tensor, Tensor]:
+    """The examples of the client whose training, done again, gives what was observed."""
+    import task
+
+    def off(client: int) -> float:
+        network = task.Net()
+        network.load_state_dict(dict(observation.weights))
+        loader, _ = task.load_data(client, CLIENTS, setting.batch_size)
+        task.train(network, loader, 1, RATE, momentum=0.9, steps=setting.steps)
+        trained = {name: p.detach() - observation.weights[name] for name, p in network.named_parameters()}
+        return sum(float((trained[name] - u).square().sum()) for name, u in observation.update.items())
+
+    x, y = task.load_data(min(range(CLIENTS), key=off), CLIENTS, 1)[0].dataset.tensors
+    count = len(x) if setting.steps is None else setting.steps * setting.batch_size
+    return x[:count] / 2 + 0.5, y[:count]
+
+
+if __name__ == "__main__":
+    main()
