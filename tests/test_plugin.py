@@ -94,7 +94,7 @@ def by_service(root: Path) -> object:
     works = Works(parts)
     works.start()
     try:
-        job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer"))
+        job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
         until = time.monotonic() + 240
         while parts.queue.get(job.id).state not in ENDED:
             assert time.monotonic() < until, parts.queue.get(job.id)
@@ -102,6 +102,28 @@ def by_service(root: Path) -> object:
         return parts.queue.get(job.id)
     finally:
         works.stop()
+
+
+def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    from attacker.cli import app as attacker
+    from attacker.service.http.general import _attacks
+
+    broken = [
+        EntryPoint(name="gone", value="no_such_module:attack", group="attacker.attacks"),
+        EntryPoint(name="odd", value="fedleak_example.model:two_layers", group="attacker.attacks"),
+        EntryPoint(name="first_layer", value="fedleak_example.attack:FirstLayer", group="attacker.attacks"),
+    ]
+    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: EntryPoints(broken).select(**wanted))
+    result = CliRunner().invoke(attacker, ["list", "--json"])
+    names = {one["name"] for one in json.loads(result.stdout)}
+    assert {"cpl", "first_layer"} <= names
+    assert not {"gone", "odd"} & names
+    assert "No module named 'no_such_module'" in result.stderr
+    _attacks.cache_clear()
+    assert {one["name"] if isinstance(one, dict) else one.name for one in _attacks()} == names
+    _attacks.cache_clear()
 
 
 def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

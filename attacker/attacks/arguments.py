@@ -40,7 +40,8 @@ class Settable:
 def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
     """The parameters of an attack that a job may set, by name."""
     try:
-        hints = get_type_hints(factory, include_extras=True)
+        function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+        hints = get_type_hints(function, include_extras=True)
     except Exception:  # annotations of a third party that do not resolve: its text arguments are not declared
         hints = {}
     found = {}

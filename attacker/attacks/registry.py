@@ -28,6 +28,15 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
 )
 
 
+def why_unusable(name: str) -> str:
+    """Return why an attack of the registry cannot be used, or "": what one package breaks must not hide the other attacks."""
+    try:
+        _ = ATTACKS[name]().needs
+    except Exception as error:  # whatever the code of others raises
+        return str(error) if isinstance(error, ValueError) else f"{name}: {type(error).__name__}: {error}"
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackSpec:
     """An attack as data. null: the same attack without the gradient."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fedsim.commands.console import Json, out, print_json
+from fedsim.commands.console import Json, err, out, print_json
 
 
 def list_(as_json: Json = False) -> None:
@@ -13,6 +13,7 @@ def list_(as_json: Json = False) -> None:
     import inspect
 
     from attacker.attacks import ATTACKS, presets
+    from attacker.attacks.registry import why_unusable
     from defenses._registry import summary
 
     found: list[dict[str, Any]] = [
@@ -24,7 +25,10 @@ def list_(as_json: Json = False) -> None:
             "needs": sorted(need.name.lower() for need in ATTACKS[name]().needs),
         }
         for name in ATTACKS
+        if not why_unusable(name)
     ]
+    for reason in filter(None, map(why_unusable, ATTACKS)):
+        err.print(f"[bold yellow]left out[/]: {escape(reason)}")
     if as_json:
         print_json(found)
         return

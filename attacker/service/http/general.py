@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from attacker.attacks import ATTACKS
 from attacker.attacks.arguments import settable
+from attacker.attacks.registry import why_unusable
 from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
@@ -62,6 +63,7 @@ def _attacks() -> list[AttackKnown]:
             arguments={argument: signature(ATTACKS[name]).parameters[argument].default for argument in settable(ATTACKS[name])},
         )
         for name in ATTACKS
+        if not why_unusable(name)
     ]
 
 

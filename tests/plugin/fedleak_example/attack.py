@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -20,7 +21,7 @@ class FirstLayer:
     device = "cpu"
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})
 
-    def __init__(self, *, row: str = "largest") -> None:
+    def __init__(self, *, row: Literal["largest", "mean"] = "largest") -> None:
         if row not in ("largest", "mean"):
             raise ValueError(f"first_layer: row must be 'largest' or 'mean', got {row!r}")
         self.row = row
