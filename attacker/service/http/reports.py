@@ -14,10 +14,10 @@ from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import REFUSED, Name, only_known
 from attacker.service.index import CatalogueRun
-from attacker.service.index.run_folders import first_link
 from attacker.service.schemas import Problem
 from attacker.service.worker.report_process import UNWRITTEN
 from fedsim.recording.files import make_private
+from fedsim.recording.run_check import find_foreign
 
 router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
 
@@ -46,8 +46,8 @@ async def report(request: Request, service: Service, id: Name) -> Response:
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
     """Raises Wrong."""
-    if link := await asyncio.to_thread(first_link, run.folder):
-        raise RequestError(f"{link.relative_to(run.folder)} is a symbolic link, which is not followed", status=409)
+    if foreign := await asyncio.to_thread(lambda: next(find_foreign(run.folder), None)):
+        raise RequestError(f"{os.path.relpath(foreign.path, run.folder)} {foreign.reason}", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
         old.unlink(missing_ok=True)
     command = [sys.executable, "-m", "attacker.service.worker.report_process", str(run.folder), str(path)]

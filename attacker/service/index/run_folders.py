@@ -98,12 +98,3 @@ def subfolders(folder: Path) -> list[Path]:
             return [folder / name for name in sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))]
     except OSError:
         return []
-
-
-def first_link(folder: Path) -> Path | None:
-    """A symbolic link below `folder`, where there is any."""
-    for at, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            if os.path.islink(path := os.path.join(at, name)):
-                return Path(path)
-    return None

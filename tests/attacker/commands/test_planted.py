@@ -1,5 +1,6 @@
 """Links, pipes and files with second names at any path of a run: no command follows, waits for or changes one."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tomli_w
@@ -16,7 +18,9 @@ import torch
 from typer.testing import CliRunner
 
 from attacker.cli import app as attacker
+from attacker.service.http.app import parts_of, routes
 from attacker.service.jobs.job import JobSpec
+from attacker.service.settings import ServiceSettings
 from attacker.service.worker.execution import _Work
 from attacker.service.worker.messages import JobTask
 from fedsim.cli import app as fedsim
@@ -245,3 +249,22 @@ def test_truth_without_its_hash_is_named(finished: Path, tmp_path: Path) -> None
     result = CliRunner().invoke(attacker, ["score", str(run)])
     assert result.exit_code == 2
     assert "dataset.json: says no content_hash of the data set; copy the file" in " ".join(result.output.split())
+
+
+def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "runs" / "run"))
+    (run / "scores.jsonl").unlink()
+    os.mkfifo(run / "scores.jsonl")
+    settings = ServiceSettings(root=tmp_path / "runs", state=tmp_path / "state", workers=0, truth="own", token=False)
+    app = routes()
+    app.state.parts = parts_of(settings)
+    app.state.parts.catalogue.look()
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            return await client.get("/api/v1/recordings/run/report")
+
+    answer = asyncio.run(ask())
+    app.state.parts.queue.close()
+    assert answer.status_code == 409
+    assert "scores.jsonl is a pipe, and no command makes one; remove it" in answer.text
