@@ -1,4 +1,4 @@
-"""A picture of a network as a chain of boxes: how much of each layer's input its equations determine."""
+"""Figure of a network as a chain of boxes that shows how much of each layer's input its equations determine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.rank.analysis import LayerRank, RankReport
 INK, FAINT, RED = "#222222", "#8a8f98", "#c81e2b"
 BY_GRADIENT, BY_WEIGHT, MISSING, UNUSED = "#2f5d8a", "#a9c6e3", "#fbe3e4", "#e6e8eb"
 WIDTH, GAP, FLOOR = 1.0, 0.75, 0.035
-"""Of a box and between two, in units of its width; the least height, as a share of the tallest."""
+"""Width of a box, gap between boxes in units of it, and smallest height relative to the tallest box."""
 
 
 def chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:

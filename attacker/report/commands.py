@@ -1,4 +1,4 @@
-"""The commands that make what a report lacks, ready to be pasted."""
+"""Commands that complete a report, ready to be pasted."""
 
 import ast
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def score_command(folder: Path) -> str:
-    """Scores all reconstructions of a run."""
+    """Return the command that scores all reconstructions of a run."""
     return join(["attacker", "score", str(folder)])
 
 
 def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
-    """Replays an attack and its null; `told` is its attack.json. What is done already is skipped."""
+    """Return the command that replays an attack and its null, skipping finished cases; `told` is its attack.json."""
     words = ["attacker", "replay", str(folder), "--attack"]
     if told is None:
         return join(words) + " cpl"

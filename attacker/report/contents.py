@@ -1,4 +1,4 @@
-"""What a report knows of a run: its recording, its attacks, and their scores."""
+"""Contents of a report: the recording of a run, its attacks, and their scores."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""All that a report shows of a run, read from its folder. Nothing here draws or formats."""
+"""Reading of everything that a report shows of a run from its folder, without drawing or formatting."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
 
 SHOWN = 60
-"""Examples of each attack whose pair is shown."""
+"""Number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
 """Case, batch, position and index: the same example in every attack."""

@@ -1,4 +1,4 @@
-"""What attacks that put rounds of one client together made of them, which they left out, and what they say of it."""
+"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's remarks."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Examples as a page shows them: original and reconstruction side by side, as scoring wrote them, or a reconstruction alone."""
+"""Pairs of original and reconstruction as a page shows them, or a reconstruction alone."""
 
 import io
 import os

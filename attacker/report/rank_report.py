@@ -1,4 +1,4 @@
-"""`attacker rank`: what a network's shape says about how far its gradient leaks, before any attack."""
+"""`attacker rank`: how far a network's gradient can leak, from its shape alone."""
 
 from dataclasses import asdict
 from math import prod

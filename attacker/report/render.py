@@ -1,4 +1,4 @@
-"""One self-contained page for one run or several."""
+"""Rendering of one self-contained page for one or several runs."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.recording.files import make_private, write_bytes
 
 STRIP = 5
-"""Examples beside the verdict."""
+"""Number of examples beside the verdict."""
 SMALLEST = 112
-"""Least width of a picture on the page, in CSS pixels."""
+"""Smallest width of a picture on the page, in CSS pixels."""
 LARGEST = 192
 
 

@@ -1,4 +1,4 @@
-"""What a run still lacks, each with the command that makes it."""
+"""Missing parts of a run, each with the command that creates it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that a whole run has and this one lacks. command: makes it, where one does."""
+    """A part that is missing in a run. command: the command that creates it, if there is one."""
 
     what: str
     command: str = ""

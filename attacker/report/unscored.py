@@ -1,4 +1,4 @@
-"""Reconstructions that nothing was compared with: of a recording without truth, or not scored yet."""
+"""Reconstructions without scores: of a recording without truth, or not scored yet."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Numbers and verdicts in words."""
+"""Text for numbers and verdicts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -228,7 +228,7 @@ def privacy(row: Mapping[str, Any]) -> str:
         return ""
     text = _epsilon(told)
     if isinstance(central := told.get("central"), Mapping):
-        text += f"; for who sees the global model alone, {_epsilon(central)}"
+        text += f"; for an observer of the global model alone, {_epsilon(central)}"
     return text
 
 
@@ -241,11 +241,11 @@ def _epsilon(told: Mapping[str, Any]) -> str:
     if not isinstance(prior, int | float) or not isinstance(bound, int | float):
         return text
     guessed, found = (f"{100 * share:.3g}{SPACE}%" for share in (prior, bound))
-    return f"{text}, so that who would guess it {guessed} of the time reconstructs it {found} at most"
+    return f"{text}: a guess that is right {guessed} of the time becomes a reconstruction that is right at most {found}"
 
 
 def differences(runs: Sequence[ReportedRun]) -> list[str]:
-    """In what, beside the defense, the runs differ: then a comparison is not of defenses alone."""
+    """Return in what the runs differ besides the defense, since their comparison is then not of defenses alone."""
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {
         "model": [(run.manifest.model.name, run.manifest.model.arguments) for run in runs],

@@ -1,4 +1,4 @@
-"""Which reconstruction is to be compared with which original: a gradient knows no order within a batch."""
+"""Assignment of reconstructions to originals, since a gradient does not determine the order within a batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from attacker.reconstruction import Reconstruction
 
 
 def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
-    """For each original, the index of its reconstruction: one to one, with the least total mean squared error.
+    """Return, for each original, the index of its reconstruction: the one-to-one assignment with the smallest total MSE.
 
-    x: (M, *shape), truth: (N, *shape). places: of each original, how many reconstructions may be of it; by default 1. Of
-    several the first counts. No more of x than places in all, see `keep_first`: truth must not choose among the rest.
-    None where fewer reconstructions than originals are there: a failure of the attack.
+    x: (M, *shape). truth: (N, *shape). places: number of reconstructions that each original may have, by default 1; the first
+    counts. M must not exceed the total number of places (see `keep_first`), since truth must not select among candidates.
+    None marks an original without a reconstruction, which is a failure of the attack.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
@@ -32,10 +32,9 @@ def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> lis
 
 
 def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
-    """The candidates of an attack by its own ranking, the best first.
+    """Return the indices of an attack's candidates by its own ranking, best first.
 
-    confidence: (M,), NaN where the attack is undecided: those come after all others, by explained (M,) where that is known.
-    Equal candidates stay in their order.
+    confidence: (M,); undecided candidates (NaN) come last, sorted by explained (M,) if that is known. Ties keep their order.
     """
     sure = confidence.tolist()
     parts = [nan] * len(sure) if explained is None else explained.tolist()
@@ -49,7 +48,7 @@ def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
 
 
 def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """The first `most` examples of a reconstruction by the attack's own ranking, in that order, with their slots."""
+    """Return the first `most` examples of a reconstruction by the attack's own ranking, with their slots."""
     kept = rank(found.confidence, found.explained)[:most]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)

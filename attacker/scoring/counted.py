@@ -1,4 +1,4 @@
-"""Which cases of several rounds count: an example of a client is scored once, though two replays attacked its round."""
+"""Overlapping cases of several rounds: each example of a client is scored once, even if two replays attacked its round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Superseded:
-    """A case some of whose rounds are in cases that count before it.
+    """A case that shares rounds with cases of higher priority.
 
-    by:   keys of these cases. rounds: those of its own that they hold. rest: those that they do not hold.
+    by: keys of those cases. rounds: shared rounds. rest: its other rounds.
     """
 
     by: tuple[str, ...]
@@ -24,7 +24,7 @@ class Superseded:
 
     @property
     def words(self) -> str:
-        """What becomes of its scores."""
+        """Return the consequence for its scores as text."""
         by = f"case{'s' * (len(self.by) > 1)} {', '.join(self.by)}"
         if not self.rest:
             return f"not scored: its rounds are counted in {by}"
@@ -33,10 +33,10 @@ class Superseded:
 
 
 def superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
-    """Cases, by key, of those of whole clients whose rounds are in others of the same client. folder: of the reconstructions.
+    """Return the cases of whole clients that share rounds with another case of the client, by key.
 
-    A case that is done counts before one that was cut off, that before one without an answer, and of two of the same kind the
-    one of more rounds. A later one counts for examples of none of those rounds: what was used in both is scored once.
+    folder: folder of the reconstructions. Finished cases have priority over interrupted ones, those over cases without an
+    answer, and among equals the case with more rounds. A case of lower priority does not count for examples of shared rounds.
     """
     found: dict[str, Superseded] = {}
     whole = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))
@@ -56,7 +56,7 @@ def superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
 
 
 def _standing(folder: Path, key: str) -> int:
-    """0 of a case that is done, 1 of one that was cut off, 2 of one without an answer."""
+    """Return 0 for a finished case, 1 for an interrupted one, 2 for one without an answer."""
     try:
         return int(Reconstruction.read(folder / f"{key}.safetensors").interrupted)
     except ValueError:

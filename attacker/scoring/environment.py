@@ -1,4 +1,4 @@
-"""What a number was computed with: versions, machine and code."""
+"""Environment of a computation: versions, machine and code."""
 
 import os
 import platform
@@ -14,10 +14,10 @@ CODE = ("attacker", "fedsim", "defenses")
 
 
 def environment() -> dict[str, Any]:
-    """Versions by package (None where it is not installed), processor, cores, GPU and commit, as plain JSON values.
+    """Return versions by package (None if not installed), processor, cores, GPU and commit, as plain JSON values.
 
-    cores:  that this process may use. gpu: its name where this process used one, else None.
-    commit: of the source tree that this code lies in, with "+dirty" where the code differs from it; None where there is none.
+    cores:  number of cores that this process may use. gpu: its name if this process used one, else None.
+    commit: commit of the source tree, with "+dirty" if the code differs from it; None outside a work tree.
     """
     return {**_lasting(), "gpu": _gpu()}
 
@@ -41,7 +41,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name as its maker gives it, or else its architecture."""
+    """Return the processor's name, or its architecture if the name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

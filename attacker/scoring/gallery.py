@@ -1,4 +1,4 @@
-"""Whether an answer is nearer to its original than to other examples of the same data: re-identification."""
+"""Re-identification: whether a reconstruction is nearer to its original than to other examples of the same data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from torch.nn.functional import adaptive_avg_pool2d
 from fedsim.data import Dataset
 
 SIZE = 400
-"""Other examples that each answer is compared with."""
+"""Number of other examples that each reconstruction is compared with."""
 SIDE = 64
-"""In pixels: larger images are compared at this height and width."""
+"""Height and width in pixels at which larger images are compared."""
 NEIGHBOURS = 20
-"""Nearest other examples that the tail of distances is read from."""
+"""Number of nearest other examples from which the tail of distances is estimated."""
 STEEPEST = 4.0
-"""Largest exponent of that tail which is believed."""
+"""Largest accepted exponent of that tail."""
 MOST = 64
-"""Examples of a case up to which its answers are compared together."""
+"""Largest number of examples of a case whose reconstructions are compared jointly."""
 FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ class Gallery:
 
 
 def _small(x: Tensor) -> Tensor:
-    """Flatten, large images at `SIDE` pixels."""
+    """Flatten examples, after resizing large images to `SIDE` pixels."""
     if x.ndim == 4 and max(x.shape[-2:]) > SIDE:
         x = adaptive_avg_pool2d(x, (min(SIDE, x.shape[-2]), min(SIDE, x.shape[-1])))
     return x.flatten(1).float()
@@ -113,7 +113,7 @@ def _direction(x: Tensor) -> Tensor:
 
 
 def _chance(own: float, others: NDArray[Any]) -> float:
-    """The chance that another example is as near as `own`."""
+    """Return the probability that another example is as near as `own`."""
     ordered = np.sort(others)
     within = int((ordered <= own + 1e-6).sum())
     if within:
@@ -127,7 +127,7 @@ def _chance(own: float, others: NDArray[Any]) -> float:
 
 
 def _together(near: Tensor, far: Tensor) -> float | None:
-    """The chance that originals drawn from the gallery fit the answers as well. near: (M, N), far: (M, n)."""
+    """Return the probability that originals drawn from the gallery fit equally well. near: (M, N). far: (M, n)."""
     answers, originals = near.shape
     count = far.shape[1]
     if not answers or not originals or originals > min(MOST, count) or answers > 16 * MOST:

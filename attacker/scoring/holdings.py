@@ -1,4 +1,4 @@
-"""The data sets that truth refers to: one for all clients, as in a simulation, or each client's own."""
+"""Data sets that truth refers to: one for all clients, as in a simulation, or one per client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ class Holdings:
 
 
 def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
-    """What the folders of truth refer to.
+    """Load the data sets that the folders of truth refer to.
 
-    given: name and arguments of the data set, where they differ from what truth says; it must be the only one then.
-    Raises ValueError where a data set is not the one that truth refers to, or the clients' do not go together.
+    given: name and arguments of the data set, if they differ from those in truth; there must be only one data set then.
+    Raises ValueError if a data set is not the one that truth refers to, or if the clients' data sets do not fit together.
     """
     found: dict[str, Dataset] = {}
     for reader in readers:
@@ -73,9 +73,9 @@ def _scaled_by_clients(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def dataset(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
-    """The data set that truth describes, or the one that the user gives for it.
+    """Load the data set that truth describes, or the one that the user gives instead.
 
-    beside: where a client's own part lies, if it is not where the client had it: a client's folder may have been carried here.
+    beside: folder of a client's own part, if the client's folder was copied to another place.
     """
     name, arguments = described["name"], described["arguments"]
     if given:

@@ -1,4 +1,4 @@
-"""All that is measured of reconstructions beside their originals, as fields of rows. A measure that cannot be taken is None."""
+"""Measures of reconstructions against their originals, as fields of rows. A measure that cannot be computed is None."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,9 +37,9 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
 
 
 def answered(raw: Tensor, spec: DataSpec) -> Tensor:
-    """What an attack's (N, *shape) amounts to: numbers, clamped to [0, 1].
+    """Return reconstructions (N, *shape) without NaN, clamped to [0, 1].
 
-    One-hot columns stay as they are: the largest is the answer, and several may lie above 1.
+    One-hot columns are not clamped: the largest value is the answer, and several may exceed 1.
     """
     x = raw.nan_to_num()
     categorical = torch.tensor([column.kind == "categorical" for column in spec.columns] or [False])
@@ -47,7 +47,7 @@ def answered(raw: Tensor, spec: DataSpec) -> Tensor:
 
 
 def not_measured(failure: str) -> Row:
-    """The same fields of an example without a reconstruction."""
+    """Return the same fields for an example without a reconstruction."""
     return {**dict.fromkeys(FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 

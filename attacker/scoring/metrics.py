@@ -1,4 +1,4 @@
-"""How close a reconstruction is to the truth. Examples are (N, *shape) with values in [0, 1]; every answer is (N,)."""
+"""Similarity of reconstructions and originals. Examples are (N, *shape) with values in [0, 1]; every result is (N,)."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from attacker.scoring.tables import categorical_right, continuous_error
 from fedsim.recording import DataSpec
 
 PSNR_CAP = 120.0
-"""In dB; what an exact reconstruction scores."""
+"""PSNR of an exact reconstruction, in dB."""
 MAX_MSE = 0.009
 """Largest mean squared error of a success on images: it agrees with every success rate in CPL's tables 7 and 8.
 
@@ -19,16 +19,16 @@ benchmarks/splits.py): such images are nearly flat, see `is_flat`, and verdicts 
 TABLE_TOLERANCE = 0.05
 """Largest error of a success on the continuous columns of a table row, as a share of a column's range."""
 C1, C2 = 0.01**2, 0.03**2
-"""What keeps SSIM finite on flat images (Wang et al. 2004), for values in [0, 1]."""
+"""Constants that keep SSIM finite on flat images (Wang et al. 2004), for values in [0, 1]."""
 
 
 def mse(x: Tensor, truth: Tensor) -> Tensor:
-    """Mean of squared differences of each example."""
+    """Return the mean squared error of each example."""
     return (x - truth).square().flatten(1).mean(dim=1)
 
 
 def psnr(x: Tensor, truth: Tensor) -> Tensor:
-    """-10 log10 of each example's own mean squared error, in dB, capped at 120."""
+    """Return -10 log10(MSE) of each example in dB, capped at 120."""
     return (-10 * mse(x, truth).clamp(min=10 ** (-PSNR_CAP / 10)).log10()).clamp(max=PSNR_CAP)
 
 
@@ -80,7 +80,7 @@ def _similarity(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, co
 
 
 def _luma_and_chroma(x: Tensor) -> Tensor:
-    """Y, Cr and Cb of colour images; grey ones are their own Y. The middle of chroma is 128 of 255."""
+    """Return Y, Cr and Cb of colour images; grey images are their own Y. Neutral chroma is 128 / 255."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(dim=1)
@@ -89,12 +89,12 @@ def _luma_and_chroma(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Whether an image of its own mean colour passes the threshold of success: to pass says little of what it shows."""
+    """Return whether a constant image of the mean colour passes the threshold of success, so that success says little."""
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
 
 
 def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
-    """Whether each example is recovered.
+    """Return whether each example is recovered.
 
     Images by `MAX_MSE`. Table rows where every categorical variable is right and every continuous column within
     `TABLE_TOLERANCE`; spec says which is which, and without one all are continuous. A categorical variable that truth does

@@ -1,4 +1,4 @@
-"""What an attack may be told beyond the threat model, where the user asks for it by name. Written into every row."""
+"""Oracles: information beyond the threat model that the user requests by name. Every row states them."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from fedsim.recording.reader import Row
 
 
 def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """The labels of the examples behind an update, ascending: the multiset, not which image has which.
+    """Return the labels of the examples behind an update, ascending: the multiset, without their order.
 
-    Of several epochs, those of the first: `num_examples` counts each example once an epoch. cohort: of a sum.
+    For several epochs, those of the first one, since `num_examples` counts each example once. cohort: the clients of a sum.
     """
     return _used(scorer, row, cohort)[1]
 

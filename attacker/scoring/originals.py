@@ -1,4 +1,4 @@
-"""Which examples were behind the rounds of a case, and whether an attack claims the right rounds for each."""
+"""Originals behind the rounds of a case, and correctness of the rounds that an attack claims for each."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Original:
-    """A distinct example. rounds: in which it was used, ascending. batch, position: of its first use. index: in the data set."""
+    """A distinct example. rounds: rounds that used it, ascending. batch, position: of its first use. index: in the data set."""
 
     rounds: tuple[int, ...]
     batch: int
@@ -22,7 +22,7 @@ class Original:
 
 
 class Use(NamedTuple):
-    """One observation of a case. clients: whose examples are behind it, several of a sum."""
+    """One observation of a case. clients: owners of the examples behind it; several for a sum."""
 
     round: int
     attempt: int
@@ -30,7 +30,7 @@ class Use(NamedTuple):
 
 
 def uses(case: Mapping[str, Any]) -> list[Use]:
-    """The observations of a case, in the order of rounds, from what replay wrote of it."""
+    """Return the observations of a case in the order of rounds, from the files of replay."""
     rounds = case.get("rounds") or [[case["round"], case["attempt"]]]
     cohorts = case.get("cohorts") or [case.get("cohort") or []] * len(rounds)
     return [
@@ -40,7 +40,7 @@ def uses(case: Mapping[str, Any]) -> list[Use]:
 
 
 def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
-    """The distinct examples of rounds, each with what was used in it, in the order of their first use."""
+    """Return the distinct examples of rounds in the order of their first use."""
     found: dict[int, Original] = {}
     for round, one in used:
         for batch, position, index in one.examples:
@@ -64,7 +64,7 @@ def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
 
 
 def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
-    """For each reconstructed example, the rounds whose places it is said to fill, ascending."""
+    """Return, for each reconstructed example, the rounds that the attack claims for it, ascending."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
         if 0 <= slot.example < len(rounds):
@@ -73,9 +73,9 @@ def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
 
 
 def link_fields(original: Original, rounds: Sequence[int] | None) -> Row:
-    """Of a row: the rounds claimed for its reconstruction, and whether the original was in all of them.
+    """Return the fields of a row on links: the rounds claimed for its reconstruction, and whether all of them are right.
 
-    rounds: None where there is no reconstruction. link_correct is None where nothing is claimed: of one round, or none.
+    rounds: None without a reconstruction. link_correct is None if at most one round is claimed.
     """
     linked = rounds is not None and len(rounds) > 1
     right = set(rounds or ()) <= set(original.rounds)

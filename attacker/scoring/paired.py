@@ -1,4 +1,4 @@
-"""The answers of an attack beside those of its null to the same examples."""
+"""Rows of an attack paired with those of its null on the same examples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +9,17 @@ from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import clusters_of
 
 PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
-"""In dB, 58.9: what rounding an image to 8 bits costs (uniform error, variance of a step squared over 12).
+"""PSNR of rounding an image to 8 bits, 58.9 dB (uniform error with variance step**2 / 12).
 
-Originals are known to 8 bits, so that no two errors below that differ in what they give away. Means count no row for more: ten
-exact rows of a hundred would otherwise lift a mean by as much as all others together. Rows keep their own value, up to 120 dB.
+Originals are known to 8 bits, so smaller errors reveal nothing more. Means cap each row at this value; otherwise ten exact rows
+of a hundred would raise a mean as much as all others together. Rows keep their own value, up to 120 dB.
 """
 SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_error", "categorical_right")
-"""Fields of rows that a failure is filled in for."""
+"""Fields of rows that are filled in for failures."""
 
 
 def value_of(row: ScoreRow, score: str) -> float | None:
-    """Return a row's score as means count it; None where it has none."""
+    """Return a row's score as it enters means; None if it has none."""
     value = getattr(row, score)
     if value is None:
         return None
@@ -61,7 +61,7 @@ def by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Paired:
-    """Rows of an attack and of its null to the same examples of the same cases, in one order, failures filled in."""
+    """Rows of an attack and of its null on the same examples of the same cases, in the same order, with failures filled in."""
 
     attack: tuple[ScoreRow, ...]
     null: tuple[ScoreRow, ...]
@@ -82,7 +82,7 @@ class Paired:
 
 
 def pair(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
-    """Pair the rows of an attack with those of its null, by case and example; of the others none."""
+    """Pair the rows of an attack with those of its null by case and example; drop rows without a partner."""
     answers = {_place(row): row for row in filled(null)}
     both = [row for row in filled(rows, null) if _place(row) in answers]
     return Paired(tuple(both), tuple(answers[_place(row)] for row in both))

@@ -1,4 +1,4 @@
-"""LPIPS: likeness as people judge it (Zhang et al. 2018), on the features of a network trained on ImageNet, or not at all."""
+"""LPIPS: perceptual distance (Zhang et al. 2018) on the features of an ImageNet network, if its weights are available."""
 
 import warnings
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.recording import DataSpec
 
 CHUNK_PIXELS = 64 * 128 * 128
-"""Pixels, of one side of the comparison, that go through the network at once: their features take about a gigabyte (VGG-16)."""
+"""Number of pixels that pass through the network at once; their features take about a gigabyte (VGG-16)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ BACKBONES = {
 
 
 def unable(net: str, shape: tuple[int, ...]) -> str | None:
-    """Why images of `shape` (C, H, W) have no LPIPS on `net`; None where they have. Enlarged, they would have another metric."""
+    """Return why images of `shape` (C, H, W) have no LPIPS on `net`, or None. Enlarging them would give another metric."""
     backbone, least = BACKBONES[net], BACKBONES[net].smallest
     if shape[0] not in (1, 3):
         return f"LPIPS needs images of 1 or 3 channels, got {shape[0]}"
@@ -64,7 +64,7 @@ def unable(net: str, shape: tuple[int, ...]) -> str | None:
 
 
 class Lpips:
-    """LPIPS 0.1 of images, each pair for itself; 0 is equal, and about 1 as far apart as images get."""
+    """LPIPS 0.1 of pairs of images: 0 for equal images, about 1 for very different ones."""
 
     def __init__(self, net: str, model: nn.Module) -> None:
         self.net = net
@@ -84,7 +84,7 @@ class Lpips:
 
 
 def _fed(x: Tensor) -> Tensor:
-    """What the network is fed: three channels in [-1, 1]."""
+    """Return the network's input: three channels in [-1, 1]."""
     return 2 * x.float().expand(-1, 3, -1, -1) - 1
 
 

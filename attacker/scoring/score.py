@@ -1,4 +1,4 @@
-"""Where truth meets reconstruction, and nowhere else: one row for each true example."""
+"""Scoring: compares reconstructions with the truth, one row per true example. No other module reads both."""
 
 import json
 import os
@@ -41,7 +41,7 @@ Facts = dict[str, Any]
 
 
 class NoTruth(ValueError):
-    """No folder of truth says what a client used in a round."""
+    """Raised if no folder of truth contains what a client used in a round."""
 
 
 class Scorer:
@@ -85,7 +85,7 @@ class Scorer:
 
     @cached_property
     def gallery(self) -> Gallery:
-        """Other examples of the same data, which answers are compared with."""
+        """Return the gallery of other examples of the same data."""
         return Gallery.of(self.data)
 
     def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
@@ -282,7 +282,7 @@ def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None,
 
 
 def _common(folder: Path, facts: Facts) -> Facts:
-    """What all rows of an attack share."""
+    """Return the fields that all rows of an attack share."""
     return {
         "run": facts["run"]["name"],
         "source": folder.name,

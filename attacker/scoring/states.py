@@ -1,4 +1,4 @@
-"""What became of each case: shares and means are of finished cases only."""
+"""States of cases. Shares and means are over finished cases only."""
 
 import os
 from collections import Counter
@@ -53,7 +53,7 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str
 
 
 def read_reason(failed: Path) -> str:
-    """Why a case failed, as replay wrote it down."""
+    """Return why a case failed, as recorded by replay."""
     try:
         return str(read_json(failed)["reason"])
     except DamagedFile as error:
@@ -79,7 +79,7 @@ def count_cases(rows: Iterable[CaseState]) -> dict[str, int]:
 
 
 def unfinished(cases: Mapping[str, int]) -> int:
-    """Of the number of cases by state, those that did not come to their end."""
+    """Return the number of unfinished cases, given the number of cases by state."""
     return sum(count for state, count in cases.items() if state not in FINISHED)
 
 

@@ -1,4 +1,4 @@
-"""What the rows of one attack come to."""
+"""Summaries of the rows of one attack."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class Summary:
 
     @property
     def ways(self) -> str:
-        """How cases were answered, in words; "" where all were by the attack's own optimisation."""
+        """Return as text how cases were answered; "" if all were answered by the attack's own search."""
         if set(self.routes) <= {"optimisation"}:
             return ""
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""How close a reconstructed table row is to the truth: continuous columns by error, categorical variables by value."""
+"""Similarity of reconstructed table rows: error of continuous columns, and correctness of categorical variables."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ from fedsim.recording import Column
 
 
 def variables(columns: Sequence[Column]) -> list[tuple[int, ...]]:
-    """The columns of each categorical variable: one-hot neighbours of the same name."""
+    """Return the columns of each categorical variable: adjacent one-hot columns of the same name."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 

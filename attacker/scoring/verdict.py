@@ -1,4 +1,4 @@
-"""Whether an update gave anything away: an attack against its null, example by example."""
+"""Verdict on an attack: comparison with its null, example by example."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,9 +22,9 @@ from attacker.scoring.statistics import Estimate, mean
 
 Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
 LEVEL = 0.05
-"""Chance of a verdict of a leak where there is none, over all scores together."""
+"""Probability of reporting a leak if there is none, over all scores together."""
 FEWEST = 3
-"""Clusters from which on differences are tested by their mean."""
+"""Smallest number of clusters at which differences are tested by their mean."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from defenses._registry import references
 from fedsim.config.experiment import Experiment, read, validate
+from fedsim.models import building
 
 NAMED = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -28,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setenv(references.VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
     threads, before = torch.get_num_threads(), set(sys.modules)
     torch.set_num_threads(1)
