@@ -4,7 +4,9 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test fuzz test-page test-deploy docs reference format clean
+DATA ?=
+MINUTES ?= 360
+.PHONY: demo test fuzz test-page test-deploy bench-gpu docs reference format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
@@ -33,6 +35,9 @@ docs: .venv/.installed-dev  ## the documentation as a site in build/site; warnin
 
 reference: .venv/.installed-dev  ## the pages that repeat what the code says: commands and names
 	$(BIN)/python docs/generate_reference.py
+
+bench-gpu: .venv/.installed-dev  ## CUDA tests and every benchmark's GPU table, in pieces that go on where they were; DRY=1 on a CPU
+	$(BIN)/python benchmarks/gpu.py $(if $(DRY),--dry-run) $(if $(DATA),--data $(DATA)) --minutes $(MINUTES)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -92,23 +92,27 @@ class Observed:
             return 1.0
         weights = self.weights_of(i)
         buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
-        simulated = self.simulated(weights, x.to(self.dtype), y, buffers)
+        simulated = self.simulated(weights, x.to(self.device, self.dtype), y.to(self.device), buffers)
         if len(x) < self.examples:
             simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
         observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
-            known = self.channel.learn(self.cases[i].observations[0].update)
+            known = self.channel.learn(self._received(i))
             simulated = through(self.channel, known, simulated, weights, self.training, self.steps)
         pairs = [(simulated[name], observed[name]) for name in observed if name not in self.omitted]
         off = torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
         whole = torch.stack([b.square().sum() for _, b in pairs]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
+    def _received(self, i: int) -> dict[str, Tensor]:
+        """Return the update of a case as it was received, on the device of the gradients."""
+        return {name: u.to(self.device) for name, u in self.cases[i].observations[0].update.items()}
+
     def noise(self, i: int) -> float:
         """Return the norm of the known noise relative to the observed gradient: approximately what the true example misses."""
-        power = self.channel.noise(self.cases[i].observations[0].update) / total_step(self.training, self.steps) ** 2
+        power = self.channel.noise(self._received(i)) / total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
-        return float((power / whole.cpu()).sqrt())
+        return float((power / whole).sqrt())
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,146 @@
+"""What a device makes of the searches: agreement with the CPU, memory, and iterations a second of many at once.
+
+    agreement   each attack there and on the CPU: the median difference of their answers after a few iterations
+    memory      what a chunk takes at its peak, over what is planned for it
+    lenet       iterations a second of 1 to 256 searches at once on DLG's LeNet
+    resnet      the same on ResNet20-4, in float32 and with convolutions in bfloat16
+    sharing     two processes that search at the same time, over one after the other
+
+Seconds are wall time, with the device's queue waited for. On a CPU, and with `--quick`, there are fewer searches: that shows that
+a table works.
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from contract import Options, options, told
+from single_cases import Client, client
+from splits import Images, images
+
+from attacker.attacks import AttackSpec, Case, inverting_gradients
+from attacker.attacks.gradients.precision import fast
+from attacker.replay.batching import COPIES
+
+Row = dict[str, Any]
+TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
+ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("cpl", "lenet_cpl", {"steps": 3}),
+    ("dlg", "lenet_dlg", {"steps": 3}),
+    ("inverting_gradients", "resnet20_4", {"steps": 10}),
+    ("exact", "mlp", {}),
+    ("rgap", "lenet_dlg", {}),
+)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "", tables=TABLES)
+    by_name = {"agreement": agreement, "memory": memory, "lenet": speed, "resnet": speed, "sharing": sharing}
+    table = asked.table or TABLES[0]
+    rows, summary = by_name[table](asked)
+    told(f"device {table}", rows, summary, asked)
+
+
+def agreement(asked: Options) -> tuple[list[Row], Row]:
+    """The same start, drawn on the CPU, leads to nearly the same place in a few iterations."""
+    rows = []
+    for name, network, arguments in ATTACKS[:2] if asked.quick else ATTACKS:
+        made = _cases(asked, network, 2)[1]
+        spec = AttackSpec(name=name, arguments=arguments)
+        found = [
+            torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(asked.seed))])
+            for device in (asked.device, "cpu")
+        ]
+        difference = (found[0] - found[1]).abs()
+        row: Row = {"attack": name, "network": network, "device": asked.device, "median_difference": float(difference.median())}
+        rows.append(row | {"finite": bool(found[0].isfinite().all())})
+    return rows, {"largest_median_difference": max(row["median_difference"] for row in rows)}
+
+
+def memory(asked: Options) -> tuple[list[Row], Row]:
+    """Peak over plan; above 1, chunks are planned too large."""
+    rows = []
+    for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
+        for count in (1,) if asked.quick else (1, 8, 64):
+            of, made = _cases(asked, network, count)
+            parameters = sum(weight.numel() for weight in of.weights.values())
+            if asked.device != "cpu":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            _search(asked, made, 3)
+            peak = torch.cuda.max_memory_allocated() / 1e6 if asked.device != "cpu" else None
+            planned = 4e-6 * count * _planned(of)
+            row: Row = {"network": network, "searches": count, "parameters": parameters, "planned_mb": planned, "peak_mb": peak}
+            rows.append(row | {"peak_over_plan": None if peak is None else peak / planned})
+    return rows, {"largest_peak_over_plan": max((row["peak_over_plan"] or 0.0 for row in rows), default=0.0)}
+
+
+def _planned(of: Client) -> float:
+    """Values that the planner of chunks counts for one search of one example."""
+    from attacker.replay.batching import _activations
+    from fedsim import models
+
+    layout = models.layout(of.model, of.data)
+    values = sum(weight.numel() for weight in of.weights.values())
+    return COPIES * (values + _activations(layout, of.data.shape))
+
+
+def speed(asked: Options) -> tuple[list[Row], Row]:
+    """Iterations of all searches together a second, what starts a search apart."""
+    network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
+    counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
+    iterations = 3 if asked.quick or asked.device == "cpu" else 100
+    ways = (0.0, 0.999) if network == "resnet20_4" and fast(asked.device) is not None else (0.0,)
+    rows = []
+    for count in counts:
+        _, made = _cases(asked, network, count)
+        for coarse in ways:
+            _search(asked, made, 2, coarse)  # loads code
+            seconds = _timed(asked, made, iterations + 1, coarse) - _timed(asked, made, 1, coarse)
+            row: Row = {"network": network, "searches": count, "precision": "bfloat16" if coarse else "float32"}
+            rows.append(row | {"iterations_a_second": count * iterations / max(seconds, 1e-9)})
+    return rows, {"most_iterations_a_second": max(row["iterations_a_second"] for row in rows)}
+
+
+def sharing(asked: Options) -> tuple[list[Row], Row]:
+    """The wall time of two processes at once, over that of the two in turn."""
+    words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
+
+    def taken(at_once: bool) -> float:
+        started, running = perf_counter(), []
+        for _ in range(2):
+            running.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+            if not at_once:
+                running[-1].wait()
+        if any(process.wait() for process in running):
+            raise RuntimeError("a search that shares the device failed")
+        return perf_counter() - started
+
+    in_turn, together = taken(False), taken(True)
+    return [{"in_turn_seconds": in_turn, "at_once_seconds": together}], {"at_once_over_in_turn": together / in_turn}
+
+
+def _timed(asked: Options, made: list[Case], iterations: int, coarse: float) -> float:
+    started = perf_counter()
+    _search(asked, made, iterations, coarse)
+    return perf_counter() - started
+
+
+def _search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
+    """One search of each case; its answers are on the CPU, so that the device's queue is empty at its end."""
+    attack = replace(inverting_gradients(steps=iterations), device=asked.device, coarse=coarse)
+    attack(made, rng=torch.Generator().manual_seed(asked.seed))
+
+
+def _cases(asked: Options, network: str, count: int) -> tuple[Client, list[Case]]:
+    found: Images = images(asked, "cifar10", count)
+    of = client(network, replace(found.data, num_classes=10), seed=asked.seed)
+    return of, [of.case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""On another device than the CPU, tensors of an attack are where the others are: checked without a GPU, see `second_device`."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacker.attacks import AttackSpec, Case
+from defenses import DefenseSpec
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording.codec import encode
+from fedsim.training.local import train
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from second_device import second_device
+
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+Arguments = Mapping[str, Any]
+
+
+def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1, **arguments: Any) -> Case:
+    """One client's rounds, on examples drawn at random."""
+    rng = torch.Generator().manual_seed(3)
+    model, chosen = ModelSpec(name=network, arguments=arguments), DefenseSpec.parse(defense)
+    training = Training(learning_rate=0.5, batch_size=batch, steps=1)
+    weights = {name: w.detach() for name, w in models.build(model, DATA, seed=1).named_parameters()}
+    x, y = torch.rand(batch, *DATA.shape, generator=rng), torch.arange(batch) % DATA.num_classes
+    update = train(models.build(model, DATA), weights, [(x, y)], training, DATA).update
+    if chosen.steps:
+        built = chosen.build()
+        update, _ = built.apply(update, built.init(update), rng)
+    return Case(
+        tuple(
+            Observation(
+                round=number,
+                client="ada",
+                cohort=(),
+                num_examples=batch,
+                model=model,
+                data=DATA,
+                training=training,
+                defenses=chosen,
+                weights=weights,
+                payload=encode(update, chosen.codec()),
+            )
+            for number in range(1, rounds + 1)
+        )
+    )
+
+
+def test_the_second_device_refuses_what_cuda_refuses() -> None:
+    """Else the tests below could not fail."""
+    with second_device() as device:
+        there, here = torch.ones(3, 2).to(device), torch.ones(3, 2)
+        assert (there + there).device.type == there.device.type != here.device.type
+        assert (there + torch.tensor(1.0)).cpu().tolist() == [[2.0, 2.0]] * 3
+        assert there[torch.tensor([0, 2])].shape == (2, 2)
+        assert torch.func.vmap(torch.func.grad(lambda x: x.square().sum()))(there).cpu().tolist() == [[2.0, 2.0]] * 3
+        for wrong in (
+            lambda: there + here,
+            lambda: torch.cat([there, here]),
+            lambda: here[torch.tensor([0], device=device)],
+            lambda: torch.func.vmap(lambda x: x + here[0])(there),
+            lambda: torch.rand(2, device=device, generator=torch.Generator()),
+        ):
+            with pytest.raises(RuntimeError):
+                wrong()
+        with pytest.raises(TypeError):
+            there.numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "case"),
+    [
+        ("inverting_gradients", {"steps": 2}, {"network": "lenet_dlg"}),
+        ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "clip(1) | gaussian(0.01)"}),
+        ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "top_k(0.5)"}),
+        ("cpl", {"steps": 1, "optimiser": "wolfe", "tv": 1e-4}, {"network": "lenet_dlg"}),
+        ("exact", {}, {"network": "mlp"}),
+        ("exact", {"fallback": "none"}, {"network": "mlp", "defense": "clip(0.5)"}),
+        ("rgap", {}, {"network": "mlp"}),
+        ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2}),
+    ],
+)
+def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Arguments, case: Arguments) -> None:
+    given, spec = [observed(**case)], AttackSpec(name=name, arguments=arguments)
+    try:
+        (here,) = spec.build()(given, rng=torch.Generator().manual_seed(0))
+    except ValueError as error:
+        pytest.fail(f"this attack says nothing of this case, which shows nothing: {error}")
+    with second_device() as device:
+        (there,) = spec.build(device=device)(given, rng=torch.Generator().manual_seed(0))
+        assert {there.x.device.type, there.y.device.type, there.confidence.device.type, there.loss.device.type} == {"cpu"}
+    assert there.route == here.route
+    assert there.x.shape == here.x.shape
+    assert (there.x - here.x).abs().median() < 0.05

@@ -1,0 +1,97 @@
+"""Pieces of work for a GPU: each can be started here, and a run that is cut off goes on where it was."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import gpu
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_pieces_are_at_most_forty_and_each_has_its_own_name() -> None:
+    names = [piece.name for piece in gpu.PIECES]
+    assert len(names) == len(set(names)) <= 40
+    assert names[0] == "tests"
+
+
+@pytest.mark.parametrize("piece", gpu.PIECES, ids=lambda piece: piece.name)
+def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> None:
+    for dry in (False, True):
+        words = piece.words(dry=dry, data=None, device="cpu")[1:]
+        assert "--data" not in words
+        if words[0] == "-m":
+            assert words[1] == "pytest"
+            assert (ROOT / words[-1]).is_dir()
+            continue
+        text = (ROOT / words[0]).read_text()
+        if not words[1].startswith("--"):
+            table = words[1]
+            grid = (ROOT / "benchmarks" / "defense_grid.py").read_text() + (ROOT / "benchmarks" / "cpl_tables.py").read_text()
+            known = re.findall(r'"([\w-]+)"', text + grid)
+            known += [f"{network}-{size}" for network in ("resnet18", "mobilenet", "vit") for size in (64, 128, 224)]
+            assert table in known, piece.name
+    assert "--quick" in piece.dry or "pytest" in piece.dry
+    data = piece.words(dry=False, data=Path("/some where"), device="cuda")
+    assert data[0] == sys.executable
+    assert "pytest" in data or (data[data.index("--data") + 1], data[data.index("--device") + 1]) == ("/some where", "cuda")
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Three pieces, one of which fails, and a folder for their results."""
+    calls = {"first": "print('| a |'); print('|---|'); print('| 1 |')", "second": "raise SystemExit(3)", "third": "print('done')"}
+    found = [gpu.Piece(name=name, shows=name, command=f'-c "{code}"', dry=f'-c "{code}"') for name, code in calls.items()]
+    monkeypatch.setattr(gpu, "PIECES", tuple(found))
+    return tmp_path / "results"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+    gpu.main()
+
+
+def test_a_run_goes_on_with_what_is_not_done(
+    pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
+    assert [path.stem for path in pieces.glob("*.json")] == ["first"]
+    capsys.readouterr()
+    call(monkeypatch, "--dry-run", "--out", str(pieces))
+    told = capsys.readouterr().out
+    assert "first: done" not in told
+    assert "second: failed" in told
+    assert "third: done" in told
+    assert "2 of 3 pieces are done: left are second" in told
+    table = (pieces / "README.md").read_text()
+    assert "| 1 |" in table
+    assert "torch" in table
+    assert "dry run on a CPU: its numbers mean nothing" in table
+    told = json.loads((pieces / "second.json").read_text())
+    assert (told["state"], told["status"], told["dry_run"]) == ("failed", 3, True)
+
+
+def test_what_was_done_with_other_code_is_done_again(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(monkeypatch, "--dry-run", "--out", str(pieces), "--only", "first")
+    monkeypatch.setattr(gpu, "code", lambda: "another commit")
+    assert gpu.state_of(pieces, gpu.PIECES[0]) == "other code"
+
+
+def test_a_piece_that_takes_too_long_is_stopped_and_none_begins_that_may(
+    pieces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = gpu.Piece(name="slow", shows="slow", command="", dry='-c "import time; print(1, flush=True); time.sleep(60)"')
+    monkeypatch.setattr(gpu, "PIECES", (slow,))
+    monkeypatch.setattr(gpu, "DRY_SECONDS", 1)
+    call(monkeypatch, "--dry-run", "--out", str(pieces))
+    assert json.loads((pieces / "slow.json").read_text())["state"] == "too long"
+    call(monkeypatch, "--dry-run", "--out", str(pieces), "--minutes", "0.001")
+    assert "slow: not started" in capsys.readouterr().out
+
+
+def test_without_a_gpu_only_a_dry_run_starts(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no CUDA device here; --dry-run"):
+        call(monkeypatch)

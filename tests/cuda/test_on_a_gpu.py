@@ -1,0 +1,168 @@
+"""What only a GPU can show: the same answers there, memory that is planned and given back, precision, and resumption."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.gradients.precision import fast
+from attacker.reconstruction import Reconstruction
+from attacker.replay.batching import SHARE, CaseFootprint, budget
+from attacker.replay.replay import Replay
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+ATTACKS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("cpl", "lenet_cpl", {"steps": 3}),
+    ("cpl", "lenet_cpl", {"steps": 3, "optimiser": "wolfe", "tv": 1e-4}),
+    ("dlg", "lenet_dlg", {"steps": 2}),
+    ("inverting_gradients", "resnet20_4", {"steps": 3}),
+    ("exact", "mlp", {}),
+    ("exact", "lenet_dlg", {}),
+    ("rgap", "lenet_dlg", {}),
+)
+
+
+def federate(folder: Path, model: str, *, device: str = "cpu", **changes: Any) -> Path:
+    experiment = {
+        "rounds": 1,
+        "model": model,
+        "data": {"name": "photos", "size": 32},
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+        **changes,
+    }
+    run = FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1, device=device)
+    engine.run(run, engine="local")
+    return folder
+
+
+def cases(run: Path) -> list[Case]:
+    recording = Recording(run / "recording")
+    return [Case((recording.observation(row),)) for row in recording.rows()]
+
+
+def answers(spec: AttackSpec, given: list[Case], device: str) -> Tensor:
+    found = spec.build(device=device)(given, rng=torch.Generator().manual_seed(0))
+    assert {one.x.device.type for one in found} == {"cpu"}  # files, scores and pages are of the CPU
+    return torch.cat([one.x for one in found])
+
+
+@pytest.mark.parametrize(("name", "model", "arguments"), ATTACKS)
+@pytest.mark.parametrize("null", [False, True])
+def test_an_attack_answers_on_the_gpu_as_on_the_cpu(
+    tmp_path: Path, name: str, model: str, arguments: Mapping[str, Any], null: bool
+) -> None:
+    """Within what float32 and other kernels make of so few iterations: the start, drawn on the CPU, is the same."""
+    given = cases(federate(tmp_path / "run", model))
+    spec = AttackSpec(name=name, arguments=arguments, null=null)
+    there, here = (answers(spec, given, device) for device in ("cuda", "cpu"))
+    assert (there - here).abs().median() < 0.02
+
+
+def test_clients_train_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
+    updates = []
+    for device in ("cpu", "cuda"):
+        run = federate(tmp_path / device, "lenet_cpl", device=device)
+        updates.append([one.update for one in Recording(run / "recording").observations()])
+    for here, there in zip(*updates, strict=True):
+        for name, update in here.items():
+            torch.testing.assert_close(there[name], update, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_is_planned_by_what_is_free() -> None:
+    torch.cuda.empty_cache()
+    before, _ = budget("cuda")
+    held = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    during, _ = budget("cuda")
+    assert before - during == pytest.approx(SHARE * held.numel(), rel=0.2)
+
+
+@pytest.mark.parametrize(("model", "limit"), [("lenet_cpl", 1.5), ("resnet20_4", 1.5)])
+def test_a_chunk_takes_no_more_than_is_planned_for_it(tmp_path: Path, model: str, limit: float) -> None:
+    """limit: what a chunk may take over its plan, which counts tensors and no workspaces of libraries."""
+    run = federate(tmp_path / "run", model, clients={"count": 8})
+    given = cases(run)
+    planned = len(given) * CaseFootprint(Recording(run / "recording").manifest, "cuda").bytes((1,))
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    answers(AttackSpec(name="inverting_gradients", arguments={"steps": 2}), given, "cuda")
+    assert torch.cuda.max_memory_allocated() - base < limit * planned + 2**28
+
+
+def test_a_chunk_that_does_not_fit_is_attacked_by_halves(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 8})
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2})
+    answers(spec, cases(run), "cuda")
+    peak = torch.cuda.max_memory_allocated() - base
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.7 * peak + 2**27) / total)
+    try:
+        replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=8)
+        assert replay.run().done == 8
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_nothing_stays_on_the_gpu_after_a_replay(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "lenet_cpl")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    for seed in range(3):
+        spec = AttackSpec(name="cpl", arguments={"steps": 2})
+        Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", seed=seed).run()
+    assert torch.cuda.memory_allocated() - before < 2**24
+
+
+def test_a_replay_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "lenet_cpl")
+    recording, spec = Recording(run / "recording"), AttackSpec(name="cpl", arguments={"steps": 6})
+    whole = Replay(recording=recording, spec=spec, out=tmp_path / "whole", device="cuda")
+    whole.run()
+    stopped = Replay(recording=recording, spec=spec, out=tmp_path / "stopped", device="cuda", every=0.0)
+    calls = 0
+
+    def stop(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(stop)
+    again = Replay(recording=recording, spec=spec, out=tmp_path / "stopped", device="cuda", every=0.0)
+    assert again.run().failed == {}
+    for row in recording.rows():
+        there, here = (Reconstruction.read(replay.path(row.key)).x for replay in (whole, again))
+        torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
+
+
+def test_bfloat16_is_used_where_the_gpu_multiplies_it_and_answers_are_near(tmp_path: Path) -> None:
+    if fast("cuda") is None:
+        pytest.skip("this GPU has no bfloat16 of its own")
+    given = cases(federate(tmp_path / "run", "resnet20_4"))
+    exact, coarse = (
+        answers(AttackSpec(name="agic", arguments={"steps": 10, "coarse": share}), given, "cuda") for share in (0.0, 0.8)
+    )
+    assert coarse.isfinite().all()
+    assert (exact - coarse).abs().mean() < 0.1
+
+
+def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
+    run = federate(tmp_path / "run", "lenet_cpl", clients={"count": 4})
+    spec = AttackSpec(name="cpl", arguments={"steps": 2})
+    replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
+    told = replay.run()
+    assert (told.done, told.failed) == (4, {})
