@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 
 from attacker.attacks import AttackSpec
-from attacker.replay.replay import Replay, Replayed
+from attacker.replay.replay import Forecast, Replay, Replayed
 from fedsim.commands.console import err, progress_bar
 from fedsim.recording import Recording
 
@@ -24,6 +24,8 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
         f"{escape(str(spec))}: {observations} observations{clients} to attack; "
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
+    if words := describe_cost(replay.forecast()):
+        err.print(f"  {words}")
     with progress_bar() as bar:
         task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
         try:
@@ -34,6 +36,19 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
             raise
     _tell(result, spec)
     return result
+
+
+def describe_cost(forecast: Forecast) -> str:
+    """Return what a replay will cost, in words; "" where nothing is left to do or the attack does not say what it costs."""
+    if not forecast.cases or forecast.evaluations <= 1:
+        return ""
+    seconds = forecast.core_seconds
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    cases = "1 case" if forecast.cases == 1 else f"{forecast.cases} cases in {forecast.chunks} chunks"
+    return (
+        f"{cases}, each a search of at most {forecast.evaluations} evaluations of the gradient: very roughly {time} of one core, "
+        "and less where a search converges or a closed form answers"
+    )
 
 
 def _tell(result: Replayed, spec: AttackSpec) -> None:

@@ -17,7 +17,7 @@ from fedsim.recording.files import remove, write_tensors
 from fedsim.recording.safe_files import opened_tensors, parse_json
 
 SUFFIX = ".checkpoint"
-FORM = 3
+FORM = 4
 """Grows when what searches keep changes its meaning."""
 MAX_BYTES = 16 * 2**30
 """Size of the largest checkpoint that is read: histories of L-BFGS are many times the images."""

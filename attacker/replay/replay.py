@@ -57,6 +57,20 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is left of a replay, before it begins.
+
+    cases, chunks: numbers of those to attack. evaluations: of the gradient at most, by a search of one start; 1 of no search.
+    core_seconds:  about, by the size of the network and of the batches, where every search takes all of its evaluations.
+    """
+
+    cases: int
+    chunks: int
+    evaluations: int
+    core_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replay:
     """An attack on a recording.
 
@@ -172,6 +186,15 @@ class Replay:
         rows = [row for case in self._pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
         return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
+
+    def forecast(self) -> Forecast:
+        """Say what is left to do, and about what it costs; observations of more examples than any attack makes are left out."""
+        pending = {case.key for case in self._pending()}
+        chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
+        chunks = [chunk for chunk in chunks if chunk]
+        evaluations = effort_of(self._attack).evaluations
+        once = sum(self._footprint.seconds(chunk[0].sizes, len(chunk)) for chunk in chunks)
+        return Forecast(cases=sum(map(len, chunks)), chunks=len(chunks), evaluations=evaluations, core_seconds=once * evaluations)
 
     def _pending(self) -> list[Planned]:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]

@@ -22,6 +22,8 @@ class Stop:
     patience:  periods without a decrease by the share `decrease` of its best loss after which a problem has come to its
     plateau: it is as good as it will be, or stuck, and does not hold up the others.
     stuck:     a loss above this share of the same, and above the tolerance, calls for another start, if one is left.
+    give_up:   share of all steps after which a problem is over whose best loss is still above the share `hopeless` of the loss of
+    its start, which the null begins with as well; 0 never gives up. Neither value is calibrated, so that it is off by default.
     """
 
     tolerance: float = 0.0
@@ -29,6 +31,12 @@ class Stop:
     patience: int = 20
     decrease: float = 0.05
     stuck: float = 1e-3
+    give_up: float = 0.0
+    hopeless: float = 0.9
+
+    def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
+        """Whether this is the iteration after which hopeless problems are over."""
+        return self.give_up > 0 and iteration == max(1, round(self.give_up * steps))
 
 
 PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
@@ -84,7 +92,10 @@ class Found:
 
 @dataclass
 class _Active:
-    """The problems that still run, in rows; `ids` says which they are. history: their best losses, (P,) a period."""
+    """The problems that still run, in rows; `ids` says which they are.
+
+    history: their best losses, (P,) a period. first: (P,) the losses of their starts.
+    """
 
     ids: Tensor
     z: Tensor
@@ -92,12 +103,13 @@ class _Active:
     best: Tensor
     mark: Tensor
     waited: Tensor
+    first: Tensor
     history: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def at(cls, z: Tensor) -> "_Active":
         infinite = z.new_full((len(z),), float("inf"))
-        return cls(torch.arange(len(z), device=z.device), z, z.clone(), infinite, infinite, torch.zeros_like(infinite))
+        return cls(torch.arange(len(z), device=z.device), z, z.clone(), infinite, infinite, torch.zeros_like(infinite), infinite)
 
     @property
     def iteration(self) -> int:
@@ -125,7 +137,7 @@ class _Active:
         return cls(**rows, history=list(state["history"]))
 
 
-_ROWS = ("ids", "z", "best_z", "best", "mark", "waited")
+_ROWS = ("ids", "z", "best_z", "best", "mark", "waited", "first")
 
 
 def descend(
@@ -149,7 +161,7 @@ def descend(
     try:
         while active.iteration < steps:
             _period(active, stepper, problems, per_problem, optimiser.period, steps)
-            over = _over(active, stop, enough)
+            over = _over(active, stop, enough, steps)
             if over.any() or active.iteration == steps:
                 finished = over if active.iteration < steps else torch.ones_like(over)
                 _put_down(active, finished, found)
@@ -188,16 +200,20 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     active.best = torch.where(better, loss, active.best)
     active.best_z = torch.where(better[:, None], active.z, active.best_z)
     active.mark = torch.where(active.mark.isinf(), loss, active.mark)  # the first loss of all
+    active.first = torch.where(active.first.isinf(), loss, active.first)
 
 
-def _over(active: _Active, stop: Stop, enough: Tensor) -> Tensor:
+def _over(active: _Active, stop: Stop, enough: Tensor, steps: int) -> Tensor:
     """Which problems are over after this iteration."""
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
     active.waited = torch.where(improved, 0.0, active.waited + 1)
     lost = ~torch.isfinite(active.z).all(dim=1)
-    return (active.best <= enough) | lost | (active.waited >= stop.patience)
+    over = (active.best <= enough) | lost | (active.waited >= stop.patience)
+    if stop.is_time_to_give_up(active.iteration, steps):
+        over |= active.best > stop.hopeless * active.first
+    return over
 
 
 def _put_down(active: _Active, finished: Tensor, found: Found) -> None:

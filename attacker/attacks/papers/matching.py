@@ -73,6 +73,7 @@ def cpl(
     features: bool = False,
     denoised: bool = True,
     compiled: bool = False,
+    give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
@@ -91,7 +92,7 @@ def cpl(
     features: the first start is what the features of each example, read off the last layer's gradient, make likely: examples of a
     batch do not mix; see `closed.features`.
     denoised: who knows the power of noise prefers smooth images by as much as it leaves open, which the paper does not.
-    compiled: as in `dlg`.
+    compiled: as in `dlg`. give_up: as in `inverting_gradients`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = (
@@ -107,7 +108,7 @@ def cpl(
         init=start(init, auxiliary),
         optimiser=chosen,
         steps=steps,
-        stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period),
+        stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period, give_up=give_up),
         restarts=restarts,
         boxed=boxed,
         smooth=tv,
@@ -132,6 +133,7 @@ def inverting_gradients(
     signed: bool = False,
     closed_form_start: bool = False,
     compiled: bool = False,
+    give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Cosine distance and total variation, by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
@@ -140,6 +142,8 @@ def inverting_gradients(
     of the images that chose them, which are listed in benchmarks/tuned.json.
     learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
     closed_form_start, compiled: as in `dlg`.
+    give_up: share of the steps after which a search ends that is hardly better than its start (see `Stop`); 0 never does. What
+    that loses has not been measured.
     """
     attack = GradientMatching(
         name="inverting_gradients",
@@ -149,7 +153,7 @@ def inverting_gradients(
         optimiser=Adam(learning_rate=learning_rate, signed=signed),
         prior=total_variation(tv) if tv else flat,
         steps=steps,
-        stop=Stop(patience=steps, decrease=0.0),
+        stop=Stop(patience=steps, decrease=0.0, give_up=give_up),
         restarts=restarts,
         boxed=True,
         compiled=compiled,

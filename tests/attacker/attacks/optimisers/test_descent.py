@@ -79,6 +79,20 @@ def test_a_plateau_ends_a_problem_after_its_patience() -> None:
     assert found.loss[3] == 7
 
 
+@pytest.mark.parametrize("give_up", [0.0, 0.25])
+def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is_asked_for(give_up: float) -> None:
+    def slow_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of the last problem, the loss falls by a hundredth a step of 0.2 until 7."""
+        gradient, loss = bowl(z, per_problem)
+        last = per_problem["target"].flatten() == 5
+        return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 0.05 * z.flatten(), loss)
+
+    stop = Stop(patience=400, give_up=give_up)
+    found = search(slow_for_the_last, stop=stop, steps=40, enough=-1.0)
+    assert found.iterations == ([40] * 3 + [10] if give_up else [40] * 4)
+    assert found.loss[3] < 7
+
+
 def test_a_problem_that_is_lost_leaves_and_keeps_its_last_finite_best() -> None:
     def explodes(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         gradient, loss = bowl(z, per_problem)

@@ -1,0 +1,51 @@
+"""What a replay will cost is said before it begins."""
+
+from pathlib import Path
+
+import pytest
+
+from attacker.attacks import AttackSpec
+from attacker.commands.progress_bar import describe_cost
+from attacker.replay.replay import Forecast, Replay
+from fedsim.config.experiment import validate
+from fedsim.engine import engines as engine
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": "digits",
+        "clients": {"count": 3},
+        "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+    }
+    engine.run(FederationRun(experiment=validate(experiment, source="test"), out=folder, client_seed=1), engine="local")
+    return folder
+
+
+def replay(run: Path, out: Path, steps: int) -> Replay:
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": steps})
+    return Replay(recording=Recording(run / "recording"), spec=spec, out=out, chunk=2)
+
+
+def test_cost_grows_with_steps_and_falls_to_nothing_when_all_is_done(run: Path, tmp_path: Path) -> None:
+    short, long = (replay(run, tmp_path / "out", steps).forecast() for steps in (2, 200))
+    assert (short.cases, short.chunks, short.evaluations) == (3, 2, 2)
+    assert long.core_seconds == pytest.approx(100 * short.core_seconds)
+    replay(run, tmp_path / "out", 2).run()
+    after = replay(run, tmp_path / "out", 2).forecast()
+    assert (after.cases, after.chunks, after.core_seconds) == (0, 0, 0)
+    assert describe_cost(after) == ""
+
+
+def test_cost_is_told_in_units_that_people_read() -> None:
+    def told(seconds: float) -> str:
+        return describe_cost(Forecast(cases=1, chunks=1, evaluations=300, core_seconds=seconds))
+
+    assert "at most 300 evaluations" in told(30)
+    assert [words in told(seconds) for words, seconds in (("30 s", 30), ("10 min", 600), ("3 h", 10800))] == [True] * 3
+    assert describe_cost(Forecast(cases=1, chunks=1, evaluations=1, core_seconds=1)) == ""
