@@ -73,6 +73,7 @@ def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plug
     run(attacker, "score", str(folder), "--csv", str(tmp_path / "rows.csv"))
     rows = read_rows(folder / "scores.jsonl")
     assert {(row.null, row.success) for row in rows} == {(False, True), (True, False)}
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(rows)
     assert {row.defense for row in rows} == {"shrink(0.5) | clip(10)"}
     assert all(row.attack_code.startswith("fedleak_example.attack:FirstLayer@") for row in rows)
     assert "first_layer" in Path(run(attacker, "report", str(folder)).strip()).read_text()

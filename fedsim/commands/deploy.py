@@ -34,7 +34,7 @@ def prepare(
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
 
-        resolved = read(experiment, [*map(assignment, overrides or ())])
+        resolved = read(experiment, [*map(assignment, overrides or ())], own=True)
         make(resolved, folder, hosts=hosts or (), days=days)
         out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; what is whose: deploy/README.md")
 
@@ -50,7 +50,7 @@ def split(
         from fedsim.config.experiment import read
         from fedsim.data.export import split as cut
 
-        handed = cut(read(experiment, [*map(assignment, overrides or ())]), folder)
+        handed = cut(read(experiment, [*map(assignment, overrides or ())], own=True), folder)
         if as_json:
             print_json({"public": str(handed.public), "clients": list(map(str, handed.clients)), "sizes": list(handed.sizes)})
             return
