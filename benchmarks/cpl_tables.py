@@ -219,7 +219,7 @@ def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 
 
 def compression(asked: Options) -> Table:
-    """Table 7: only the largest entries are sent; by an attacker as in the paper, and by one who knows which were."""
+    """Measure table 7: only the largest entries are sent; attacked as in the paper, and with a model of the defense."""
     rows = []
     shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):

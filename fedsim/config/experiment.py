@@ -1,4 +1,4 @@
-"""The frozen configuration of a federation, read once from TOML, strictly."""
+"""Configuration of a federation: read once from TOML, validated strictly, and frozen."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from fedsim.recording.selection import parse_clients, parse_rounds
 from fedsim.secagg.protocol.terms import Agreement, Terms
 
 PATHS = ("npz", "imagefolder", "csv", "part")
-"""Data sets whose name may go on with a path: `npz:train` names no code."""
+"""Data sets whose name may be followed by a path: `npz:train` does not name code."""
 EITHER = ("steps", "epochs", "gradient_squeezing")
-"""Keys of which one rules out the others: overriding one takes the others away."""
+"""Mutually exclusive keys: overriding one removes the others."""
 
 
 class ExperimentError(ValueError):
-    """A configuration that cannot be run; the message names file and key."""
+    """Raised for a configuration that cannot be run; the message names file and key."""
 
 
 class _Frozen(BaseModel):
@@ -34,7 +34,7 @@ class _Frozen(BaseModel):
 
 
 class Named(_Frozen):
-    """Something by name with its arguments: `"mlp"`, or `{ name = "mlp", hidden = [256] }`."""
+    """A name with arguments: `"mlp"`, or `{ name = "mlp", hidden = [256] }`."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -53,14 +53,14 @@ class Named(_Frozen):
 
 
 class Clients(_Frozen):
-    """count: number of clients; fraction: share of them that is drawn in each round."""
+    """Clients of a federation. count: their number. fraction: share of them that is drawn in each round."""
 
     count: int = Field(gt=0)
     fraction: float = Field(default=1.0, gt=0, le=1)
 
     @property
     def drawn(self) -> int:
-        """Clients a round."""
+        """Number of clients per round."""
         return max(1, int(self.count * self.fraction))
 
 
@@ -77,21 +77,21 @@ def _check_rounds(value: Any) -> str:
 
 
 class RecordedParts(_Frozen):
-    """What the server writes down: rounds `"all"` or `"1-8"`, and clients `"all"`, the first `"5"` that it meets, or names."""
+    """Selection of what is recorded: rounds `"all"` or `"1-8"`; clients `"all"`, the first `"5"` that answer, or names."""
 
     rounds: Annotated[str, BeforeValidator(_check_rounds)] = "all"
     clients: Annotated[str, BeforeValidator(_check_clients)] = "all"
 
 
 class Privacy(_Frozen):
-    """What privacy is accounted with: `delta` of every epsilon, and `prior`, the chance of success of who sees no message."""
+    """Parameters of privacy accounting: `delta` of every epsilon, and `prior`, the success rate of a blind guess."""
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
     prior: float = Field(default=0.01, gt=0, lt=1)
 
 
 def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """What lets a text through that `parse` can read."""
+    """Return a validator that accepts text which `parse` can read."""
 
     def check(text: str) -> str:
         parse(text)
@@ -101,7 +101,7 @@ def _readable_by(parse: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def _squeezed(training: Any) -> Any:
-    """CPL's gradient squeezing, local steps before an update is sent, under the name that the others have for it."""
+    """Rename CPL's `gradient_squeezing` (local steps before an update is sent) to `steps`."""
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
         return training
     given = [key for key in EITHER if key in training]
@@ -118,7 +118,7 @@ def _terms(value: Any) -> Terms | Literal[False]:
 
 
 class Experiment(_Frozen):
-    """A federation, complete. Seeds the public randomness: data split, sampling, initial weights."""
+    """A complete federation. `seed` determines the public randomness: data split, sampling, initial weights."""
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     rounds: int = Field(gt=0)
@@ -146,12 +146,12 @@ class Experiment(_Frozen):
         return self
 
     def update_defense(self) -> DefenseSpec:
-        """What clients do to their updates; a learning rate that a defense leaves out is the training's."""
+        """Return the defense of updates; learning rates that it leaves out are those of the training."""
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     @model_validator(mode="after")
     def _clients_can_train_so(self) -> "Experiment":
-        """Some settings describe federations of others, and clients here do not follow them."""
+        """Refuse settings that only describe other apps' federations, since clients here do not implement them."""
         training, plain = self.training, {field.name: field.default for field in fields(Training)}
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
             if getattr(training, key) != plain[key]:
@@ -176,7 +176,7 @@ class Experiment(_Frozen):
         return self
 
     def agreement(self) -> Agreement | None:
-        """What secure aggregation comes to here; None where there is none."""
+        """Return the agreement of secure aggregation; None without it."""
         terms, strategy = self.secure_aggregation, self.strategy
         if not terms:
             return None
@@ -191,7 +191,7 @@ class Experiment(_Frozen):
         return self
 
     def to_toml(self) -> str:
-        """As a file that `read` reads back to an equal experiment."""
+        """Return TOML text from which `read` gives an equal experiment."""
         tables = {
             key: value.as_toml() if isinstance(value, Named) else self.model_dump(exclude_none=True)[key]
             for key, value in ((key, getattr(self, key)) for key in type(self).model_fields)
@@ -225,7 +225,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
 
 
 def admit_code(raw: Mapping[str, Any]) -> None:
-    """Import code that the local user's own experiment names as `module:function`. Raises ValueError where it cannot."""
+    """Import code that the local user's own experiment names as `module:function`. Raises ValueError if that fails."""
     for key in ("model", "data", "partition"):
         value = raw.get(key)
         name = value.get("name") if isinstance(value, Mapping) else value
@@ -238,7 +238,7 @@ def admit_code(raw: Mapping[str, Any]) -> None:
 
 
 def validate(raw: dict[str, Any], *, source: str) -> Experiment:
-    """An experiment from parsed TOML. Raises ExperimentError, naming `source` and the key."""
+    """Return an experiment from parsed TOML. Raises ExperimentError, naming `source` and the key."""
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
@@ -260,7 +260,7 @@ def _told(error: Any, model: type) -> str:
 
 
 def _keys(model: Any, tables: Sequence[str]) -> list[str]:
-    """The keys of a table of `model`; none where the table is of another kind."""
+    """Return the keys of a table of `model`; empty if the table is of another kind."""
     for table in tables:
         field = getattr(model, "model_fields", {}).get(table)
         model = field.annotation if field is not None else None
