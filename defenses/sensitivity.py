@@ -12,7 +12,7 @@ from defenses.gradients import GradientSpec
 from defenses.spec import DEFENSES, DefenseSpec
 
 Family = Literal["gaussian", "laplace"]
-Given = Mapping[str, Any]
+StepArguments = Mapping[str, Any]
 """Arguments of a step by name."""
 
 
@@ -98,7 +98,7 @@ def _adds_noise(steps: Sequence[Step], tensors: int) -> bool:
     return _through(steps, _Sent(length=1.0), tensors).noise != NO_NOISE
 
 
-def _given(step: Step, factory: Callable[..., Any]) -> Given:
+def _given(step: Step, factory: Callable[..., Any]) -> StepArguments:
     """Return the arguments of a step, completed by defaults."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(step.arguments)
@@ -112,25 +112,25 @@ def _hiding(length: float, family: Family, scale: float | None) -> Noise:
     return Noise(scale / length, family) if length < math.inf else NO_BOUND
 
 
-def _unknown(length: float, given: Given, tensors: int) -> float:
+def _unknown(length: float, given: StepArguments, tensors: int) -> float:
     return math.inf
 
 
-def _no_longer(length: float, given: Given, tensors: int) -> float:
+def _no_longer(length: float, given: StepArguments, tensors: int) -> float:
     return length
 
 
-def _rescaled(length: float, given: Given, kept: float) -> float:
+def _rescaled(length: float, given: StepArguments, kept: float) -> float:
     return length / kept if given["rescale"] and kept else length
 
 
-SCALES: dict[str, Callable[[Given], tuple[Family, float | None]]] = {
+SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] = {
     "gaussian": lambda given: ("gaussian", given["std"]),
     "laplace": lambda given: ("laplace", given["scale"]),
 }
 """Defenses that add noise: functions that return its family and its scale, or None if the scale depends on the data."""
 
-LENGTHS: dict[str, Callable[[float, Given, int], float]] = {
+LENGTHS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "clip": lambda length, given, tensors: min(length, given["max_norm"]),
     "clip_each": lambda length, given, tensors: min(length, given["max_norm"] * math.sqrt(tensors)),
     "top_k": _no_longer,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacker.report.linked import Linked
-from attacker.report.pairs import Pair
+from attacker.report.pairs import ExamplePair
 from attacker.report.undone import Missing
 from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
@@ -45,7 +45,7 @@ class Example:
     success: bool
     label_success: bool
     failure: str | None
-    pair: Pair
+    pair: ExamplePair
     claimed: tuple[int, ...] | None = None
 
     @property

@@ -14,7 +14,7 @@ from attacker.replay.attack_facts import read_facts
 from attacker.report.commands import replay_command, score_command
 from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
 from attacker.report.linked import linked
-from attacker.report.pairs import Pair, read_pair
+from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
 from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
@@ -158,7 +158,7 @@ def _attack(
     facts: Record | None,
     states: Mapping[str, State] | None,
     rows: Sequence[ScoreRow],
-    pairs: Mapping[tuple[str, PlaceKey], Pair],
+    pairs: Mapping[tuple[str, PlaceKey], ExamplePair],
     missing: list[Missing],
 ) -> AttackOnRun:
     told = facts or rows[0].to_dict()
@@ -214,10 +214,10 @@ def _place(row: ScoreRow) -> PlaceKey:
     return row.case, row.batch, row.position, row.index
 
 
-def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], Pair]) -> Example:
-    pair = pairs.get((row.source, _place(row)), Pair())
+def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -> Example:
+    pair = pairs.get((row.source, _place(row)), ExamplePair())
     if row.failure is not None:
-        pair = pairs.get(("", _place(row)), Pair())
+        pair = pairs.get(("", _place(row)), ExamplePair())
     return Example(
         state=row.state,
         case=row.case,
@@ -237,14 +237,14 @@ def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], Pair]) -> Examp
     )
 
 
-def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]) -> dict[tuple[str, PlaceKey], Pair]:
+def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]) -> dict[tuple[str, PlaceKey], ExamplePair]:
     """The pairs to be shown, by source and place; under no source the original alone, for attacks that failed on it."""
-    pairs: dict[tuple[str, PlaceKey], Pair] = {}
+    pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():
         for row in some[:SHOWN]:
             if row.pair is not None:
                 pair = pairs[source, _place(row)] = read_pair(folder, row.pair, manifest.data.columns)
-                pairs["", _place(row)] = Pair(original=pair.original)
+                pairs["", _place(row)] = ExamplePair(original=pair.original)
     return pairs
 
 

@@ -45,7 +45,7 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ExamplePair:
     """What there is to show of one example; nothing where `problem` says why not."""
 
     original: Picture | None = None
@@ -54,19 +54,19 @@ class Pair:
     problem: str = ""
 
 
-def read_pair(run: Path, file: str, columns: Sequence[Column]) -> Pair:
+def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
     """The pair in `file`, relative to `run`: a PNG with the original left, or a table row as JSON."""
     if not {"", ".", ".."}.isdisjoint(file.split("/")):
-        return Pair(problem=f"{file} lies outside the run")
+        return ExamplePair(problem=f"{file} lies outside the run")
     if not os.path.lexists(run / file):
-        return Pair(problem=f"{file} is missing")
+        return ExamplePair(problem=f"{file} is missing")
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)
         return _row(content, columns) if file.endswith(".json") else _halves(content)
     except DamagedFile as error:
-        return Pair(problem=f"{file} {error.reason}")
+        return ExamplePair(problem=f"{file} {error.reason}")
     except (OSError, ValueError, KeyError, TypeError, SyntaxError, Image.DecompressionBombError):
-        return Pair(problem=f"{file} cannot be read")
+        return ExamplePair(problem=f"{file} cannot be read")
 
 
 def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
@@ -86,26 +86,26 @@ def _pixels(picture: Picture) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def alone(x: Tensor, data: DataSpec) -> Pair:
+def alone(x: Tensor, data: DataSpec) -> ExamplePair:
     """A reconstruction of shape `data.shape` that there is no original for, clamped to [0, 1]."""
     x = x.nan_to_num()
     if not data.is_image:
         columns = data.columns or tuple(Column(name=f"column {i}") for i in range(len(x)))
-        return Pair(cells=tuple(_cells(columns, x.tolist())))
+        return ExamplePair(cells=tuple(_cells(columns, x.tolist())))
     if len(x) not in (1, 3):
-        return Pair(problem=f"an image of {len(x)} channels cannot be shown")
+        return ExamplePair(problem=f"an image of {len(x)} channels cannot be shown")
     pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
-    return Pair(reconstruction=_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
+    return ExamplePair(reconstruction=_picture(Image.fromarray(pixels[0] if len(x) == 1 else pixels.transpose(1, 2, 0))))
 
 
-def _halves(content: bytes) -> Pair:
+def _halves(content: bytes) -> ExamplePair:
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels are more than any pair has")
         middle = image.width // 2
         left = image.crop((0, 0, middle, image.height))
         right = image.crop((middle, 0, image.width, image.height))
-    return Pair(_picture(left), _picture(right))
+    return ExamplePair(_picture(left), _picture(right))
 
 
 def _picture(image: Image.Image) -> Picture:
@@ -114,14 +114,14 @@ def _picture(image: Image.Image) -> Picture:
     return Picture(buffer.getvalue(), image.width, image.height)
 
 
-def _row(text: bytes, columns: Sequence[Column]) -> Pair:
+def _row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
     content = parse_json(text)
     names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
     if not len(names) == len(original) == len(found):
         raise ValueError(f"{len(names)} columns, {len(original)} and {len(found)} values")
     if names != [column.name for column in columns]:
         columns = [Column(name=name) for name in names]
-    return Pair(cells=tuple(_cells(columns, found, original)))
+    return ExamplePair(cells=tuple(_cells(columns, found, original)))
 
 
 def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[TableCell]:

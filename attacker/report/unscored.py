@@ -11,7 +11,7 @@ import torch
 
 from attacker.reconstruction import Reconstruction
 from attacker.report.linked import rounds_of
-from attacker.report.pairs import Pair, alone
+from attacker.report.pairs import ExamplePair, alone
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
 
@@ -38,7 +38,7 @@ class UnscoredExample:
     confidence: float | None
     route: str
     notes: tuple[str, ...]
-    shown: Pair
+    shown: ExamplePair
     null: "UnscoredExample | None" = None
 
 

@@ -25,7 +25,7 @@ MOST = 64
 """Largest number of examples of a case whose reconstructions are compared jointly."""
 FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
 
-Row = dict[str, Any]
+MeasuredRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Gallery:
         one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
         return one.expand(count, *self.shape).clone()
 
-    def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[Row]:
+    def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[MeasuredRow]:
         """Return the fields of re-identification of each original.
 
         x: (M, *shape) in [0, 1]. truth: (N, *shape). assigned: the answer of each original. indices: in the data set.

@@ -14,11 +14,11 @@ from fedsim.recording import DataSpec
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")
 FIELDS = (*MEASURES, "flat")
 
-Row = dict[str, Any]
+MeasuredRow = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
 
 
-def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[Row]:
+def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[MeasuredRow]:
     """One row of measures for each pair.
 
     raw, truth: (N, *shape), raw as the attack gave it: only `mse_raw` is measured on that, the others on `answered`.
@@ -46,7 +46,7 @@ def answered(raw: Tensor, spec: DataSpec) -> Tensor:
     return torch.where(categorical, x, x.clamp(0, 1))
 
 
-def not_measured(failure: str) -> Row:
+def not_measured(failure: str) -> MeasuredRow:
     """Return the same fields for an example without a reconstruction."""
     return {**dict.fromkeys(FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from attacker.reconstruction import Reconstruction
 from fedsim.truth import Used
 
-Row = dict[str, Any]
+MeasuredRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
     return [tuple(sorted(one)) for one in rounds]
 
 
-def link_fields(original: Original, rounds: Sequence[int] | None) -> Row:
+def link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
     """Return the fields of a row on links: the rounds claimed for its reconstruction, and whether all of them are right.
 
     rounds: None without a reconstruction. link_correct is None if at most one round is claimed.

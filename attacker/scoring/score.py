@@ -37,7 +37,7 @@ from fedsim.truth import TruthReader, Used
 OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
 EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
-Facts = dict[str, Any]
+AttackFacts = dict[str, Any]
 
 
 class NoTruth(ValueError):
@@ -138,7 +138,7 @@ class Scorer:
         examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
-    def _places(self, observed: Sequence[Use], facts: Facts) -> Counter[int]:
+    def _places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
         """By index in the data set, how many candidates each example of a case has room for."""
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.used(one.round, one.attempt, *one.clients) for one in observed), epochs)
@@ -155,7 +155,7 @@ class Scorer:
                 continue
         raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
 
-    def _case(self, folder: Path, facts: Facts, case: Facts, pairs: Path) -> Iterator[ScoreRow]:
+    def _case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
         observed = uses(case)
         examples, truth, labels = self._originals(observed)
         found, state, reason = _read(folder, case["key"], truth)
@@ -206,7 +206,7 @@ class Scorer:
         measured = measure(self.gallery.constants(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
-    def _place(self, example: Original, label: int) -> Facts:
+    def _place(self, example: Original, label: int) -> AttackFacts:
         return {**asdict(example), "label_true": label, "label_true_name": self._class(label)}
 
     def _class(self, label: int) -> str:
@@ -228,7 +228,7 @@ class Scorer:
         return str(path.relative_to(self.run))
 
 
-def _asked(cases: Sequence[Facts], only: Container[str] | None) -> list[Facts]:
+def _asked(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
     """The cases to score: with one of several rounds of a client all of that client's, for it may supersede them."""
     if only is None:
         return list(cases)
@@ -281,7 +281,7 @@ def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None,
     return found, state, ""
 
 
-def _common(folder: Path, facts: Facts) -> Facts:
+def _common(folder: Path, facts: AttackFacts) -> AttackFacts:
     """Return the fields that all rows of an attack share."""
     return {
         "run": facts["run"]["name"],
@@ -295,7 +295,7 @@ def _common(folder: Path, facts: Facts) -> Facts:
     }
 
 
-def _without_answer(state: State, reason: str) -> Facts:
+def _without_answer(state: State, reason: str) -> AttackFacts:
     """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
     if state == "waiting":
         return {**not_measured(reason), "success": None, "label_success": None, "failure": None}

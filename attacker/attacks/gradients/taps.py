@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from attacker.attacks.gradients import layer_gradients as layers
 from attacker.attacks.gradients.convolutions import Geometry, convolution, is_small, library, weight_gradient
 
-Rule = Callable[[Tensor], layers.Stack]
+TapRule = Callable[[Tensor], layers.Stack]
 """From the gradient of a layer's output, (P * N, ...), that of a weight for each problem."""
 
 
@@ -22,7 +22,7 @@ class Tap:
     """One call of a layer. edge: its output in the graph, as it was before anything was written over it. rules: by weight."""
 
     edge: GradientEdge
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, TapRule]
 
 
 class Taps(TorchFunctionMode):
@@ -42,7 +42,7 @@ class Taps(TorchFunctionMode):
         layer = LAYERS.get(func)
         return func(*args, **kwargs or {}) if layer is None else layer(self, *args, **kwargs or {})
 
-    def note(self, output: Tensor, *rules: tuple[Tensor | None, Rule]) -> Tensor:
+    def note(self, output: Tensor, *rules: tuple[Tensor | None, TapRule]) -> Tensor:
         """The output, once it is written down how the gradient of each weight comes from the output's."""
         named = {self.names[id(weight)]: rule for weight, rule in rules if id(weight) in self.names}
         if named:
@@ -75,7 +75,7 @@ def _convolution(
     if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(taps, input, weight):
         geometry = Geometry(kernel, each[0][0], each[1], (input.shape[2], input.shape[3]))
         output = convolution(input, weight, geometry)
-        of_weight: Rule = lambda g: weight_gradient(input, g, problems, geometry)  # noqa: E731
+        of_weight: TapRule = lambda g: weight_gradient(input, g, problems, geometry)  # noqa: E731
     else:
         taken, whole = taps.precision or input.dtype, input.dtype
         fed = input.to(taken)

@@ -21,7 +21,7 @@ from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec
 
-Gradients = dict[str, Stack]
+StackedGradients = dict[str, Stack]
 
 
 class PerProblem(Protocol):
@@ -34,16 +34,16 @@ class PerProblem(Protocol):
 
     def __call__(
         self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
-    ) -> Gradients: ...
+    ) -> StackedGradients: ...
 
 
-def apart(gradients: Gradients) -> list[Gradient]:
+def apart(gradients: StackedGradients) -> list[Gradient]:
     """The gradient of each problem by itself."""
     rows = {name: g if isinstance(g, tuple) else g.unbind() for name, g in gradients.items()}
     return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
-def together(gradients: Gradients) -> Gradient | None:
+def together(gradients: StackedGradients) -> Gradient | None:
     """(P, *shape) of each parameter; None where one tensor would be too large for that."""
     return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
@@ -63,7 +63,7 @@ def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | Non
 def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
     def gradients(
         weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
-    ) -> Gradients:
+    ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < LARGE:
             return _of_one(weights, x[0], y[0], buffers, searched)
@@ -78,7 +78,7 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
         with torch.set_grad_enabled(searched):
             return _collected(weights, len(x), taps.found, outputs)
 
-    def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> Gradients:
+    def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
         """What torch does by itself: taps cost more than they bring where there is but one small problem."""
         with torch.enable_grad():
             own = {name: w.detach().requires_grad_() for name, w in weights.items()}
@@ -89,9 +89,9 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
     return gradients
 
 
-def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> Gradients:
+def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> StackedGradients:
     """Sums over the calls of each layer; zeros for weights that the loss does not depend on."""
-    found: Gradients = {}
+    found: StackedGradients = {}
     for tap, output in zip(taps, outputs, strict=True):
         if output is None:
             continue

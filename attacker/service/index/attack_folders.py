@@ -24,7 +24,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 ALIVE = 180.0
 """Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
 
-CaseState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
+ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class CaseFacts(NamedTuple):
@@ -62,7 +62,7 @@ class Source:
     facts: Mark = ()
     trouble: tuple[str, ...] = ()
 
-    def state(self, key: str) -> CaseState:
+    def state(self, key: str) -> ShownState:
         """What became of a case."""
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:

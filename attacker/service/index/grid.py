@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from attacker.service.index.attack_folders import CaseState, Source
+from attacker.service.index.attack_folders import ShownState, Source
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import mean, psnr, success
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import Cell, Grid, Leak
 from fedsim.recording.masked_vectors import SUM
 
-ORDER: tuple[CaseState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
+ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
 """Of several cases of a cell, the last of these is told: what is still to come."""
 
 
@@ -19,7 +19,7 @@ class CellVerdict(NamedTuple):
 
     source: str
     cases: tuple[str, ...]
-    state: CaseState
+    state: ShownState
     success: float | None
     psnr: float | None
     confidence: float | None
@@ -94,7 +94,7 @@ def _confidence(source: Source, keys: Sequence[str]) -> float | None:
 
 def _cell(row: IndexRow, verdicts: Sequence[CellVerdict]) -> Cell:
     worst = max(verdicts, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
-    states: list[CaseState] = [verdict.state for verdict in verdicts]
+    states: list[ShownState] = [verdict.state for verdict in verdicts]
     return Cell(
         client=row.client,
         round=row.round,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from attacker.report.pairs import Pair, alone, read_pair
+from attacker.report.pairs import ExamplePair, alone, read_pair
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_example
 from attacker.service.index.recording_index import words_of
@@ -48,7 +48,7 @@ def pair_png(run: Path, file: str, data: DataSpec) -> Halves:
     return Halves(pair.original.png, pair.reconstruction.png)
 
 
-def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, Pair]:
+def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
     """The first table rows of a reconstruction, by number; those that cannot be read are left out."""
     found = {}
     for number in range(min(whole.answer.examples, MOST_ROWS)):
@@ -59,7 +59,7 @@ def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, 
     return found
 
 
-def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, Pair]:
+def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
     """The first table rows beside their originals, by number; those that cannot be read are left out."""
     found = {}
     for number, score in enumerate(scores[:MOST_ROWS]):
@@ -71,7 +71,7 @@ def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict
     return found
 
 
-def _alone(run: Path, file: str, number: int, data: DataSpec) -> Pair:
+def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
     try:
         x = read_example(run, file, number)
     except IndexError:
@@ -83,7 +83,7 @@ def _alone(run: Path, file: str, number: int, data: DataSpec) -> Pair:
     return alone(torch.from_numpy(x), data)
 
 
-def _pair(run: Path, file: str, data: DataSpec) -> Pair:
+def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
     """Only of the size that scoring writes: a few bytes can claim to be a picture of any size."""
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)

@@ -35,7 +35,7 @@ class IndexRow(NamedTuple):
         return f"{self.round:05d}-{self.client}"
 
 
-Rounds = Mapping[int, tuple[Any, ...]]
+RoundMarks = Mapping[int, tuple[Any, ...]]
 """By round, what tells its rows from earlier ones: their number, bytes, attempt, and when the last of them came."""
 
 
@@ -43,11 +43,11 @@ Rounds = Mapping[int, tuple[Any, ...]]
 class Index:
     """The index in numbers.
 
-    rounds:   see `Rounds`. complete: how many observations of each hold an update. clients: all of them, in order; a sum is none.
+    rounds:   see `RoundMarks`. complete: how many observations of each hold an update. clients: all, in order; a sum is none.
     damage:   by round, rows that make no sense; under 0, what is wrong with the whole.
     """
 
-    rounds: Rounds = field(default_factory=dict)
+    rounds: RoundMarks = field(default_factory=dict)
     clients: tuple[str, ...] = ()
     damage: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
     return Index(rounds=rounds, clients=clients, damage={**damage, **{number: tuple(some) for number, some in found.items()}})
 
 
-def read_rows(folder: Path, rounds: Rounds, before: "IndexedRows | None" = None) -> "IndexedRows":
+def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
     """All rows by round, those of rounds that did not change since `before` as they were; `rounds` as `read_index` gives them."""
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
@@ -117,7 +117,7 @@ def read_rows(folder: Path, rounds: Rounds, before: "IndexedRows | None" = None)
 class IndexedRows(NamedTuple):
     """The rows of an index by round, and what tells these rounds from earlier ones."""
 
-    rounds: Rounds
+    rounds: RoundMarks
     by_round: Mapping[int, tuple[IndexRow, ...]]
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import NamedTuple
 
-from attacker.report.pairs import Pair
-from attacker.service.index.attack_folders import CaseFacts, CaseState, Source
+from attacker.report.pairs import ExamplePair
+from attacker.service.index.attack_folders import CaseFacts, ShownState, Source
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import count_finished, mean, psnr, success
 from attacker.service.index.reconstruction_files import Whole
@@ -127,7 +127,7 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> Case
     )
 
 
-def _why_unfinished(state: CaseState) -> str | None:
+def _why_unfinished(state: ShownState) -> str | None:
     """What is missing of a case that did not come to its end; None of others."""
     return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
 
@@ -169,7 +169,7 @@ class PictureLinks(NamedTuple):
         return f"{self.address}/{kind}/{n}.png?version={self.version}"
 
 
-def found(whole: Whole, links: PictureLinks, cells: Mapping[int, Pair], *, images: bool) -> Iterator[ExampleTold]:
+def found(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> Iterator[ExampleTold]:
     """The examples of a case that nothing was compared with."""
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -193,7 +193,7 @@ def found(whole: Whole, links: PictureLinks, cells: Mapping[int, Pair], *, image
 
 
 def scored(
-    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, Pair], *, images: bool
+    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> Iterator[ExampleTold]:
     """The examples of a case beside what was made of them: one for each true one."""
     for n, row in enumerate(scores):
@@ -217,7 +217,7 @@ def scored(
         )
 
 
-def values(pair: Pair) -> list[ValueTold]:
+def values(pair: ExamplePair) -> list[ValueTold]:
     """The variables of a table row."""
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from attacker.attacks.gradients.convolutions import Geometry, Setting, channels_last, convolution, library, weight_gradient
 from attacker.attacks.gradients.layer_gradients import of_convolution_weight
-from attacker.attacks.gradients.vectorised import Gradients, PerProblem, apart, per_problem, together
+from attacker.attacks.gradients.vectorised import PerProblem, StackedGradients, apart, per_problem, together
 from attacker.attacks.simulation.client import Weights, gradient_of
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -65,7 +65,7 @@ def one_by_one(
     return {name: torch.stack([g[name] for g in each]) for name in weights}
 
 
-def stacked(gradients: Gradients) -> dict[str, Tensor]:
+def stacked(gradients: StackedGradients) -> dict[str, Tensor]:
     return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients.items()}
 
 
