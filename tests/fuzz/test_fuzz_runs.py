@@ -35,10 +35,13 @@ def waits() -> tuple[int, str]:
         (lambda: __import__("os").system("true"), "child process"),
         (lambda: __import__("os").kill(__import__("os").getpid(), 11), "crash"),
         (waits, "hang"),
+        (lambda: __import__("time").sleep(30), "hang"),
+        (lambda: (0, str(len(bytearray(b"x") * 300_000_000))), "memory"),
     ],
 )
 def test_each_kind_of_failure_is_seen(work: object, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzer, "SECONDS", 1.0)
+    monkeypatch.setattr(fuzzer, "MEMORY", 2 * 10**8)
     assert fuzzer.in_a_child(work, (tmp_path,))[0] == kind  # type: ignore[arg-type]
 
 
