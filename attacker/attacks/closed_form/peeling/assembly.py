@@ -1,4 +1,4 @@
-"""Makes the equations of a network's input from what a walk knows behind a layer, and scales them."""
+"""Assembly and scaling of the equations of a network's input from the state of a walk."""
 
 from copy import copy
 from dataclasses import replace
@@ -41,13 +41,13 @@ def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low
 
 
 def middle(problem: Composed) -> Tensor:
-    """A grey image for each problem."""
+    """Return a grey image for each problem."""
     k = problem.system.k
     return torch.full((len(k), *problem.layers[0].inputs), 0.5, dtype=k.dtype, device=k.device)
 
 
 def alternating(x: Tensor) -> Tensor:
-    """Values of 1 and -1 of the shape of x, the same ones each time."""
+    """Return fixed pseudo-random values of 1 and -1 in the shape of x."""
     rng = torch.Generator().manual_seed(0)
     return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
 

@@ -1,7 +1,7 @@
-"""All that the gradients of several layers say of the network's input, as equations of that input alone.
+"""Equations of the network's input that follow from the gradients of several layers.
 
-Where layer i has too few equations for its own input x_i, that input is still the work of the layers below it, and their
-gradients hold too. With x_0 the network's input, z_i and k_i known from above, and f, k by the network's own rules,
+If layer i has too few equations for its own input x_i, that input is still computed by the layers below, whose gradients give
+more equations. With x_0 the network's input, z_i and k_i known from the layers above, and x_j, k_j functions of x_0,
 
     W_i x_i(x_0) = z_i - b_i,    K_i x_i(x_0) = dL/dW_i,    K_j(x_0) x_j(x_0) = dL/dW_j    for all j < i
 
@@ -25,7 +25,7 @@ from attacker.attacks.networks.chain import Layer
 
 @dataclass(frozen=True)
 class EquationSides:
-    """One side of all equations: top, of layer i; below, (N, C_out, values under the kernel) for each layer under it."""
+    """One side of all equations. top: of layer i. below: (N, C_out, values under the kernel) for each layer below it."""
 
     top: EquationValues
     below: tuple[Tensor, ...]
@@ -251,7 +251,7 @@ def _bend(layer: Layer, z: Tensor, slope: Tensor, gradient: Tensor) -> Tensor | 
 
 
 def _jump(layer: Layer) -> float:
-    """By how much the slope of an activation changes where it has an edge, at 0."""
+    """Return the jump of an activation's slope at its kink, 0."""
     if layer.activation.smooth:
         return 0.0
     ends = layer.activation.slope(torch.tensor([-1.0, 1.0], dtype=torch.float64))
@@ -259,17 +259,17 @@ def _jump(layer: Layer) -> float:
 
 
 def _given(layer: Layer, product: Tensor) -> Tensor:
-    """From what the product gives (N, C_out, places) to (N, *outputs)."""
+    """Map the product (N, C_out, places) to outputs (N, *outputs)."""
     return through(layer.after, product.reshape(len(product), *layer.given))
 
 
 def _places(layer: Layer, outputs: Tensor) -> Tensor:
-    """The transpose of `_given`."""
+    """Apply the transpose of `_given`."""
     return back_through(layer.after, outputs, layer.given).reshape(len(outputs), layer.shape[0], -1)
 
 
 def _back_through(layer: Layer, weight: Tensor, k: Tensor) -> Tensor:
-    """W^T k, (N, *inputs), of k (N, C_out, places)."""
+    """Return W^T k, (N, *inputs), for k (N, C_out, places)."""
     return back_through(layer.before, fold(layer, weight.mT @ k), layer.inputs)
 
 
