@@ -166,7 +166,7 @@ def test_whatever_clients_do_is_their_defense(make_run: Any, report: Any, keys: 
         ),
         (
             {"epsilon": 8.895, "delta": 1e-5, "unit": "client", "prior": 0.01, "bound": 0.0782},
-            "1 % of the time reconstructs it 7.82 %",
+            "right 1 % of the time becomes a reconstruction that is right at most 7.82 %",
         ),
         ({"epsilon": "infinity", "delta": 1e-5, "unit": "client", "why": "no <noise>"}, "none: no <noise>."),
         ({"epsilon": "infinity", "central": {"epsilon": 3.0, "delta": 1e-5, "unit": "client"}}, "model alone, epsilon 3 at"),
