@@ -69,7 +69,7 @@ def shapes(asked: Options) -> tuple[list[Row], Row]:
     cases = [of.case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
     rows = [
-        _attacked(asked, replace(search(steps, 1.0), layers=by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}")
+        _attacked(asked, search(steps, 1.0).changed(layers=by_depth(beta, shape)), cases, found, weights=f"{shape} to {beta:g}")
         | {"paper": paper}
         for shape, beta, paper in ranges
     ]
@@ -123,7 +123,7 @@ def fedavg(asked: Options) -> tuple[list[Row], Row]:
         batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
         case = of.case(batches, f"steps-{local}")
         for way in ("one_batch", "simulated"):
-            attack = replace(search(steps, 50.0), local_steps=way)
+            attack = search(steps, 50.0).changed(local_steps=way)
             rows.append(_attacked(asked, attack, [case], found, local_steps=local, way=way))
     one, simulated = rows[-2:]
     ratio = simulated["cpu_seconds"] / one["cpu_seconds"]
@@ -163,8 +163,15 @@ def _attacked(asked: Options, attack: GradientMatching, cases: Sequence[Case], t
         values += psnr(guesses[[c for c in assign(guesses, originals) if c is not None]], originals).tolist()
     labels = [one.y.tolist() == sorted(truth.y[i * size : (i + 1) * size].tolist()) for i, one in enumerate(found)]
     each = " ".join(f"{value:.1f}" for value in values)
-    row = {"source": "measured", "data": truth.name, **said, "iterations": attack.steps, "psnr": mean(values), "each": each}
-    return row | {"labels": mean(labels), "cpu_seconds": clock.seconds}
+    row = {
+        "source": "measured",
+        "data": truth.name,
+        **said,
+        "iterations": attack.search.steps,
+        "psnr": mean(values),
+        "each": each,
+    }
+    return row | {"iterations": attack.search.steps, "labels": mean(labels), "cpu_seconds": clock.seconds}
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
     if isinstance(attack, ClosedForm):
         routes = f"closed forms {', '.join(attack.routes)}"
         return f"{routes}; then {settings_of(attack.fallback)}" if attack.fallback else routes
-    optimiser = type(attack.optimiser).__name__
-    optimiser += " with line search" * getattr(attack.optimiser, "line_search", False)
-    optimiser += " by signs" * getattr(attack.optimiser, "signed", False)
-    distance = next((name for name, one in DISTANCES.items() if one is attack.objective), "its own distance")
-    tv = attack.smooth or next(iter(getattr(attack.prior, "args", ())), 0.0)
-    start = ", from a closed form" if attack.first else ""
-    return f"{optimiser}, {distance}, tv {tv:g}, {attack.steps} iterations, {attack.restarts} starts{start}"
+    search, chosen = attack.search, attack.search.optimiser
+    optimiser = type(chosen).__name__
+    optimiser += " with line search" * getattr(chosen, "line_search", False)
+    optimiser += " by signs" * getattr(chosen, "signed", False)
+    distance = next((name for name, one in DISTANCES.items() if one is attack.objective.distance), "its own distance")
+    start = ", from a closed form" if attack.warm_start else ""
+    return f"{optimiser}, {distance}, tv {attack.prior.tv:g}, {search.steps} iterations, {search.restarts} starts{start}"
 
 
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ def _measure(data: Images, originals: Originals, attack: GradientMatching, asked
         "data": data.name,
         "part": data.part,
         "attack": attack.name,
-        "settings": f"steps={attack.steps}, restarts={attack.restarts}",
+        "settings": f"steps={attack.search.steps}, restarts={attack.search.restarts}",
         "source": "measured",
         "images": len(data),
         "successes": int(success.sum()),

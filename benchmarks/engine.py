@@ -44,12 +44,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks import Case
-from attacker.attacks.labels.rules import inferred
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation
 from attacker.attacks.matching.layer_weights import by_depth
-from attacker.attacks.matching.objectives import cosine, euclidean
-from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.matching.objectives import Objective, cosine, euclidean
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Search
+from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.simulation.client import network_of
@@ -163,17 +164,17 @@ def _ours(
 ) -> None:
     attack = GradientMatching(
         name="engine",
-        objective=cosine if setting.cosine else euclidean,
-        labels=inferred,
-        init=normal_after_normalisation,
-        optimiser=Adam(learning_rate=0.1, signed=setting.cosine, decay_at=(3 / 8, 5 / 8, 7 / 8) if setting.cosine else ()),
-        prior=total_variation(TV) if setting.cosine else flat,
-        boxed=setting.cosine,
-        steps=steps,
-        stop=Stop(patience=steps + 1, decrease=0.0),
+        objective=Objective(distance=cosine if setting.cosine else euclidean),
+        parametrisation=Parametrisation(init=normal_after_normalisation, boxed=setting.cosine),
+        prior=Prior(tv=TV if setting.cosine else 0.0),
+        search=Search(
+            optimiser=Adam(learning_rate=0.1, signed=setting.cosine, decay_at=(3 / 8, 5 / 8, 7 / 8) if setting.cosine else ()),
+            steps=steps,
+            stop=Stop(patience=steps + 1, decrease=0.0),
+            compiled=compiled,
+            coarse=coarse,
+        ),
         device=asked.device,
-        compiled=compiled,
-        coarse=coarse,
     )
     attack(cases, rng=Generator().manual_seed(asked.seed))
 
@@ -192,7 +193,7 @@ def _loop(setting: Setting, cases: Sequence[Case], steps: int) -> None:
             found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             distance = _cosine(found, target) if setting.cosine else _squared(found, target)
             if setting.cosine:
-                distance = distance + total_variation(TV)(observation.data.normalise(x))
+                distance = distance + TV * total_variation(x)
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -304,14 +305,10 @@ def _equal(steps: int, seed: int) -> GradientMatching:
     """Inverting Gradients as breaching's configuration has it, from the same start."""
     return GradientMatching(
         name="engine",
-        objective=cosine,
-        labels=inferred,
-        init=lambda data, labels, rng: data.denormalise(_start(data, seed)),
-        optimiser=Adam(learning_rate=0.1, signed=True),
-        prior=total_variation(TV),
-        boxed=True,
-        steps=steps,
-        stop=Stop(patience=steps + 1, decrease=0.0),
+        objective=Objective(distance=cosine),
+        parametrisation=Parametrisation(init=lambda data, labels, rng: data.denormalise(_start(data, seed)), boxed=True),
+        prior=Prior(tv=TV),
+        search=Search(optimiser=Adam(learning_rate=0.1, signed=True), steps=steps, stop=Stop(patience=steps + 1, decrease=0.0)),
     )
 
 

@@ -20,11 +20,9 @@ from contract import Options, cpu_seconds, options, told
 from splits import FILES, Images, images
 from torch import Tensor, nn
 
-from attacker.attacks import GradientMatching
+from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import LABEL_RULES, LabelRule
-from attacker.attacks.matching.problem import View
-from attacker.attacks.papers.matching import dlg
 from attacker.attacks.simulation.client import network_of
 from defenses import DefenseSpec
 from fedsim import models
@@ -158,15 +156,12 @@ def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: i
 
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
     """(N,) labels, as an attack would read them; None where the rule has no answer."""
-    model, count = network_of(observation), observation.num_examples or 0
-    view = View(_ATTACK, model, [observation], torch.arange(count)[None], torch.ones(1), count)
+    model = network_of(observation)
+    seen = ObservedGradients([observation], model=model, device="cpu")
     try:
-        return read_labels(rule, view, 0, model, torch.Generator().manual_seed(seed))
+        return read_labels(rule, seen, 0, model, torch.Generator().manual_seed(seed))
     except ValueError:
         return None
-
-
-_ATTACK: GradientMatching = dlg()
 
 
 def _overlap(recovered: Tensor, true: Tensor) -> float:

@@ -22,7 +22,7 @@ from single_cases import Client, client
 from splits import Images, images
 from torch.nn.functional import interpolate
 
-from attacker.attacks import Case, exact, inverting_gradients, without_gradient
+from attacker.attacks import Case, exact, inverting_gradients
 from attacker.scoring.metrics import psnr
 from fedsim import data as datasets
 from fedsim.recording import DataSpec, Training
@@ -60,7 +60,7 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
     )
     search = inverting_gradients(steps=steps)
     started, scores, seconds = perf_counter(), [], 0.0
-    for attack in (search, without_gradient(search)):
+    for attack in (search, search.null()):
         (answer,), spent = attacked(attack, [case], asked)
         scores.append(psnr(guessed(answer, found.x)[0], found.x))
         seconds += spent

@@ -75,7 +75,7 @@ def searches(asked: Options) -> Table:
                 search = cpl(optimiser="wolfe", tv=tv, steps=2 if asked.quick else 20)
                 attack = replace(exact(route="features", fallback="none"), fallback=search)
                 rows.append(
-                    {"data": data.name, "batch": size, "tv": tv, "steps": search.steps, **found(attack, originals, asked)}
+                    {"data": data.name, "batch": size, "tv": tv, "steps": search.search.steps, **found(attack, originals, asked)}
                 )
     return rows, {}
 

@@ -55,7 +55,18 @@ def arguments_of(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> 
     found = settings[preset]
     if preset == "tuned":
         found = found.get(family_of(models.layout(model, data)), {})
-    return {key: 0.0 if key == "tv" and not data.is_image else value for key, value in found.items()}
+    of_inputs = _read().get(attack, {}).get("tv_of") == "inputs"
+    return {key: _tv(value, data, of_inputs) if key == "tv" else value for key, value in found.items()}
+
+
+def _tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
+    """Return the weight of the total variation of pixels in [0, 1]; of_inputs: that of normalised inputs is given.
+
+    Exact where all channels have the same standard deviation; otherwise channels are taken to vary alike.
+    """
+    if not data.is_image:
+        return 0.0
+    return weight * sum(1 / std for std in data.std) / len(data.std) if of_inputs else weight
 
 
 def settings_of(attack: str) -> dict[str, Mapping[str, Any]]:

@@ -16,16 +16,11 @@ from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.peeling.smoothness import Spread, smooth_spread
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
+from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import head_inputs
 from attacker.attacks.labels.rules import inferred
 from attacker.attacks.linking import HeadFeatures
-from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.initialisation import normal
-from attacker.attacks.matching.objectives import euclidean
-from attacker.attacks.matching.problem import View
-from attacker.attacks.optimisers.descent import Stop
-from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
 
 ENTRIES = 2**24
@@ -107,14 +102,10 @@ def _doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
 
 def _read(observed: Observed, i: int, rng: Generator) -> HeadFeatures:
     case, device = observed.cases[i], str(observed.device)
-    reader = GradientMatching(
-        name="features", objective=euclidean, labels=inferred, init=normal, optimiser=Adam(), steps=1, stop=Stop(), device=device
-    )
-    count = observed.examples
-    view = View(reader, observed.model, [case.observations[0]], torch.arange(count)[None], torch.ones(1), count)
+    seen = ObservedGradients([case.observations[0]], model=observed.model, device=device)
     known = case.known_labels
-    labels = read_labels(inferred, view, 0, view.model, rng) if known is None else known
-    return read_features(view, labels.cpu(), rng, known=known is not None)
+    labels = read_labels(inferred, seen, 0, seen.model, rng) if known is None else known
+    return read_features(seen, labels.cpu(), rng, known=known is not None)
 
 
 def _features_of(observed: Observed, i: int) -> Features:

@@ -172,7 +172,7 @@ class Routing:
         if not able:
             return {}
         starts = {self.cases[i].key: self.start(i) for i in able}
-        search = replace(attack, device=self.attack.device, first=lambda cases, _: [starts[case.key] for case in cases])
+        search = replace(attack, device=self.attack.device, warm_start=lambda cases, _: [starts[case.key] for case in cases])
         found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
         return dict(zip(able, found, strict=True))
 

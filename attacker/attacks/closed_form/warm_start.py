@@ -19,7 +19,7 @@ def from_features(attack: GradientMatching) -> GradientMatching:
 
 def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """Return the search with an additional start from the best closed form, if it explains part of the gradient."""
-    closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.knows_defense)
+    closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
     def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)
@@ -29,4 +29,4 @@ def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tupl
             return [None] * len(cases)
         return [routing.start(i) for i in range(len(cases))]
 
-    return replace(attack, first=first)
+    return replace(attack, warm_start=first)

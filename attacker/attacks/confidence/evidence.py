@@ -1,21 +1,15 @@
 """What an attacker can tell of an answer without the truth, and the confidence that it comes to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from attacker.attacks.base import generator_for
 from attacker.attacks.confidence.curves import curve, probabilities
 from attacker.attacks.confidence.laplace import ITERATIONS, Posterior
-from attacker.attacks.matching.objectives import Gradient, squared_norm
+from attacker.attacks.gradients.products import Gradient, squared_norm
 from fedsim.recording.observation import DataSpec
-
-if TYPE_CHECKING:
-    from attacker.attacks.matching.problem import Row
-    from attacker.attacks.matching.search import Search
 
 UNDECIDED = float("nan")
 """Confidence where nothing calibrated can be said."""
@@ -49,40 +43,75 @@ class Judged:
     """Of one answer of N examples, what `Reconstruction` says of how sure the attack is.
 
     confidence: (N,), NaN where undecided. explained: (N,), the share of the gradient's power. evidence: (N,) numbers by name.
-    notes: why confidence is undecided.
+    notes: why confidence is undecided. interrupted: whether the user interrupted the judgement.
     """
 
     confidence: Tensor
     explained: Tensor
     evidence: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
-def of_search(search: "Search", i: int, z: Tensor, labels: Tensor, examples: int, route: str) -> Judged:
-    """Judge what a search has come to for case i.
+@dataclass(frozen=True, kw_only=True)
+class ComparedGradient:
+    """One observation behind an answer, and what the answer would have made of it, without the weights of layers.
 
-    z, labels: of the kept start. examples: how many the answer has, after those of local epochs were merged.
+    simulate: from examples x, the gradient that would be observed. weight: how much the observation counts.
+    variance: 0-d, that of the known noise in each entry. coordinates: number of entries that are compared.
     """
-    x, y = (t.detach() for t in search.decode(z, {"labels": labels}))
-    missed, noise, observed = _shares(search, i, x, y, z)
+
+    observed: Gradient
+    simulate: Callable[[Tensor], Gradient]
+    weight: Tensor
+    variance: Tensor
+    coordinates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchAnswer:
+    """What a search has come to for one case, as confidence looks at it.
+
+    x: all examples that were searched for. examples: how many the answer has, after those of local epochs were merged.
+    evaluations: of the gradient, so far. linked: the certainty of the links between rounds. rng: for estimates.
+    unfamiliar: why the calibration says nothing of such an answer, as far as the search knows; else empty.
+    drift: computes the share of its power by which the gradient changes over local steps that were taken as one.
+    """
+
+    x: Tensor
+    examples: int
+    compared: Sequence[ComparedGradient]
+    data: DataSpec
+    model: nn.Module
+    evaluations: int
+    linked: Tensor
+    rng: Generator
+    unfamiliar: str
+    drift: Callable[[], Tensor]
+
+
+def of_search(found: SearchAnswer, route: str) -> Judged:
+    """Judge what a search has come to."""
+    x, examples = found.x, found.examples
+    missed, noise, observed = _shares(found)
     explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))
-    if reason := _unfamiliar(search, i, missed):
+    if reason := _unfamiliar(found, missed):
         return undecided(examples, reason, explained)
     try:
-        error, step = (t[:examples] for t in _curvature(search, i, x, y, z, torch.maximum(missed, noise)))
+        error, step = (t[:examples] for t in _curvature(found, torch.maximum(missed, noise)))
     except RuntimeError as failed:  # the layers of others may have no third derivative, or memory may not do
         return undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + EXACT),
-        "drift": torch.log10(_drift(search, i, x, y, z) + 1e-4),
-        "examples": torch.tensor(float(search.count)).log2(),
-        "equations": torch.tensor(observed / (search.count * search.data.size)).clamp(1e-2, 1e2).log10(),
+        "drift": torch.log10(found.drift() + 1e-4),
+        "examples": torch.tensor(float(len(x))).log2(),
+        "equations": torch.tensor(observed / (len(x) * found.data.size)).clamp(1e-2, 1e2).log10(),
     }
     evidence = {name: value.cpu().float().expand(examples) for name, value in everywhere.items()}
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
-    evidence |= _looks(x[:examples].cpu(), search.data)
-    evidence["linked"] = search.links[i].confidence[:examples]
-    return judged(route, evidence, explained, search.data)
+    evidence |= _looks(x[:examples].cpu(), found.data)
+    evidence["linked"] = found.linked[:examples]
+    return judged(route, evidence, explained, found.data)
 
 
 def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
@@ -125,58 +154,40 @@ def undecided(
     return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
 
 
-def _shares(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Of the power of the observed gradients, the share that an answer misses and that of known noise; and their numbers sent."""
+def _shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
+    """Return the shares of the observed gradients' power that are missed and known noise, and the number of entries sent."""
     missed, noise, weights, sent = [], [], [], 0
-    for view in search.views:
-        row = view.case(i)
-        observed, made = _plain(row["observed"], row), _plain(view.simulate(row, x, y, z), row)
-        power = squared_norm(observed).clamp(min=torch.finfo(z.dtype).tiny)
-        off = squared_norm({name: made[name] - observed[name] for name in observed})
-        weights.append(row["gamma"])
-        missed.append(row["gamma"] * torch.where(squared_norm(observed) > 0, off / power, 1))
-        noise.append(row["gamma"] * view.variance[i] * view.coordinates / power)
-        sent += sum(int(g.count_nonzero()) for g in observed.values())
+    for one in found.compared:
+        made = one.simulate(found.x)
+        power = squared_norm(one.observed).clamp(min=torch.finfo(found.x.dtype).tiny)
+        off = squared_norm({name: made[name] - one.observed[name] for name in one.observed})
+        weights.append(one.weight)
+        missed.append(one.weight * torch.where(squared_norm(one.observed) > 0, off / power, 1))
+        noise.append(one.weight * one.variance * one.coordinates / power)
+        sent += sum(int(g.count_nonzero()) for g in one.observed.values())
     whole = torch.stack(weights).sum()
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
 
 
-def _curvature(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """`expected_error` and `next_step` of each example, of residuals as shares of the lengths of the observed gradients.
+def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `expected_error` and `next_step` of each example, of residuals as shares of the lengths of the observed gradients.
 
     variance: of all residuals together, what is left unexplained or the known noise where that is more.
     """
-    rows = [view.case(i) for view in search.views]
-    observed = [_plain(row["observed"], row) for row in rows]
-    least = torch.finfo(z.dtype).tiny
-    shares = [row["gamma"].sqrt() / squared_norm(own).sqrt().clamp(min=least) for row, own in zip(rows, observed, strict=True)]
+    least = torch.finfo(found.x.dtype).tiny
+    shares = [one.weight.sqrt() / squared_norm(one.observed).sqrt().clamp(min=least) for one in found.compared]
 
     def residuals(x: Tensor) -> Tensor:
         parts = []
-        for view, row, own, share in zip(search.views, rows, observed, shares, strict=True):
-            made = _plain(view.simulate(row, x, y, z), row)
-            parts += [share * (made[name] - own[name]).flatten() for name in own]
+        for one, share in zip(found.compared, shares, strict=True):
+            made = one.simulate(x)
+            parts += [share * (made[name] - one.observed[name]).flatten() for name in one.observed]
         return torch.cat(parts)
 
-    variance = variance.clamp(min=EXACT) / sum(view.coordinates for view in search.views)
-    iterations = min(ITERATIONS, max(2, search.best[i].evaluations // EVALUATIONS))
-    posterior = Posterior(residuals, x, variance, iterations)
-    return posterior.expected_error(generator_for(search.rng, search.cases[i], "confidence")), posterior.next_step()
-
-
-def _drift(search: "Search", i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """The share of its power by which the gradient of an answer changes over local steps that are taken as one."""
-    attack, most = search.attack, torch.zeros(())
-    if attack.local_steps == "simulated" or attack.surrogate:
-        return most
-    for o, view in enumerate(search.views):
-        if view.steps > 1:
-            row, update = view.case(i), search.cases[i].observations[o].update
-            moved = {name: w + update[name].to(w) for name, w in row["weights"].items()}
-            here, there = view.simulate(row, x, y, z), view.simulate({**row, "weights": moved}, x, y, z)
-            off = squared_norm({name: there[name] - here[name] for name in here})
-            most = torch.maximum(most, (off / squared_norm(here)).cpu())
-    return most
+    variance = variance.clamp(min=EXACT) / sum(one.coordinates for one in found.compared)
+    iterations = min(ITERATIONS, max(2, found.evaluations // EVALUATIONS))
+    posterior = Posterior(residuals, found.x, variance, iterations)
+    return posterior.expected_error(found.rng), posterior.next_step()
 
 
 def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
@@ -191,21 +202,15 @@ def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
     return looks
 
 
-def _plain(gradient: Gradient, row: "Row") -> dict[str, Tensor]:
-    """A gradient without the weights of layers."""
-    scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
-    return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
-
-
-def _unfamiliar(search: "Search", i: int, missed: Tensor) -> str:
-    """Why nothing calibrated can be said of an answer to case i; "" where it can."""
-    if i in search.interrupted:
-        return "the search was interrupted"
+def _unfamiliar(found: SearchAnswer, missed: Tensor) -> str:
+    """Return why nothing calibrated can be said of an answer; empty where it can."""
+    if found.unfamiliar:
+        return found.unfamiliar
     if not bool(missed.isfinite()):
         return "the gradient of the answer is no number"
-    if search.data.is_image and not SIDES[0] <= min(search.data.shape[1:]) <= max(search.data.shape[1:]) <= SIDES[1]:
-        return f"the calibration saw images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {search.data.shape[1:]}"
-    leaves = [one for one in search.model.modules() if not list(one.children())]
+    if found.data.is_image and not SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= SIDES[1]:
+        return f"the calibration saw images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {found.data.shape[1:]}"
+    leaves = [one for one in found.model.modules() if not list(one.children())]
     strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN, nn.Sequential))]
     if strange:
         return f"no network with {', '.join(sorted(set(strange)))} was calibrated on"

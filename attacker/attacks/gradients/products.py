@@ -1,4 +1,4 @@
-"""Inner products of large gradients: nothing of their size is written on the way, and one tensor for each on the way back."""
+"""Norms and inner products of gradients; those of large ones write nothing of their size, and one tensor each on the way back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 
 Gradient = Mapping[str, Tensor]
+"""dL/dw by parameter name."""
+
+
+def squared_norm(gradient: Gradient) -> Tensor:
+    """Return the sum of squares over all coordinates."""
+    return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
 def products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:

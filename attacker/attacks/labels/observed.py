@@ -3,10 +3,10 @@
 import torch
 from torch import Generator, Tensor, nn
 
+from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import head_inputs, random_inputs
 from attacker.attacks.labels.rules import Evidence, Head, LabelRule
 from attacker.attacks.linking import HeadFeatures, head_features
-from attacker.attacks.matching.problem import View
 from attacker.attacks.simulation.client import total_step
 from fedsim import models
 
@@ -16,31 +16,31 @@ MISFIT = 0.5
 """Share of the head's gradient above which the features read off it do not explain it: they say nothing."""
 
 
-def read_labels(rule: LabelRule, view: View, i: int, model: nn.Module, rng: Generator) -> Tensor:
-    """(N,) int64, what `rule` says of case i of a view.
+def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
+    """(N,) int64, what `rule` says of case i of a seen.
 
     The gradients behind an update of several local steps were taken on the way from the weights sent to those sent back: the
     model is looked at in the middle of them, unless a defense changed the update.
     """
-    row, device = view.case(i), view.attack.device
-    gradient = {name: g[i] for name, g in view.gradients.items()}
+    row = seen.state(i)
+    gradient = {name: g[i] for name, g in seen.gradients.items()}
     weights = row["weights"]
-    if view.steps > 1 and not view.defended:
-        way = total_step(view.training, view.steps) * (view.steps - 1) / (2 * view.steps)
-        weights = {name: w - way * (gradient[name] + view.training.decay * w) for name, w in weights.items()}
+    if seen.steps > 1 and not seen.defended:
+        way = total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
+        weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
-        probes = random_inputs(view.data, PROBES, rng).to(device)
-        features, logits = head_inputs(model, {**row["buffers"], **weights}, view.data.normalise(probes))
+        probes = random_inputs(seen.data, PROBES, rng).to(seen.device)
+        features, logits = head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
     weight, bias = models.head(model)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     guess = models.probabilities(logits).mean(dim=0)
-    return rule(Evidence(gradient, weight, bias, view.count, guess, view.defended, head))
+    return rule(Evidence(gradient, weight, bias, seen.count, guess, seen.defended, head))
 
 
-def read_features(view: View, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
-    """What went into the last layer of each example behind the only case of a view, on the CPU. known: labels are no guess."""
-    row, (weight, bias) = view.case(0), models.head(view.model)
-    gradient = {name: g[0].cpu() for name, g in view.gradients.items()}
+def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
+    """Return what went into the last layer for each example of the only case, on the CPU. known: labels are no guess."""
+    row, (weight, bias) = seen.state(0), models.head(seen.model)
+    gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return head_features(
         gradient[weight],

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attacker.attacks.gradients.products import Gradient
 from attacker.attacks.labels.counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
 from attacker.attacks.labels.fit import WORK, head_fit, most_probable
-from attacker.attacks.matching.objectives import Gradient
 
 ADDS_UP = 1e-2
 """What the sum of the head's rows may be, as a share of all their norm, where no noise, sign or mask has changed a gradient."""

@@ -1,27 +1,29 @@
-"""What a search has come to, as a reconstruction."""
+"""Reconstructions from what a search has come to."""
 
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-from attacker.attacks.base import Case, oracles_of
-from attacker.attacks.confidence import Judged, of_prior, of_search, undecided
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import Case, generator_for, oracles_of
+from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, of_prior, of_search, undecided
+from attacker.attacks.gradients.products import Gradient, squared_norm
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.decoders import pixels
+from attacker.attacks.matching.problem import Row, View
 from attacker.attacks.matching.saved_state import Best
-from attacker.attacks.simulation import local_epochs
 from attacker.reconstruction import Reconstruction, Slot, slots_of
 
-if TYPE_CHECKING:
-    from attacker.attacks.matching.search import Search
 
-
-def answer(search: "Search", i: int, seconds: float) -> Reconstruction:
-    """What a search has come to for case i. seconds: those that it took for each case."""
-    started, case, best = perf_counter(), search.cases[i], search.best[i]
+def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
+    """Return what a search has come to for case i. seconds: those that it took for each case. interrupted: by the user."""
+    started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
     assert best.labels is not None
-    x, y = search.decode(best.z, {"labels": best.labels})
-    x, y = local_epochs.merged(x, y, search.epochs)
-    judged = _judged(search, i, best, len(x))
+    x, y = batch.answer(best.z, best.labels)
+    judged = _judged(batch, i, best, rng, len(x), interrupted)
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
@@ -29,52 +31,102 @@ def answer(search: "Search", i: int, seconds: float) -> Reconstruction:
         confidence=judged.confidence,
         explained=judged.explained,
         evidence={name: tuple(value.tolist()) for name, value in judged.evidence.items()},
-        slots=tuple(slot for o in range(len(search.views)) for slot in slots(search, i, o)),
+        slots=tuple(slot for o in range(len(batch.views)) for slot in slots(batch, i, o)),
         loss=best.history.cpu(),
         iterations=best.iterations,
         evaluations=best.evaluations,
         restarts=best.restarts,
         seconds=seconds + perf_counter() - started,
-        route=_route(search, best),
-        attack=search.attack.name,
-        oracles=_oracles(search, case),
-        seed=search.rng.initial_seed(),
-        interrupted=i in search.interrupted,
-        notes=(*(search.links[i].notes if search.attack.sees_gradient else ()), *judged.notes),
+        route=_route(batch, best),
+        attack=batch.attack.name,
+        oracles=_oracles(batch, case),
+        seed=rng.initial_seed(),
+        interrupted=interrupted or judged.interrupted,
+        notes=(*(batch.links[i].notes if batch.attack.sees_gradient else ()), *judged.notes),
     )
 
 
-def _judged(search: "Search", i: int, best: Best, examples: int) -> Judged:
-    """How sure the attack is of the answer to case i, which holds so many examples."""
+def _judged(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
+    """Return how sure the attack is of the answer to case i, which holds so many examples."""
+    if not batch.attack.sees_gradient:
+        return of_prior(examples, batch.data)
+    route = "joint over rounds" if len(batch.views) > 1 else _route(batch, best)
+    try:
+        return of_search(_searched(batch, i, best, rng, examples, interrupted), route)
+    except KeyboardInterrupt:
+        return replace(undecided(examples, "it was interrupted"), interrupted=True)
+
+
+def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
+    """Return the answer to case i as confidence looks at it."""
     assert best.z is not None
     assert best.labels is not None
-    if not search.attack.sees_gradient:
-        return of_prior(examples, search.data)
-    route = "joint over rounds" if len(search.views) > 1 else _route(search, best)
-    try:
-        return of_search(search, i, best.z, best.labels, examples, route)
-    except KeyboardInterrupt:
-        search.interrupted.add(i)
-        return undecided(examples, "it was interrupted")
+    x, y = (t.detach() for t in batch.space.decode(best.z, best.labels))
+    strange = "" if batch.attack.parametrisation.decoder is pixels else "no parametrisation but by pixels was calibrated on"
+    return SearchAnswer(
+        x=x,
+        examples=examples,
+        compared=tuple(_compared(batch, view, i, y, best.z) for view in batch.views),
+        data=batch.data,
+        model=batch.model,
+        evaluations=best.evaluations,
+        linked=batch.links[i].confidence,
+        rng=generator_for(rng, batch.cases[i], "confidence"),
+        unfamiliar="the search was interrupted" if interrupted else strange,
+        drift=partial(_drift, batch, i, x, y, best.z),
+    )
 
 
-def _route(search: "Search", best: Best) -> str:
-    if not search.attack.sees_gradient:
+def _compared(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
+    """Return one observation of case i, and how it is simulated, without the weights of layers."""
+    row = view.case(i)
+    return ComparedGradient(
+        observed=_plain(row["observed"], row),
+        simulate=lambda x: _plain(view.simulate(row, x, y, z), row),
+        weight=row["gamma"],
+        variance=view.variance[i],
+        coordinates=view.coordinates,
+    )
+
+
+def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Return the share of its power by which the gradient of an answer changes over local steps that are taken as one."""
+    simulation, most = batch.attack.simulation, torch.zeros(())
+    if simulation.local_steps == "simulated" or simulation.surrogate:
+        return most
+    for o, view in enumerate(batch.views):
+        if view.steps > 1:
+            row, update = view.case(i), batch.cases[i].observations[o].update
+            moved = {name: w + update[name].to(w) for name, w in row["weights"].items()}
+            here, there = view.simulate(row, x, y, z), view.simulate({**row, "weights": moved}, x, y, z)
+            off = squared_norm({name: there[name] - here[name] for name in here})
+            most = torch.maximum(most, (off / squared_norm(here)).cpu())
+    return most
+
+
+def _plain(gradient: Gradient, row: Row) -> dict[str, Tensor]:
+    """Return a gradient without the weights of layers."""
+    scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
+    return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
+
+
+def _route(batch: CaseBatch, best: Best) -> str:
+    if not batch.attack.sees_gradient:
         return "prior alone"
     return "optimisation from a closed form" if best.given else "optimisation"
 
 
-def _oracles(search: "Search", case: Case) -> tuple[str, ...]:
-    """What was used of what no server knows."""
-    labels = ("labels",) if case.known_labels is not None and search.attack.sees_gradient else ()
-    return (*oracles_of(search.attack.needs), *labels, *(("logits",) if search.told else ()))
+def _oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
+    """Return what was used of what no server knows."""
+    labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
+    return (*oracles_of(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
 
 
-def slots(search: "Search", i: int, o: int) -> list[Slot]:
-    """The places of the o-th observation of case i, and which example each holds."""
-    observation, places = search.cases[i].observations[o], search.links[i].places[o].tolist()
-    own = len(places) // search.epochs
+def slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
+    """Return the places of the o-th observation of case i, and which example each holds."""
+    observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
+    own = len(places) // batch.epochs
     return [
         replace(slot, example=places[slot.example])
-        for slot in slots_of(observation.round, observation.client, search.views[o].sizes, own)
+        for slot in slots_of(observation.round, observation.client, batch.views[o].sizes, own)
     ]

@@ -22,11 +22,6 @@ def links_of(case: Case, epochs: int) -> Links:
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
 
 
-def gamma_of(links: Links, o: int, later: float) -> float:
-    """The weight of the o-th observation: early rounds leak most (AGIC, section V-A)."""
-    return later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0
-
-
 def logits_of(case: Case, links: Links, epochs: int) -> Tensor:
     """(V, K), what an oracle tells of the examples of a case; zeros of those that the first observation does not have."""
     told = case.known_logits

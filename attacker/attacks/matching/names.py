@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar, get_args
 
-from attacker.attacks.matching.gradient_matching import LocalSteps
-from attacker.attacks.matching.objectives import Objective, absolute, cosine, euclidean
+from attacker.attacks.matching.objectives import Distance, absolute, cosine, euclidean
+from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
 Part = TypeVar("Part")
 
-DISTANCES: Mapping[str, Objective] = {"euclidean": euclidean, "cosine": cosine, "absolute": absolute}
+DISTANCES: Mapping[str, Distance] = {"euclidean": euclidean, "cosine": cosine, "absolute": absolute}
 
 OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
     "lbfgs": (lambda rate: LBFGS(learning_rate=rate), 1.0),
@@ -22,7 +22,7 @@ OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
 """Each from a learning rate, and the one it has where none is given; `wolfe` is L-BFGS with a line search."""
 
 
-def distance(name: str) -> Objective:
+def distance(name: str) -> Distance:
     """Raises ValueError for an unknown name."""
     return _named("distance", name, DISTANCES)
 

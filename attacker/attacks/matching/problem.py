@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +13,15 @@ from attacker.attacks.gradients.adjoints import Adjoints, adjoints
 from attacker.attacks.gradients.allocator import keep_freed_memory
 from attacker.attacks.gradients.compiled import Compiled, Evaluate
 from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.gradients.products import Gradient, squared_norm
 from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together
-from attacker.attacks.matching.objectives import Gradient, squared_norm
-from attacker.attacks.simulation.client import (
-    Gradients,
-    as_gradient,
-    buffers_of,
-    channel_of,
-    gradient_of,
-    omitted_of,
-    schedule,
-    through,
-    total_step,
-)
-from attacker.attacks.simulation.local_steps import after_local_steps, as_stepped
+from attacker.attacks.matching.objectives import Objective
+from attacker.attacks.matching.simulation import Simulation
+from attacker.attacks.simulation.client import gradient_of, through
+from attacker.attacks.simulation.local_steps import as_stepped
 from defenses.channel import transparent
-from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.observation import Observation
-
-if TYPE_CHECKING:
-    from attacker.attacks.matching.gradient_matching import GradientMatching
 
 Row = dict[str, Any]
 """What belongs to one problem; stacked, one row for each."""
@@ -40,37 +29,36 @@ Decode = Callable[[Tensor, Row], tuple[Tensor, Tensor]]
 """From latents and what belongs to their problems, all examples of each problem and their labels."""
 
 
-class View:
-    """The o-th observation of every case: the same round where cases are clients of one run, so that weights may be shared.
+class View(ObservedGradients):
+    """One observation of every case, and how the gradients of guesses are compared with it.
 
-    places: (cases, N) which of the `examples` of its case each place holds. gamma: (cases,) how much it counts.
+    places: (cases, N) which of the `examples` of its case each place holds. gamma: (cases,) how much the observation counts.
     """
 
     def __init__(
         self,
-        attack: "GradientMatching",
-        model: nn.Module,
         observations: Sequence[Observation],
         places: Tensor,
         gamma: Tensor,
         examples: int,
+        *,
+        model: nn.Module,
+        objective: Objective,
+        simulation: Simulation,
+        device: str = "cpu",
+        compiled: bool = False,
     ) -> None:
         keep_freed_memory()
-        first = observations[0]
-        self.attack, self.model, self.data, self.training = attack, model, first.data, first.training
-        self.sizes, self.steps = schedule(first)
-        self.count = first.num_examples or 0
-        knows = attack.knows_defense
-        self.channel = channel_of(first, model) if knows else transparent
-        self.omitted = omitted_of(first, model) if knows else frozenset[str]()
-        rule = first.gradient.build() if knows else None
-        self.plain = self._whole(gradient_of(model, self.data, self.training.loss))
-        self.gradient = self._whole(gradient_of(model, self.data, self.training.loss, rule))
-        self.defended = self.channel is not transparent or (knows and first.gradient.step is not None)
-        self._stack(observations, places, gamma)
+        super().__init__(observations, model=model, device=device, knows_defense=simulation.knows_defense)
+        self.objective, self.simulation = objective, simulation
+        loss = self.training.loss
+        self.plain = simulation.whole(gradient_of(model, self.data, loss), self.training, self.sizes)
+        self.gradient = simulation.whole(gradient_of(model, self.data, loss, self.rule), self.training, self.sizes)
+        self._stack(places, gamma)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
-        own_way = (knows and first.gradient.step is not None) or attack.surrogate or attack.local_steps == "simulated"
+        own_way = self.own_rule or simulation.surrogate or simulation.local_steps == "simulated"
         self.common = not own_way and self.shared and self.same_buffers
+        self.to_compile = compiled
         self.compiled: Compiled | None = None
 
     @cached_property
@@ -83,74 +71,52 @@ class View:
         """The same written out, for networks that this is known of: to be compiled, as what autograd notes cannot be."""
         return adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
-    def _whole(self, gradient: Gradients) -> Gradients:
-        """The gradient of all examples as one batch, or the one that all local steps on them add up to."""
-        if self.attack.local_steps == "one_batch":
-            return gradient
-        return after_local_steps(gradient, self.training, self.sizes)
-
-    def _stack(self, observations: Sequence[Observation], places: Tensor, gamma: Tensor) -> None:
+    def _stack(self, places: Tensor, gamma: Tensor) -> None:
         """Stack what differs between cases; weights that all of them share are kept once."""
-        device, order = self.attack.device, dict(self.model.named_parameters())
-        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
-        self.shared = all(_same(w, weights[0]) for w in weights[1:])
-        one = {name: channels_last(w) for name, w in weights[0].items()}
-        self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
-        self.buffers, self.same_buffers = buffers_of(self.model, observations)
-        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
-        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
-        self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
-        seen = {name: torch.stack([u[name] for u in updates]) for name in order}
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
-        scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(observations))]
-        scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.attack.layers else {}
+        scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
+        scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.objective.layers else {}
         self.rows: Row = {
             "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
             "scale": scales,
-            "known": vmap(self.channel.learn)(seen),
-            "places": places.to(device),
-            "gamma": gamma.to(device),
+            "known": vmap(self.channel.learn)(self.seen),
+            "places": places.to(self.device),
+            "gamma": gamma.to(self.device),
         }
-        if self.attack.surrogate:
-            self.rows["seen"] = seen
+        if self.simulation.surrogate:
+            self.rows["seen"] = self.seen
         if not self.shared:
             self.rows["weights"] = self.weights
         if not self.same_buffers:
             self.rows["buffers"] = self.buffers
-        self.worst = vmap(self.attack.objective.worst)(self.rows["observed"])
-        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in seen.items()}) > 0)
-        self.power = self._power(observations, seen)
+        self.worst = vmap(self.objective.distance.worst)(self.rows["observed"])
+        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
+        self.power = self._power()
 
-    def _power(self, observations: Sequence[Observation], seen: Gradient) -> Tensor:
-        """(cases,) that of the noise of known power in what is compared, as it is compared. A sum is a mean of its clients.
-
-        `variance`, (cases,), is that of each coordinate of the gradient before layers are weighed.
-        """
-        parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.attack.device)
-        each = vmap(self.channel.noise)(seen) / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
+    def _power(self) -> Tensor:
+        """Return that of the noise of known power in what is compared, as it is compared, (cases,)."""
         scale = self.rows["scale"]
-        self.variance = each / sum(s[0].numel() for s in seen.values())
         counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
         share: Tensor = self.variance * sum(count * weight for count, weight in counted)
         return share
 
     @property
     def coordinates(self) -> int:
-        """Of the gradient of one case, as far as it is compared."""
+        """Number of gradient entries that enter the distance, per case."""
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
     def _scale(self, observed: Gradient) -> dict[str, Tensor]:
         """By what to multiply tensors so that layers count as they should: distances and dot products are quadratic."""
-        return {name: w.sqrt() for name, w in self.attack.layers(self.model, observed).items()} if self.attack.layers else {}
+        layers = self.objective.layers
+        return {name: w.sqrt() for name, w in layers(self.model, observed).items()} if layers else {}
 
     def case(self, i: int) -> Row:
         """The row of case i, with its weights and buffers."""
-        row = _row(self.rows, i)
-        return {"weights": self.weights, "buffers": self.buffers} | row
+        return self.state(i) | _row(self.rows, i)
 
     def distance(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         """How far the gradient of the guess x (V, *shape), y (V,) or (V, K), all examples of a case, is from the observed one."""
-        return self.attack.objective.distance(self.simulate(row, x, y, z), row["observed"])
+        return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
     def simulate(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
         """The gradient that would be observed of a guess, as it is compared."""
@@ -160,7 +126,7 @@ class View:
 
     def _surrogate(self, row: Row, weights: Gradient, z: Tensor) -> Gradient:
         """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
-        if not self.attack.surrogate:
+        if not self.simulation.surrogate:
             return weights
         share = z[-1].sigmoid()
         return {name: w + share * row["seen"][name] for name, w in weights.items()}
@@ -180,7 +146,7 @@ class View:
 
         precision: of convolutions, where that can be chosen.
         """
-        if self.attack.compiled and precision is None:
+        if self.to_compile and precision is None:
             if self.compiled is None:
                 best = self._written(decode) if self.written is not None else self._of_each(decode)
                 self.compiled = Compiled(best, self._as_it_is(decode), len(self.worst))
@@ -207,7 +173,7 @@ class View:
 
         def loss(gradient: Gradient, row: Row, problem: Row) -> Tensor:
             seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
-            return self._weighed(self.attack.objective.distance(seen, observed), row, problem)
+            return self._weighed(self.objective.distance(seen, observed), row, problem)
 
         def evaluate(z: Tensor, row: Row, problem: Row) -> tuple[Tensor, Tensor]:
             def fed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -228,8 +194,8 @@ class View:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             gradient = self.at_once(self.weights, *self._placed(*decode(z, problem), row), self.buffers, precision)
-            stacked, objective = together(gradient), self.attack.objective
-            distance = objective.distance if stacked is not None else objective.of_large or objective.distance
+            stacked, whole = together(gradient), self.objective.distance
+            distance = whole if stacked is not None else whole.of_large or whole
 
             def compared(gradient: Gradient, row: Row) -> Tensor:
                 return distance(self._seen(gradient, row), row["observed"])
@@ -250,14 +216,14 @@ class View:
 
     def _seen(self, gradient: Gradient, row: Row) -> Gradient:
         """The gradient of one problem as it would be observed and is compared."""
-        if self.attack.local_steps == "one_batch":
+        if self.simulation.local_steps == "one_batch":
             gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
         if self.channel is not transparent:
             gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
         return _scaled(gradient, row["scale"])
 
     def _weighed(self, distance: Tensor, row: Row, problem: Row) -> Tensor:
-        weighed: Tensor = row["gamma"] * problem["gain"] * self.attack.robust_loss(distance)
+        weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.robust_loss(distance)
         return weighed
 
 
@@ -278,10 +244,6 @@ def one_by_one(compared: Callable[[Gradient, Row], Tensor], gradients: Sequence[
 def _laid_out(stack: Tensor) -> Tensor:
     """(P, *shape of a weight), as gradients of convolutions are."""
     return channels_last(stack) if stack.ndim == 5 else stack
-
-
-def _same(one: Gradient, other: Gradient) -> bool:
-    return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
 
 
 def _scaled(gradient: Gradient, scale: Gradient) -> dict[str, Tensor]:

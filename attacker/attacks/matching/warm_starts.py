@@ -1,12 +1,11 @@
-"""Where a search begins that was told a start."""
+"""Warm starts for the search."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-if TYPE_CHECKING:
-    from attacker.attacks.base import Case
+from attacker.attacks.base import Case
 
 
 class Given(NamedTuple):
@@ -21,7 +20,7 @@ class Given(NamedTuple):
     alone: bool = False
 
 
-First = Callable[[Sequence["Case"], Generator], Sequence[Given | None]]
+First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]
 """A start for each case, or None."""
 
 

@@ -14,11 +14,15 @@ from attacker.attacks.closed_form.observations import observe
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.linking import Links, link, unlinked
 from attacker.attacks.matching import names as named
-from attacker.attacks.matching.gradient_matching import GradientMatching, LocalSteps
+from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation, start
 from attacker.attacks.matching.layer_weights import SHAPES, by_depth
-from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.matching.objectives import Objective
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Labels, Search
+from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.saved_state import within
+from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merged
 from attacker.attacks.nulls import blinded, linked_by_sizes
@@ -150,7 +154,7 @@ def agic(
     local_steps: one_batch, or simulated one by one. surrogate: the one batch at weights between those sent and sent back (SME).
     order_invariant: weight of the prior that ties simulated local epochs (Dimitrov et al. 2022).
     compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
-    later, robust: how much later epochs count, and from which distance on a round counts less; see GradientMatching.
+    later, robust: how much later epochs count, and from which distance on a round counts less; see `Objective`. tv: as in `cpl`.
     coarse: share of the steps, from the first on, in bfloat16 where the device has it: faster, and a little less is recovered.
     compiled: as for `dlg`.
     Behind noise of known power, with distance euclidean, images are smoothed as for `cpl`.
@@ -161,27 +165,32 @@ def agic(
     if rule is None:
         raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
+    chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate)
     matching = GradientMatching(
         name="agic",
-        objective=named.distance(distance),
-        labels=rule,
-        init=normal_after_normalisation if adam else start("patterned"),
-        optimiser=Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate),
-        steps=steps,
-        stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU,
-        prior=total_variation(tv) if tv else flat,
-        restarts=restarts,
-        boxed=adam,
-        layers=by_depth(beta, shape, relu_modifier=relu_modifier),
-        local_steps=named.local_steps(local_steps),
-        surrogate=surrogate,
-        order_invariant=order_invariant,
-        later=later,
-        robust=robust,
-        coarse=coarse,
-        compiled=compiled,
-        denoised=True,
-        knows_defense=knows_defense,
+        objective=Objective(
+            distance=named.distance(distance),
+            layers=by_depth(beta, shape, relu_modifier=relu_modifier),
+            robust=robust,
+            later=later,
+        ),
+        simulation=Simulation(
+            local_steps=named.local_steps(local_steps),
+            surrogate=surrogate,
+            order_invariant=order_invariant,
+            knows_defense=knows_defense,
+        ),
+        parametrisation=Parametrisation(init=normal_after_normalisation if adam else start("patterned"), boxed=adam),
+        prior=Prior(tv=tv, denoised=True),
+        labels=Labels(rule=rule),
+        search=Search(
+            optimiser=chosen,
+            steps=steps,
+            stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU,
+            restarts=restarts,
+            coarse=coarse,
+            compiled=compiled,
+        ),
         needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
     )
     return Agic(

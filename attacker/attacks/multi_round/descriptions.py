@@ -1,17 +1,17 @@
 """What linking is told of each round of a client, read off its gradient or out of a first reconstruction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Progress
+from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import head_inputs, random_inputs
 from attacker.attacks.linking import Described
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.problem import View
 from attacker.attacks.matching.saved_state import within
 from attacker.attacks.simulation.client import network_of
 
@@ -30,42 +30,41 @@ class Describer:
 
     def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
         """One description for each observation of a case, in order."""
-        matching = replace(self.matching, device=self.device)
+        knows = self.matching.simulation.knows_defense
         model = network_of(case.observations[0]).to(self.device)
         probes = random_inputs(case.observations[0].data, REFERENCE, rng).to(self.device)
         counts = [observation.num_examples or 0 for observation in case.observations]
         known = [None] * len(counts) if case.known_labels is None else list(torch.split(case.known_labels, counts))
         described = []
-        for observation, labels in zip(case.observations, known, strict=True):  # one at a time: a view is as large as the model
-            count = observation.num_examples or 0
-            view = View(matching, model, [observation], torch.arange(count)[None], torch.ones(1), count)
-            one = Described(observation.round, self._labels(view, rng) if labels is None else labels)
-            described.append(self._features(one, view, probes, rng, known=labels is not None))
+        for observation, labels in zip(case.observations, known, strict=True):  # one at a time: one is as large as the model
+            seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
+            one = Described(observation.round, self._labels(seen, rng) if labels is None else labels)
+            described.append(self._features(one, seen, probes, rng, known=labels is not None))
         if self.compare == "features" and all(one.usable for one in described):
             return described
         return self._images(case, described, rng, progress, memory)
 
-    def _labels(self, view: View, rng: Generator) -> Tensor:
-        assert self.matching.labels is not None
-        return read_labels(self.matching.labels, view, 0, view.model, rng).cpu()
+    def _labels(self, seen: ObservedGradients, rng: Generator) -> Tensor:
+        assert self.matching.labels.rule is not None
+        return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
-    def _features(self, one: Described, view: View, probes: Tensor, rng: Generator, *, known: bool) -> Described:
+    def _features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
         """With the features behind the head's gradient, and with labels as they fit them best; as it was where they do not."""
         if self.compare != "features":
             return one
-        found = read_features(view, one.labels, rng, known=known)
+        found = read_features(seen, one.labels, rng, known=known)
         if found.misfit > MISFIT:
             return one
-        row = view.case(0)
+        row = seen.state(0)
         with torch.no_grad():
-            reference, _ = head_inputs(view.model, {**row["buffers"], **row["weights"]}, view.data.normalise(probes))
+            reference, _ = head_inputs(seen.model, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes))
         return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _images(
         self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Described]:
         """With a first reconstruction of each round alone (AGIC, IV-B, step 1). Raises KeyboardInterrupt if one was cut off."""
-        search = replace(self.matching, steps=self.pre_steps, restarts=1, device=self.device)
+        search = self.matching.changed(steps=self.pre_steps, restarts=1, device=self.device)
         found = []
         for one, observation in zip(described, case.observations, strict=True):
             alone = Case((observation,), known_labels=one.labels)

@@ -1,7 +1,6 @@
 """Attacks by closed forms: each an alias that says which routes are taken, and cites its source."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated
 
 from attacker.attacks.arguments import OneOf
@@ -53,7 +52,7 @@ def exact(
     search = None
     if fallback != "none" and route in ("auto", "optimisation"):
         search = FALLBACKS[fallback](steps=steps, restarts=restarts, knows_defense=knows_defense)
-        search = replace(search, smooth=SMOOTH) if fallback == "cpl" else search
+        search = search.changed(tv=SMOOTH) if fallback == "cpl" else search
     return ClosedForm(name="exact", routes=routes, fallback=search, knows_defense=knows_defense)
 
 
@@ -89,7 +88,7 @@ def hgap(
     return Hybrid(
         name="hgap",
         closed=rgap(paper_mode=paper_mode, knows_defense=knows_defense),
-        search=replace(dlg(steps=steps, restarts=restarts, knows_defense=knows_defense), labels=inferred),
+        search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).changed(rule=inferred),
         criterion=criterion,
         knows_defense=knows_defense,
         needs=SINGLE | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),

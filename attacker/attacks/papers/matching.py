@@ -8,11 +8,15 @@ from attacker.attacks.base import Need
 from attacker.attacks.closed_form.warm_start import from_closed_form, from_features
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import from_rows, inferred
+from attacker.attacks.matching import decoders
 from attacker.attacks.matching import names as named
-from attacker.attacks.matching.gradient_matching import GradientMatching, LocalSteps
+from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import STARTS, normal, normal_after_normalisation, start
-from attacker.attacks.matching.objectives import cosine, euclidean
-from attacker.attacks.matching.priors import flat, total_variation
+from attacker.attacks.matching.objectives import Objective, cosine, euclidean
+from attacker.attacks.matching.parametrisation import Parametrisation
+from attacker.attacks.matching.parts import Labels, Search
+from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.optimisers.descent import PLATEAU, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
@@ -33,15 +37,11 @@ def dlg(
     """
     attack = GradientMatching(
         name="dlg",
-        objective=euclidean,
-        labels=None,
-        init=normal,
-        optimiser=LBFGS(),
-        steps=steps,
-        stop=PLATEAU,
-        restarts=restarts,
-        compiled=compiled,
-        knows_defense=knows_defense,
+        objective=Objective(distance=euclidean),
+        simulation=Simulation(knows_defense=knows_defense),
+        parametrisation=Parametrisation(init=normal),
+        labels=Labels(rule=None),
+        search=Search(optimiser=LBFGS(), steps=steps, stop=PLATEAU, restarts=restarts, compiled=compiled),
     )
     return from_closed_form(attack) if closed_form_start else attack
 
@@ -50,7 +50,7 @@ def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> 
     """DLG for one example, its label read off the head's gradient first (Zhao et al. 2020, "iDLG", algorithm 1)."""
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
     base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
-    return replace(base, name="idlg", labels=from_rows, needs=needs)
+    return base.changed(name="idlg", rule=from_rows, needs=needs)
 
 
 def cpl(
@@ -66,6 +66,7 @@ def cpl(
     tolerance: float = 0.0,
     restarts: int = 1,
     tv: float = 0.0,
+    decoder: Annotated[str, OneOf(tuple(decoders.NAMED))] = "pixels",
     local_steps: LocalSteps = "one_batch",
     agreement: float = 0.0,
     boxed: bool = False,
@@ -85,13 +86,16 @@ def cpl(
     tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
     steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
     are given 20 times as much patience.
-    tv: weight of total variation, as a share of the distance of a guess that says nothing, which is 1 for a cosine; the paper has
-    none. About 3e-5 finds batches of images, and 1e-3 those of which a part was left out.
+    tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for a cosine: the
+    same in every attack, see `Prior`. The paper has none. About 3e-5 finds batches of images, and 1e-3 those of which a part was
+    left out.
+    decoder: what is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, or an own decoder by its entry
+    point or as `module:function`, see `decoders`.
     local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     features: the first start is what the features of each example, read off the last layer's gradient, make likely: examples of a
     batch do not mix; see `closed.features`.
-    denoised: who knows the power of noise prefers smooth images by as much as it leaves open, which the paper does not.
+    denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not.
     compiled: as in `dlg`. give_up: as in `inverting_gradients`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
@@ -103,20 +107,18 @@ def cpl(
     needs |= {Need.OWN_IMAGES} if init == "insider" else set()
     attack = GradientMatching(
         name="cpl",
-        objective=named.distance(distance),
-        labels=rule,
-        init=start(init, auxiliary),
-        optimiser=chosen,
-        steps=steps,
-        stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period, give_up=give_up),
-        restarts=restarts,
-        boxed=boxed,
-        smooth=tv,
-        local_steps=named.local_steps(local_steps),
-        agreement=agreement,
-        denoised=denoised,
-        compiled=compiled,
-        knows_defense=knows_defense,
+        objective=Objective(distance=named.distance(distance)),
+        simulation=Simulation(local_steps=named.local_steps(local_steps), knows_defense=knows_defense),
+        parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=start(init, auxiliary), boxed=boxed),
+        prior=Prior(tv=tv, denoised=denoised),
+        labels=Labels(rule=rule, agreement=agreement),
+        search=Search(
+            optimiser=chosen,
+            steps=steps,
+            stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period, give_up=give_up),
+            restarts=restarts,
+            compiled=compiled,
+        ),
         needs=frozenset(needs),
     )
     if closed_form_start:
@@ -129,6 +131,7 @@ def inverting_gradients(
     steps: int = 4800,
     restarts: int = 1,
     tv: float = 3e-3,
+    decoder: Annotated[str, OneOf(tuple(decoders.NAMED))] = "pixels",
     learning_rate: float = 0.1,
     signed: bool = False,
     closed_form_start: bool = False,
@@ -141,23 +144,24 @@ def inverting_gradients(
     signed: go by the sign of the gradient only, as the paper does, with tv=1e-4 (--preset published). The defaults recovered more
     of the images that chose them, which are listed in benchmarks/tuned.json.
     learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
-    closed_form_start, compiled: as in `dlg`.
+    tv, decoder: as in `cpl`. closed_form_start, compiled: as in `dlg`.
     give_up: share of the steps after which a search ends that is hardly better than its start (see `Stop`); 0 never does. What
     that loses has not been measured.
     """
     attack = GradientMatching(
         name="inverting_gradients",
-        objective=cosine,
-        labels=inferred,
-        init=normal_after_normalisation,
-        optimiser=Adam(learning_rate=learning_rate, signed=signed),
-        prior=total_variation(tv) if tv else flat,
-        steps=steps,
-        stop=Stop(patience=steps, decrease=0.0, give_up=give_up),
-        restarts=restarts,
-        boxed=True,
-        compiled=compiled,
-        knows_defense=knows_defense,
+        objective=Objective(distance=cosine),
+        simulation=Simulation(knows_defense=knows_defense),
+        parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=normal_after_normalisation, boxed=True),
+        prior=Prior(tv=tv),
+        labels=Labels(rule=inferred),
+        search=Search(
+            optimiser=Adam(learning_rate=learning_rate, signed=signed),
+            steps=steps,
+            stop=Stop(patience=steps, decrease=0.0, give_up=give_up),
+            restarts=restarts,
+            compiled=compiled,
+        ),
         needs=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())),
     )
     return from_closed_form(attack) if closed_form_start else attack

@@ -62,8 +62,8 @@ def test_an_unknown_preset_names_those_that_there_are() -> None:
 
 def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
     published = inverting_gradients(**presets.settings_of("inverting_gradients")["published"])
-    assert isinstance(published.optimiser, Adam)
-    assert published.optimiser.signed
-    assert published.steps == 4800
-    assert isinstance(inverting_gradients().optimiser, Adam)
-    assert not inverting_gradients().optimiser.signed
+    assert isinstance(published.search.optimiser, Adam)
+    assert published.search.optimiser.signed
+    assert published.search.steps == 4800
+    assert isinstance(inverting_gradients().search.optimiser, Adam)
+    assert not inverting_gradients().search.optimiser.signed

@@ -141,13 +141,13 @@ import sys, time
 from pathlib import Path
 import torch
 from attacker.attacks import AttackSpec
-from attacker.attacks.matching import search
+from attacker.attacks.matching import run as matching_run
 from attacker.replay.replay import Replay
 from fedsim.recording import Recording
 
 torch.set_num_threads(1)
 run, pause = Path(sys.argv[1]), float(sys.argv[2])
-descend = search.descend
+descend = matching_run.descend
 def slowly(*arguments, **settings):
     if pause:
         keep = settings["checkpoint"]
@@ -155,7 +155,7 @@ def slowly(*arguments, **settings):
     resumed = settings.get("resume")
     print("from", 0 if resumed is None else len(resumed["active.history"]), flush=True)
     return descend(*arguments, **settings)
-search.descend = slowly
+matching_run.descend = slowly
 spec = AttackSpec(name="inverting_gradients", arguments={"steps": 15, "restarts": 2, "tv": 1e-3})
 replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=3, every=0.0)
 print("done", replay.run().done, flush=True)

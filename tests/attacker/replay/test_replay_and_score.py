@@ -252,17 +252,17 @@ def test_table_rows_are_attacked_and_scored_by_column(tmp_path: Path) -> None:
 def test_one_bad_case_does_not_take_its_neighbours_along(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
-    from attacker.attacks.matching.search import Search
+    from attacker.attacks.matching.case_batch import CaseBatch
 
     rows = Recording(run / "recording").rows()
-    labels = Search._labels
+    labels = CaseBatch.labels
 
     def fails_for_one(self, i, rng):
         if self.cases[i].key == rows[1].key:
             raise error
         return labels(self, i, rng)
 
-    monkeypatch.setattr(Search, "_labels", fails_for_one)
+    monkeypatch.setattr(CaseBatch, "labels", fails_for_one)
     done = replay(run).run()
     assert done.done == 5
     assert done.failed == {rows[1].key: reason}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec, Case
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.gradient_matching import GradientMatching
-from attacker.attacks.matching.search import Search
 from attacker.attacks.simulation.client import gradient_of
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
@@ -76,7 +76,7 @@ def test_epochs_behind_a_sum_are_those_of_each_client(federate: Federate) -> Non
     assert (observation.num_examples or 0) > 600
     attack = AttackSpec(name="dlg").build()
     assert isinstance(attack, GradientMatching)
-    (search,) = Search(attack, [Case((observation,))], torch.Generator().manual_seed(0), None).views
+    (search,) = CaseBatch(attack, [Case((observation,))]).views
     assert (search.sizes, search.steps) == ((observation.num_examples,), 1)
     _, x, y = Scorer(run.out, [run.out / "truth"]).originals(1, 1, "sum", observation.cohort)
     network = models.build(observation.model, observation.data)

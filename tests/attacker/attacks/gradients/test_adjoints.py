@@ -1,7 +1,6 @@
 """Gradients of many problems and the way back from them, written out, are what autograd finds for each problem by itself."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,7 +139,7 @@ def test_a_convolution_is_small_up_to_a_number_of_multiplications() -> None:
 
 
 def attack_of(**settings: Any) -> GradientMatching:
-    return replace(cpl(init="uniform"), optimiser=SGD(learning_rate=0.01, momentum=0.5), steps=3, **settings)
+    return cpl(init="uniform").changed(optimiser=SGD(learning_rate=0.01, momentum=0.5), steps=3, **settings)
 
 
 @pytest.fixture
@@ -162,10 +161,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "defense", "steps"),
     [
-        ({"objective": euclidean}, "", 1),
-        ({"objective": cosine, "layers": by_depth(5.0)}, "", 2),
-        ({"objective": absolute, "labels": None}, "prune(0.3)", 1),
-        ({"objective": euclidean, "robust": 0.1, "labels": None}, "", 2),
+        ({"distance": euclidean}, "", 1),
+        ({"distance": cosine, "layers": by_depth(5.0)}, "", 2),
+        ({"distance": absolute, "rule": None}, "prune(0.3)", 1),
+        ({"distance": euclidean, "robust": 0.1, "rule": None}, "", 2),
     ],
     ids=["one example", "weighed layers", "a defense and soft labels", "a robust loss of two steps"],
 )
@@ -181,7 +180,7 @@ def test_a_search_that_is_compiled_goes_where_the_other_goes(
     attack = attack_of(**settings)
     found = attack(cases, rng=torch.Generator().manual_seed(1))
     assert not asked
-    again = replace(attack, compiled=True)(cases, rng=torch.Generator().manual_seed(1))
+    again = attack.changed(compiled=True)(cases, rng=torch.Generator().manual_seed(1))
     assert asked
     assert all(asked)
     for one, other in zip(found, again, strict=True):

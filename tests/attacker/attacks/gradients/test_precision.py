@@ -1,14 +1,12 @@
 """A beginning in bfloat16: near the float32 gradient, and never what is kept."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from attacker.attacks.base import Case
 from attacker.attacks.gradients import precision
 from attacker.attacks.gradients.vectorised import apart, per_problem
-from attacker.attacks.matching import search
+from attacker.attacks.matching import case_batch
 from attacker.attacks.multi_round.agic import agic, agic_of_one_round
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -30,21 +28,21 @@ def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> N
 
 
 def test_only_the_first_share_of_the_steps_is_coarse(observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "fast", lambda device: torch.bfloat16)
+    monkeypatch.setattr(case_batch, "fast", lambda device: torch.bfloat16)
     batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
     cases = [Case((observe(batch, model=RESNET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
-    attack = replace(agic_of_one_round(steps=4), coarse=0.5)
+    attack = agic_of_one_round(steps=4).changed(coarse=0.5)
     seen: list[torch.dtype | None] = []
-    evaluate = search.View.evaluate
+    evaluate = case_batch.View.evaluate
 
     def noted(self, z, row, decode, problem, precision=None):
         seen.append(precision)
         return evaluate(self, z, row, decode, problem, precision)
 
-    monkeypatch.setattr(search.View, "evaluate", noted)
+    monkeypatch.setattr(case_batch.View, "evaluate", noted)
     found = attack(cases, rng=torch.Generator().manual_seed(0))
     assert seen == [torch.bfloat16] * 2 + [None] * 2
-    monkeypatch.setattr(search, "fast", lambda device: None)
+    monkeypatch.setattr(case_batch, "fast", lambda device: None)
     seen.clear()
     attack(cases, rng=torch.Generator().manual_seed(0))
     assert seen == [None] * 4

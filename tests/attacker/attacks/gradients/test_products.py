@@ -22,7 +22,7 @@ def test_the_cosine_of_large_gradients_and_its_slope_are_the_plain_ones(of_simul
     simulated = {name: of_simulated(t).requires_grad_() for name, t in drawn(0).items()}
     observed = {name: of_observed(t) for name, t in drawn(1).items()}
     assert cosine.of_large is not None
-    both = [distance(simulated, observed) for distance in (cosine.distance, cosine.of_large)]
+    both = [distance(simulated, observed) for distance in (cosine, cosine.of_large)]
     assert torch.allclose(*both, rtol=1e-12)
     assert abs(both[0].item() - 1) > 1e-3  # the drawn ones are not orthogonal: a sign shows
     slopes = [torch.autograd.grad(one, list(simulated.values())) for one in both]
@@ -36,7 +36,7 @@ def test_what_was_not_observed_does_not_count() -> None:
     assert torch.allclose(dot, sum((simulated[n] * observed[n]).sum() for n in observed))
     assert torch.allclose(own, sum(simulated[n].square().sum() for n in observed))
     assert torch.allclose(theirs, sum(o.square().sum() for o in observed.values()))
-    assert torch.allclose(cosine.of_large(simulated, observed), cosine.distance(simulated, observed))
+    assert torch.allclose(cosine.of_large(simulated, observed), cosine(simulated, observed))
 
 
 def test_a_gradient_of_zeros_is_as_far_as_one_that_says_nothing() -> None:

@@ -1,7 +1,6 @@
 """What a label rule is shown of an observation."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ def shown(observation: Observation) -> Evidence:
         seen.append(evidence)
         return torch.zeros(evidence.examples, dtype=torch.long)
 
-    replace(dlg(steps=1), labels=rule)([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    dlg(steps=1).changed(rule=rule)([Case((observation,))], rng=torch.Generator().manual_seed(0))
     return seen[0]
 
 

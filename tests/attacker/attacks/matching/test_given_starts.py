@@ -1,7 +1,6 @@
 """Searches that are told where to start: closed forms help where they are near, and do no harm where noise has spoilt them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def given(start: Tensor, **arguments: Any) -> GradientMatching:
     def first(cases: Sequence[Case], _: torch.Generator) -> list[Given | None]:
         return [Given(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
 
-    return replace(cpl(optimiser="wolfe", **arguments), first=first)
+    return cpl(optimiser="wolfe", **arguments).changed(warm_start=first)
 
 
 def test_a_start_that_leads_to_the_end_is_the_only_one(image_case: Make) -> None:
@@ -61,7 +60,7 @@ def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, obser
     x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
     one = image_case(0)[0].observations[0]
     case = Case((observe((x, y), model=one.model, data=one.data),))
-    attack = replace(cpl(optimiser="wolfe", steps=2), first=lambda cases, _: [Given(x + 1e-4, y)])
+    attack = cpl(optimiser="wolfe", steps=2).changed(warm_start=lambda cases, _: [Given(x + 1e-4, y)])
     (found,) = attack([case], rng=seeded())
     assert found.y.tolist() == [0, 1, 2, 3]
     assert found.restarts == 1
@@ -78,7 +77,9 @@ def test_places_without_an_example_keep_their_own_start() -> None:
 
 def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> None:
     (one, x, y), (other, _, _) = image_case(1), image_case(2)
-    attack = replace(cpl(optimiser="wolfe", steps=1), first=lambda cases, _: [Given(x, y) if c is one else None for c in cases])
+    attack = cpl(optimiser="wolfe", steps=1).changed(
+        warm_start=lambda cases, _: [Given(x, y) if c is one else None for c in cases]
+    )
     found = attack([one, other], rng=seeded())
     (alone,) = cpl(optimiser="wolfe", steps=1)([other], rng=seeded())
     assert [answer.restarts for answer in found] == [1, 1]
@@ -89,7 +90,7 @@ def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> Non
 def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_case: Make) -> None:
     _, x, _ = image_case(1)
     with pytest.raises(ValueError, match="order_invariant searches for one in each local epoch"):
-        replace(given(x), local_steps="simulated", order_invariant=0.1)
+        given(x).changed(local_steps="simulated", order_invariant=0.1)
 
 
 def test_a_null_is_told_nothing(image_case: Make) -> None:

@@ -1,15 +1,13 @@
 """Layer weights: AGIC's equations 6 to 8 by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
 from attacker.attacks import cpl
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.layer_weights import MODIFIER_CAP, by_depth
 from attacker.attacks.matching.objectives import cosine
-from attacker.attacks.matching.search import Search
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -87,8 +85,8 @@ def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> No
     """Equation 6, computed here by itself."""
     case, x, y = image_case(1)
     weigh = by_depth(7.0)
-    attack = replace(cpl(), objective=cosine, layers=weigh, prior=lambda x: x.sum() * 0)
-    search = Search(attack, [case], torch.Generator().manual_seed(0), None)
+    attack = cpl().changed(distance=cosine, layers=weigh)
+    search = CaseBatch(attack, [case])
     guess = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
     model = models.build(case.observations[0].model, case.observations[0].data)
     weights = {name: w.clone().requires_grad_() for name, w in case.observations[0].weights.items()}
@@ -101,7 +99,7 @@ def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> No
         for a, b in ((mine, seen), (mine, mine), (seen, seen))
     )
     problem = {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}}
-    slope, found = search._evaluate(guess.flatten()[None], problem)
+    slope, found = search.evaluate(guess.flatten()[None], problem)
     assert float(found) == pytest.approx(1 - dot / (own * other) ** 0.5, abs=1e-5)
     assert slope.abs().sum() > 0
 

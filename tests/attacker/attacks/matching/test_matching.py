@@ -8,9 +8,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.initialisation import start
 from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise
-from attacker.attacks.matching.search import Search
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.simulation.client import network_of
 from attacker.scoring.metrics import mse
@@ -88,9 +88,9 @@ def test_the_null_never_looks_at_the_payload(image_case) -> None:
 
 def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> None:
     cases = [image_case(i)[0] for i in range(3)]
-    attack = replace(cpl(steps=1), stop=Stop(stuck=0.0))
+    attack = cpl(steps=1).changed(stop=Stop(stuck=0.0))
     singles = [attack(cases, rng=seeded())]
-    several = replace(attack, restarts=4)(cases, rng=seeded())
+    several = attack.changed(restarts=4)(cases, rng=seeded())
     for i, found in enumerate(several):
         assert found.restarts == 4
         assert found.iterations == 4 * singles[0][i].iterations
@@ -99,8 +99,8 @@ def test_the_best_restart_is_the_one_with_the_lowest_own_loss(image_case) -> Non
 
 def test_a_cosine_that_is_far_off_is_stuck_too(image_case) -> None:
     case, _, _ = image_case(0)
-    far = replace(inverting_gradients(steps=1, restarts=3), stop=Stop(stuck=1e-4, patience=5))
-    near = replace(far, stop=Stop(stuck=0.9, patience=5))
+    far = inverting_gradients(steps=1, restarts=3).changed(stop=Stop(stuck=1e-4, patience=5))
+    near = far.changed(stop=Stop(stuck=0.9, patience=5))
     assert far([case], rng=seeded())[0].restarts == 3
     assert near([case], rng=seeded())[0].restarts == 1
 
@@ -163,7 +163,7 @@ def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_cas
     case, _, _ = image_case(1)
     observation = case.observations[0]
     model, data = network_of(observation), observation.data
-    pull = replace(cpl(steps=40, agreement=1e3), optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
+    pull = cpl(steps=40, agreement=1e3).changed(optimiser=Adam(learning_rate=0.05))  # next to nothing else counts
     logits = torch.linspace(-1, 1, data.num_classes)[None]
     (found,) = pull([replace(case, known_logits=logits)], rng=seeded())
     (plain,) = pull([case], rng=seeded())
@@ -175,7 +175,7 @@ def test_known_logits_are_an_oracle_that_the_regulariser_pulls_towards(image_cas
 
     assert away(found.x) < 0.5 * away(plain.x)
     assert (found.oracles, plain.oracles) == (("logits",), ())
-    without = replace(pull, agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
+    without = pull.changed(agreement=0.0)([replace(case, known_logits=logits)], rng=seeded())
     assert without[0].oracles == ()  # nothing was made of it
     assert pull.null()([replace(case, known_logits=logits)], rng=seeded())[0].oracles == ()
 
@@ -196,7 +196,7 @@ def test_steps_over_the_end_of_an_epoch_are_still_so_many_steps(observe) -> None
     model = ModelSpec(name="mlp", arguments={"hidden": [16]})
     observation = observe((x[:4], y[:4]), (x[4:], y[4:]), model=model, data=data, learning_rate=1e-4)
     assert observation.training.batch_sizes(6) is None
-    batch = Search(cpl(), [Case((observation,))], seeded(), None)
+    batch = CaseBatch(cpl(), [Case((observation,))])
     weights = {name: w.clone().requires_grad_() for name, w in observation.weights.items()}
     network = models.build(model, data)
     losses = [cross_entropy(functional_call(network, weights, (part,)), own) for part, own in ((x[:4], y[:4]), (x[4:], y[4:]))]
@@ -213,7 +213,7 @@ def test_the_null_starts_where_the_attack_starts(image_case) -> None:
         starts.append(start("patterned")(data, labels, rng))
         return starts[-1]
 
-    attack = replace(cpl(steps=1), init=watched)
+    attack = cpl(steps=1).changed(init=watched)
     attack([case], rng=seeded()), attack.null()([case], rng=seeded())
     assert torch.equal(starts[0], starts[1])
 

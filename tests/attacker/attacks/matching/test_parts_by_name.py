@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.names import DISTANCES, OPTIMISERS, distance, optimiser
 from attacker.attacks.matching.objectives import absolute, cosine, euclidean
-from attacker.attacks.matching.priors import flat
-from attacker.attacks.matching.search import Search
+from attacker.attacks.matching.priors import Prior
+from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.scoring.metrics import mse
@@ -24,9 +25,9 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_absolute_distance_by_hand() -> None:
-    assert absolute.distance(A, B).item() == 3 + 4 + 2
+    assert absolute(A, B).item() == 3 + 4 + 2
     assert absolute.worst(B).item() == 2
-    assert absolute.distance(A, A).item() == 0
+    assert absolute(A, A).item() == 0
     assert not absolute.squares
 
 
@@ -41,10 +42,15 @@ def test_names_stand_for_the_parts_that_they_name() -> None:
 
 def test_the_default_is_the_paper() -> None:
     attack = cpl()
-    assert attack.objective is euclidean
-    assert attack.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
-    assert (attack.agreement, attack.boxed, attack.restarts, attack.steps) == (0, False, 1, 300)
-    assert (attack.prior, attack.smooth, attack.local_steps) == (flat, 0, "one_batch")
+    assert attack.objective.distance is euclidean
+    assert attack.search.optimiser == LBFGS(learning_rate=1.0, history=100, period=20, line_search=False)
+    assert (attack.labels.agreement, attack.parametrisation.boxed, attack.search.restarts, attack.search.steps) == (
+        0,
+        False,
+        1,
+        300,
+    )
+    assert (attack.prior, attack.simulation) == (Prior(denoised=True), Simulation())
 
 
 @pytest.mark.parametrize(
@@ -71,14 +77,14 @@ def test_a_specification_says_what_was_chosen_and_builds_it() -> None:
     assert str(spec) == "cpl(distance='cosine', learning_rate=0.05, optimiser='adam')"
     attack = spec.build()
     assert isinstance(attack, GradientMatching)
-    assert attack.objective is cosine
-    assert attack.optimiser == Adam(learning_rate=0.05, decay_at=())
+    assert attack.objective.distance is cosine
+    assert attack.search.optimiser == Adam(learning_rate=0.05, decay_at=())
 
 
 def test_patience_is_counted_in_evaluations_of_the_gradient() -> None:
     for name in OPTIMISERS:
         attack = cpl(optimiser=name, patience=3)
-        assert attack.stop.patience * attack.optimiser.period == 60
+        assert attack.search.stop.patience * attack.search.optimiser.period == 60
 
 
 def test_labels_that_are_searched_for_need_no_head() -> None:
@@ -90,7 +96,7 @@ def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_c
     case, _, _ = image_case(1)
     power = sum((t / 0.1).square().sum() for t in case.observations[0].update.values())
     for name, worst in (("euclidean", power), ("cosine", 1.0)):
-        (weight,) = Search(cpl(tv=0.3, distance=name), [case], seeded(), None).smoothing
+        (weight,) = CaseBatch(cpl(tv=0.3, distance=name), [case]).smoothing
         assert weight.item() == pytest.approx(0.3 * float(worst), rel=1e-4)
     assert Need.IMAGE_PRIOR in cpl(tv=0.3).needs
     assert Need.IMAGE_PRIOR not in cpl().needs

@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from attacker.attacks import Case, GradientMatching, cpl
 from attacker.attacks.linking import Links
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.initialisation import uniform
 from attacker.attacks.matching.objectives import squared_distance
-from attacker.attacks.matching.search import Search
+from attacker.attacks.matching.run import MatchingRun
 from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -55,16 +56,16 @@ def observed(observation: Observation) -> dict[str, Tensor]:
 
 
 def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    search = Search(attack, [case], seeded(), None)
+    search = CaseBatch(attack, [case])
     rows = {str(o): view.rows for o, view in enumerate(search.views)}
-    return search._evaluate(x.flatten()[None], {"labels": y[None], "gain": torch.ones(1), "views": rows})
+    return search.evaluate(x.flatten()[None], {"labels": y[None], "gain": torch.ones(1), "views": rows})
 
 
 @pytest.mark.parametrize("robust", [0.0, 0.3])
 def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
     """AGIC, equation 5, gamma 1 for the first epoch and 0.1 for the second; by a loss of our own and torch's autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
-    slope, loss = evaluated(replace(cpl(), robust=robust), two_rounds, x.detach(), y)
+    slope, loss = evaluated(cpl().changed(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
     for observation, rows, gamma in zip(two_rounds.observations, ([0, 1], [1, 2]), (1.0, 0.1), strict=True):
         distance = squared_distance(gradient_at(observation, x[rows], y[rows]), observed(observation))
@@ -83,7 +84,7 @@ def test_the_truth_costs_nothing_where_links_are_right_and_something_where_they_
 
 
 def test_a_shared_example_is_one_and_fills_its_places_in_both_rounds(two_rounds: Case, examples) -> None:
-    attack = replace(cpl(init="uniform", steps=40, restarts=4), later=1.0)
+    attack = cpl(init="uniform", steps=40, restarts=4).changed(later=1.0)
     (found,) = attack([two_rounds], rng=seeded())
     assert found.x.shape == (3, 1, 8, 8)
     assert torch.equal(found.y, examples[1])
@@ -99,7 +100,7 @@ def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rou
         replace(observe((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
         for rows, seed, number in (([0, 1], 0, 1), ([1, 2], 1, 4))
     )
-    attack = replace(cpl(), optimiser=Adam(learning_rate=0.05), steps=5)
+    attack = cpl().changed(optimiser=Adam(learning_rate=0.05), steps=5)
     cases = [two_rounds, Case(other, links=two_rounds.links)]
     together = attack(cases, rng=seeded())
     for case, one in zip(cases, together, strict=True):
@@ -115,7 +116,7 @@ def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> 
         for seed in range(4)
     )
     links = Links(tuple(torch.tensor([0]) for _ in rounds), torch.ones(1), y[:1], (1, 2, 3, 4))
-    attack = replace(cpl(init="uniform", optimiser="wolfe", steps=60), later=1.0)
+    attack = cpl(init="uniform", optimiser="wolfe", steps=60).changed(later=1.0)
     (alone,), (together,) = attack([Case(rounds[:1])], rng=seeded()), attack([Case(rounds, links=links)], rng=seeded())
     assert (together.x - x[:1]).square().mean() < 0.5 * (alone.x - x[:1]).square().mean()
 
@@ -125,8 +126,9 @@ def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, e
     x, y = examples
     batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
     observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
-    search = Search(replace(cpl(), surrogate=True), [Case((observation,))], seeded(), None)
-    (start,) = search._starts([0], 0, y[None])
+    run = MatchingRun(cpl().changed(surrogate=True), [Case((observation,))], seeded(), None)
+    search = run.batch
+    (start,) = run._starts([0], 0, y[None])
     assert len(start) == 3 * 64 + 1
     z = torch.cat([x.flatten(), torch.zeros(1)])
     half = {name: w + 0.5 * observation.update[name] for name, w in observation.weights.items()}
@@ -134,7 +136,7 @@ def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, e
     found = search.views[0].simulate(search.views[0].case(0), x, y, z)
     for name, expected in gradient.items():
         torch.testing.assert_close(found[name], expected.detach(), rtol=1e-4, atol=1e-5)
-    slope, _ = search._evaluate(z[None], {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}})
+    slope, _ = search.evaluate(z[None], {"labels": y[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}})
     assert float(slope[0, -1].abs()) > 0
 
 
@@ -143,11 +145,11 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
     observation = observe((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
     training = replace(observation.training, steps=None, epochs=2)
     observation = replace(observation, num_examples=3, training=training)
-    attack = replace(cpl(init="uniform", steps=3), local_steps="simulated", order_invariant=0.1)
-    search = Search(attack, [Case((observation,))], seeded(), None)
+    attack = cpl(init="uniform", steps=3).changed(local_steps="simulated", order_invariant=0.1)
+    search = CaseBatch(attack, [Case((observation,))])
     assert (search.count, search.epochs) == (6, 2)
     truth = torch.cat([x, x[[2, 0, 1]]])
-    _, loss = search._evaluate(
+    _, loss = search.evaluate(
         truth.flatten()[None],
         {"labels": torch.cat([y, y[[2, 0, 1]]])[None], "gain": torch.ones(1), "views": {"0": search.views[0].rows}},
     )
@@ -156,7 +158,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
     assert found.x.shape == (3, 1, 8, 8)
     assert [slot.example for slot in found.slots] == [0, 1, 2, 0, 1, 2]
     with pytest.raises(ValueError, match="set local_steps to simulated"):
-        replace(cpl(), order_invariant=0.1)
+        cpl().changed(order_invariant=0.1)
 
 
 class Shelf:
@@ -183,7 +185,7 @@ class Shelf:
 def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(image_case, calls: int) -> None:
     """In its first start, between two, and in its second: the latter needs what the first came to."""
     cases = [image_case(i)[0] for i in range(2)]
-    attack = replace(cpl(init="uniform", steps=5, restarts=2), stop=replace(cpl().stop, stuck=0.0, precision=0.0))
+    attack = cpl(init="uniform", steps=5, restarts=2).changed(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())
     shelf = Shelf(calls)
     with pytest.raises(RuntimeError, match="killed"):
@@ -199,8 +201,8 @@ def test_labels_of_linked_examples_are_those_of_the_links(two_rounds: Case) -> N
     links = two_rounds.links
     assert links is not None
     told = replace(two_rounds, links=replace(links, labels=torch.tensor([3, 3, 1])))
-    (found,) = replace(cpl(init="uniform"), optimiser=Adam(), steps=1)([told], rng=seeded())
+    (found,) = cpl(init="uniform").changed(optimiser=Adam(), steps=1)([told], rng=seeded())
     assert found.y.tolist() == [3, 3, 1]
     oracle = replace(told, known_labels=torch.tensor([2, 0, 0, 1]))
-    (found,) = replace(cpl(init=uniform.__name__), optimiser=Adam(), steps=1)([oracle], rng=seeded())
+    (found,) = cpl(init=uniform.__name__).changed(optimiser=Adam(), steps=1)([oracle], rng=seeded())
     assert (found.y.tolist(), found.oracles) == ([2, 0, 1], ("labels",))

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from attacker.attacks import Case, cpl, dlg, inverting_gradients, unmet
 from attacker.attacks.base import Need
-from attacker.attacks.matching.search import Search
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.simulation.client import as_gradient, buffers_of, gradient_of, network_of
 from defenses import DefenseSpec
 from fedsim import models
@@ -154,7 +154,7 @@ def test_simulating_writes_nothing(mode: str) -> None:
 def test_rounds_with_different_statistics_are_simulated_at_once_each_with_its_own(mode: str) -> None:
     x, y = examples(4)
     observations = [observed((x, y), mode=mode, buffers=statistics(normed((1, 6, 6), 3), s), seed=s) for s in (2, 3)]
-    (batch,) = Search(cpl(), [Case((o,)) for o in observations], torch.Generator().manual_seed(0), None).views
+    (batch,) = CaseBatch(cpl(), [Case((o,)) for o in observations]).views
     assert batch.same_buffers == (mode == "train")
     dims = (0, None, None, None if batch.same_buffers else 0)
     together = vmap(batch.gradient, in_dims=dims)(batch.weights, x, y, batch.buffers)
@@ -185,7 +185,7 @@ def test_equal_statistics_are_kept_once_and_missing_ones_are_named() -> None:
 )
 def test_attacks_go_downhill_on_models_with_batch_norm(attack: Any, mode: str, buffers: dict[str, Tensor] | None) -> None:
     x, y = examples(4)
-    told = None if attack.labels is None else y  # labels of several examples are a guess, and not what is tested here
+    told = None if attack.labels.rule is None else y  # labels of several examples are a guess, and not what is tested here
     case = Case((observed((x, y), mode=mode, buffers=buffers),), known_labels=told)
     assert unmet(attack, case) == []
     (found,) = attack([case], rng=torch.Generator().manual_seed(1))

@@ -1,0 +1,61 @@
+"""Observed gradients: one observation of every case, stacked, with the weights that they were taken at."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.products import Gradient
+from attacker.attacks.simulation.client import as_gradient, buffers_of, channel_of, omitted_of, schedule, total_step
+from defenses.channel import transparent
+from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.observation import Observation
+
+
+class ObservedGradients:
+    """The same observation of every case, stacked: of clients of one run it is the same round, so that weights may be shared.
+
+    gradients: (cases, ...) by name, as read off the updates. seen: the updates themselves, likewise.
+    weights, buffers: by name; once where `shared` and `same_buffers`, else one row a case.
+    channel, omitted, rule: of the defense, where the attacker knows it. defended: whether it changes what was sent.
+    variance: (cases,) of the noise of known power in each coordinate of the gradient. A sum is a mean of its clients.
+    """
+
+    def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:
+        first = observations[0]
+        self.model, self.device, self.data, self.training = model, device, first.data, first.training
+        self.sizes, self.steps = schedule(first)
+        self.count = first.num_examples or 0
+        self.channel = channel_of(first, model) if knows_defense else transparent
+        self.omitted = omitted_of(first, model) if knows_defense else frozenset[str]()
+        self.rule = first.gradient.build() if knows_defense else None
+        self.own_rule = knows_defense and first.gradient.step is not None
+        self.defended = self.channel is not transparent or self.own_rule
+        order = dict(model.named_parameters())
+        weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
+        self.shared = all(_same(w, weights[0]) for w in weights[1:])
+        one = {name: channels_last(w) for name, w in weights[0].items()}
+        self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        self.buffers, self.same_buffers = buffers_of(model, observations)
+        updates = [{name: o.update[name].to(device) for name in order} for o in observations]
+        gradients = [as_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]
+        self.gradients = {name: torch.stack([g[name] for g in gradients]) for name in order}
+        self.seen = {name: torch.stack([u[name] for u in updates]) for name in order}
+        self.variance = self._variance(observations)
+
+    def state(self, i: int) -> dict[str, dict[str, Tensor]]:
+        """Return the weights and buffers of case i."""
+        weights = self.weights if self.shared else {name: w[i] for name, w in self.weights.items()}
+        buffers = self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
+        return {"weights": weights, "buffers": buffers}
+
+    def _variance(self, observations: Sequence[Observation]) -> Tensor:
+        parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.device)
+        noise = torch.func.vmap(self.channel.noise)(self.seen)
+        each = noise / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
+        return each / sum(s[0].numel() for s in self.seen.values())
+
+
+def _same(one: Gradient, other: Gradient) -> bool:
+    return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())

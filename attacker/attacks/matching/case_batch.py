@@ -1,0 +1,206 @@
+"""The loss of a search over many cases at once, and everything that its cases share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from attacker.attacks.base import Case
+from attacker.attacks.gradients.precision import fast
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.matching.knowledge import links_of
+from attacker.attacks.matching.parametrisation import LatentSpace
+from attacker.attacks.matching.parts import MatchingParts
+from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
+from attacker.attacks.matching.problem import Row, View, each
+from attacker.attacks.simulation import local_epochs
+from attacker.attacks.simulation.client import network_of
+from attacker.attacks.simulation.gradients import predict
+from fedsim import models
+
+
+class CaseBatch:
+    """Cases that agree in model, data, training, defense and number of examples, as one loss with one row of z a problem.
+
+    count, links, epochs: of the examples that are searched for. views: the observations, stacked over cases.
+    smoothing: (cases,) weight of total variation. enough, stuck: (cases,) losses that end a search, and that call for another.
+    told: whether an oracle tells logits.
+    """
+
+    def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
+        self.attack, self.cases = attack, cases
+        first = cases[0].observations[0]
+        self.data, self.loss = first.data, first.training.loss
+        self.told = bool(attack.labels.agreement and attack.sees_gradient) and all(
+            case.known_logits is not None for case in cases
+        )
+        self.model: nn.Module = network_of(first).to(attack.device)
+        self.epochs = attack.simulation.epochs(first.training)
+        self.links = [links_of(case, self.epochs) for case in cases]
+        self.count = self.links[0].examples
+        joint = attack.labels.rule is None and cases[0].known_labels is None
+        self.space = LatentSpace(
+            attack.parametrisation, self.data, self.count, joint=joint, surrogate=attack.simulation.surrogate
+        )
+        self.views = [self._view(o) for o in range(len(cases[0].observations))]
+        self.defended = any(view.defended for view in self.views)
+        self.coarse = fast(attack.device) if attack.search.coarse else None
+        self.smoothing = self._smoothing()
+        self._thresholds()
+
+    def _view(self, o: int) -> View:
+        attack = self.attack
+        return View(
+            [case.observations[o] for case in self.cases],
+            torch.stack([links.places[o] for links in self.links]),
+            torch.tensor([attack.objective.weight(links, o) for links in self.links]),
+            self.count,
+            model=self.model,
+            objective=attack.objective,
+            simulation=attack.simulation,
+            device=attack.device,
+            compiled=attack.search.compiled,
+        )
+
+    def _thresholds(self) -> None:
+        """Set the losses that are enough, and those above which a search is stuck.
+
+        A search that ended at the power of known noise is not stuck. It is no reason to end one before: the examples that fit the
+        noise best are nearer to the true ones than those at which the loss first falls to its power. A null has no gradient to go
+        by: one start is all.
+        """
+        stop = self.attack.search.stop
+        worst = self._over_views([view.worst for view in self.views])
+        if not self.attack.sees_gradient:
+            self.enough, self.stuck = torch.zeros_like(worst), torch.full_like(worst, float("inf"))
+            return
+        self.enough = (stop.precision * worst).clamp(min=stop.tolerance)
+        self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
+        if self.attack.objective.distance.squares:
+            noise = self._over_views([view.power for view in self.views])
+            self.stuck = self.stuck.maximum(noise + 2 * CONTRAST * self.smoothing)
+
+    def _smoothing(self) -> Tensor:
+        """Return the weight of total variation, (cases,), more of it behind known noise.
+
+        A null does not know the loss of a zero gradient, unless it is 1 for any: it takes 1 for it, where it has that prior.
+        """
+        prior, distance = self.attack.prior, self.attack.objective.distance
+        gamma = torch.stack([view.rows["gamma"] for view in self.views])
+        if not self.data.is_image:
+            return torch.zeros_like(gamma[0])
+        denoised = prior.denoised and distance.squares and any(view.noisy for view in self.views)
+        if not self.attack.sees_gradient:
+            return torch.full_like(gamma[0], prior.tv if distance.bounded else float(denoised or prior.tv > 0))
+        weight = prior.tv * _mean(gamma, torch.stack([view.worst for view in self.views]))
+        if denoised:
+            variance = torch.stack([view.power / view.coordinates for view in self.views])
+            weight = weight + belief_behind_noise(_mean(gamma, variance), self.count * self.data.size)
+        return weight
+
+    def _over_views(self, values: Sequence[Tensor]) -> Tensor:
+        loss = self.attack.objective.robust_loss
+        return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
+
+    def problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> Row:
+        """Return what belongs to the problems of these cases, one row each, for `evaluate` at z (P, D) and near it."""
+        rows = torch.tensor(cases, device=z.device)
+        problem: Row = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        if logits is not None:
+            problem["logits"] = logits.to(z)
+        if self.smoothing.any():
+            problem["smoothing"] = self.smoothing[rows]
+        problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
+        return problem
+
+    def decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
+        """Return x (V, *shape) and y, the labels (V,) or soft ones (V, K); of many problems, one row each."""
+        return self.space.decode(z, problem["labels"])
+
+    def answer(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the latent z (D,) of a case comes to: examples x and labels y, those of local epochs merged."""
+        return local_epochs.merged(*self.space.decode(z, labels), self.epochs)
+
+    def evaluate(self, z: Tensor, per_problem: Row, share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the gradient with respect to z, (P, D), and the loss, (P,), when so large a share of the steps is done."""
+        own = {name: value for name, value in per_problem.items() if name != "views"}
+        precision = self.coarse if share < self.attack.search.coarse else None
+        slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
+        if self.attack.prior.belief or self.attack.labels.agreement or self.epochs > 1 or "smoothing" in own:
+            slope, loss = each(grad_and_value(self._beliefs), z, per_problem)
+        if self.attack.sees_gradient:
+            for o, view in enumerate(self.views):
+                more_slope, more_loss = view.evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
+                slope, loss = slope + more_slope, loss + more_loss
+        return slope, loss
+
+    def _beliefs(self, z: Tensor, problem: Row) -> Tensor:
+        """Return the terms of the loss of one problem that are no distances of gradients."""
+        x, y = self.decode(z, problem)
+        belief = self.attack.prior.belief
+        value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else belief(x)
+        if "smoothing" in problem:
+            value = value + problem["gain"] * problem["smoothing"] * total_variation(x)
+        if self.epochs > 1:
+            value = value + self.attack.simulation.order_invariant * local_epochs.disagreement(x, self.epochs)
+        if self.attack.labels.agreement:
+            value = value + problem["gain"] * self.attack.labels.agreement * self._disagreement(problem, x, y)
+        return value
+
+    def _disagreement(self, problem: Row, x: Tensor, y: Tensor) -> Tensor:
+        """Return how far the predictions for the guess are from its labels, or from what an oracle tells of the true examples."""
+        view, row = self.views[0], problem["views"]["0"]
+        weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
+        logits = predict(self.model, self.data, self.loss, weights, x, buffers)
+        made, aim = models.probabilities(logits), _one_hot(y, self.data.num_classes)
+        if "logits" in problem:
+            made, aim = logits, problem["logits"]
+        return (made - aim).square().sum()
+
+    def _gain(self, z: Tensor, problem: Row) -> Tensor:
+        """Return how much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
+
+        It is 1 where no power is left, and of a null, which looks at nothing that was received.
+        """
+        if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
+            return torch.ones_like(z[0])
+        guess = self.decode(z, problem)
+        pairs = [view.powers(problem["views"][str(o)], *guess, z) for o, view in enumerate(self.views)]
+        gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
+        return torch.where((gain > 0) & gain.isfinite(), gain, 1)
+
+    def labels(self, i: int, rng: Generator) -> Tensor:
+        """Return the labels that the search for case i goes by, (V,)."""
+        attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
+        if not attack.sees_gradient:
+            return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
+        if attack.labels.rule is None and known is None:
+            return torch.zeros(self.count, dtype=torch.long, device=attack.device)
+        if known is None and links.labels is not None:
+            return links.labels.to(attack.device)
+        if known is None:
+            rule = attack.labels.rule
+            assert rule is not None
+            told = [read_labels(rule, view, i, self.model, rng) for view in self.views]
+        else:
+            told = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
+        found = torch.zeros(self.count, dtype=torch.long)
+        for places, labels in zip(reversed(links.places), reversed(told), strict=True):
+            found[places] = labels.cpu().repeat(self.epochs)
+        return found.to(attack.device)
+
+
+def _mean(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the weighted mean over the first dimension."""
+    return (weights * values).sum(0) / weights.sum(0)
+
+
+def _select(nested: Row, rows: Tensor) -> Row:
+    return {name: _select(t, rows) if isinstance(t, dict) else t[rows] for name, t in nested.items()}
+
+
+def _one_hot(y: Tensor, num_classes: int) -> Tensor:
+    if y.ndim == 2:
+        return y
+    return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # torch's own looks at values: not under vmap

@@ -1,0 +1,169 @@
+"""The parts that a search is composed of, each by itself, and the one meaning of `tv`."""
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.objectives import Objective, absolute, cosine, euclidean
+from attacker.attacks.matching.parts import PARTS, Labels, MatchingParts, Search
+from attacker.attacks.matching.priors import Prior, total_variation
+from attacker.attacks.matching.simulation import Simulation
+from attacker.attacks.multi_round.agic import agic
+from attacker.attacks.optimisers.first_order import Adam
+from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+
+Observe = Callable[..., Observation]
+LENET = ModelSpec(name="lenet_dlg")
+
+
+def test_no_part_has_more_than_seven_fields_and_none_can_be_written_to() -> None:
+    attack = cpl()
+    for part in PARTS:
+        own = getattr(attack, part)
+        assert len(fields(own)) <= 7
+        with pytest.raises(FrozenInstanceError):
+            setattr(own, fields(own)[0].name, None)
+
+
+def test_fields_of_parts_have_names_of_their_own_so_that_one_can_be_changed_by_its_name() -> None:
+    names = [one.name for part in PARTS for one in fields(getattr(cpl(), part))] + [one.name for one in fields(MatchingParts)]
+    assert len(names) == len(set(names))
+    changed = cpl().changed(steps=3, later=1.0, tv=0.5, name="own", optimiser=Adam())
+    assert (changed.search.steps, changed.objective.later, changed.prior.tv, changed.name) == (3, 1.0, 0.5, "own")
+    assert changed.search.optimiser == Adam()
+    assert changed.parametrisation == cpl().parametrisation
+    assert cpl().changed(prior=Prior(tv=0.1), denoised=True).prior == Prior(tv=0.1, denoised=True)
+    with pytest.raises(TypeError, match="stepz"):
+        cpl().changed(stepz=3)
+
+
+def test_robust_loss_bounds_what_a_bad_round_costs() -> None:
+    distance = torch.tensor([0.0, 1e-4, 1.0, 100.0])
+    assert torch.equal(Objective().robust_loss(distance), distance)
+    found = Objective(robust=0.1).robust_loss(distance)
+    assert found[0] == 0
+    assert float(found[1]) == pytest.approx(1e-4, rel=1e-3)
+    assert float(found[3]) == pytest.approx(0.1 * torch.log1p(torch.tensor(1000.0)).item())
+
+
+def test_rounds_after_the_first_epoch_weigh_less() -> None:
+    links = Links((torch.tensor([0]),) * 3, torch.ones(1), None, (1, 2, 1))
+    assert [Objective(later=0.2).weight(links, o) for o in range(3)] == [1.0, 0.2, 1.0]
+
+
+def test_the_loss_of_a_zero_gradient_is_its_distance_to_the_observed_one() -> None:
+    observed = {"a": torch.tensor([3.0, -4.0]), "b": torch.tensor([[1.0]])}
+    zero = {name: torch.zeros_like(g) for name, g in observed.items()}
+    for distance in (euclidean, cosine, absolute):
+        assert float(distance.worst(observed)) == pytest.approx(float(distance(zero, observed)))
+        assert float(distance(observed, observed)) == pytest.approx(0, abs=1e-6)
+        doubled = {name: 2 * g for name, g in observed.items()}
+        assert (float(distance.worst(doubled)) == float(distance.worst(observed))) == distance.bounded
+
+
+def test_a_simulation_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="set local_steps to simulated"):
+        Simulation(order_invariant=0.1)
+    with pytest.raises(ValueError, match="set local_steps to one_batch"):
+        Simulation(surrogate=True, local_steps="simulated")
+    epochs = Training(learning_rate=0.1, batch_size=1, epochs=3)
+    assert Simulation().epochs(epochs) == 1
+    assert Simulation(local_steps="simulated", order_invariant=0.1).epochs(epochs) == 3
+
+
+def test_a_search_that_would_never_start_or_end_in_full_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="of which one is the least, got 0"):
+        Search(restarts=0)
+    with pytest.raises(ValueError, match="got 1"):
+        Search(coarse=1.0)
+
+
+def test_labels_are_read_or_searched_for() -> None:
+    assert dlg().labels == Labels(rule=None)
+    assert cpl().labels.rule is not None
+
+
+def test_a_belief_of_ones_own_is_added_in_its_own_units(observe: Observe) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
+    case = Case((observe((x, y), model=LENET, data=data),))
+    plain, other = (loss_at(attack, case, x, y) for attack in (cpl(), cpl().changed(belief=lambda x: 3 * x.sum())))
+    assert float(other - plain) == pytest.approx(3 * float(x.sum()), rel=1e-4)
+
+
+def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
+    batch, z = CaseBatch(attack, [case]), x.flatten()[None]
+    return batch.evaluate(z, batch.problem([0], z, y[None]))[1][0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tv: cpl(tv=tv, distance="cosine"),
+        lambda tv: cpl(tv=tv),
+        lambda tv: inverting_gradients(tv=tv),
+        lambda tv: agic(tv=tv).matching,
+        lambda tv: agic(tv=tv, distance="euclidean", optimiser="wolfe").matching,
+    ],
+    ids=["cpl by cosine", "cpl", "inverting_gradients", "agic", "agic by squares"],
+)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts], rounds: int, observe: Observe) -> None:
+    """A share of the mean loss of a zero gradient for each unit of the total variation of pixels, whatever the normalisation."""
+    data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
+    x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
+    seen = tuple(observe((x, y), model=LENET, data=data, seed=seed) for seed in range(rounds))
+    case = Case(seen, links=Links((torch.tensor([0]),) * rounds, torch.ones(1), y, tuple(range(1, rounds + 1))))
+    guess = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with_tv, without = (loss_at(make(tv), case, guess, y) for tv in (0.5, 0.0))
+    batch = CaseBatch(make(0.0), [case])
+    weights = [1.0] + [0.1] * (rounds - 1)
+    zero = sum(w * float(view.worst) for w, view in zip(weights, batch.views, strict=True)) / sum(weights)
+    assert float(with_tv - without) == pytest.approx(0.5 * zero * float(total_variation(guess)), rel=2e-3)
+
+
+@pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
+@pytest.mark.parametrize("std", [(1.0,), (0.3081,), (0.25, 0.25, 0.25)])
+def test_presets_of_normalised_inputs_cost_what_they_cost(attack: str, std: tuple[float, ...], observe: Observe) -> None:
+    """In units of the model's inputs their weights are those of the paper and of the tuning; converted, the loss is the same."""
+    data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5,) * len(std), std=std)
+    x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
+    case = Case((observe((x, y), model=LENET, data=data),))
+    guess = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    settings, large = presets.settings_of(attack), replace(data, shape=(3, 32, 32))
+    for preset, model in (("published", LENET), ("tuned", ModelSpec(name="cnn6"))):
+        own = settings[preset] if preset == "published" else settings[preset]["relu"]
+        if "tv" not in own:
+            continue
+        arguments: dict[str, Any] = presets.arguments_of(attack, preset, model, large)
+        made = inverting_gradients(**arguments) if attack == "inverting_gradients" else agic(**arguments).matching
+        added = loss_at(made, case, guess, y) - loss_at(made.changed(tv=0.0), case, guess, y)
+        before = own["tv"] * float(total_variation(data.normalise(guess)))
+        assert float(added) == pytest.approx(before, rel=1e-3, abs=2e-7)
+
+
+def test_defaults_stay_where_pixels_are_not_normalised(observe: Observe) -> None:
+    assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (3e-3, 1e-4, 0.0)
+    images = DataSpec(shape=(3, 32, 32), num_classes=10)
+    for attack in ("cpl", "inverting_gradients", "agic"):
+        raw = presets.settings_of(attack)["tuned"]["relu"]
+        assert presets.arguments_of(attack, "tuned", ModelSpec(name="cnn6"), images) == raw
+
+
+def test_a_null_by_cosine_has_the_prior_of_the_attack_and_one_by_squares_takes_one_for_what_it_cannot_know(
+    observe: Observe,
+) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=LENET, data=data),))
+    weights = [
+        CaseBatch(attack.null(), [case]).smoothing.item()
+        for attack in (inverting_gradients(tv=0.25), cpl(tv=0.25, distance="cosine"), cpl(tv=0.25), cpl())
+    ]
+    assert weights == [0.25, 0.25, 1.0, 0.0]

@@ -1,0 +1,159 @@
+"""Decoders: shapes, ranges, gradients, and searches that go by them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
+from attacker.attacks.matching.decoders import DECODERS, EDGE, NAMED, Decoder, decoder
+from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+IMAGES = DataSpec(shape=(3, 10, 13), num_classes=4)
+ROWS = DataSpec(shape=(9,), num_classes=2)
+OWN = """
+from attacker.attacks.matching.decoders import Decoder
+
+def flipped(data):
+    return Decoder(data.shape, decode=lambda z: 1 - z, encode=lambda x: 1 - x)
+
+nothing = 3
+"""
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name: str) -> None:
+    own = decoder(name)(IMAGES)
+    z = torch.rand(4, *own.shape, generator=seeded())
+    x = own.decode(z)
+    assert x.shape == (4, *IMAGES.shape)
+    assert own.encode(x).shape == z.shape
+    torch.testing.assert_close(own.decode(z[1:2])[0], x[1])
+    torch.testing.assert_close(vmap(lambda row: own.decode(row[None])[0])(z), x)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_slopes_are_those_of_numbers(name: str) -> None:
+    """A product with the slope by autograd is the difference of values nearby, in float64."""
+    own = decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
+    z = (0.2 + 0.6 * torch.rand(1, *own.shape, generator=seeded(), dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(own.decode, (z,))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_search_begins_near_the_examples_that_it_is_given(name: str) -> None:
+    own = decoder(name)(IMAGES)
+    smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
+    assert (own.decode(own.encode(smooth)) - smooth).abs().max() < 0.1
+
+
+def test_pixels_are_what_they_are_to_the_bit() -> None:
+    own, x = decoder("pixels")(IMAGES), torch.randn(2, *IMAGES.shape, generator=seeded())
+    assert own.decode(x) is x
+    assert torch.equal(own.project(x), x.clamp(0, 1))
+
+
+def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> None:
+    own = decoder("bicubic4")(IMAGES)
+    assert own.shape == (3, 3, 4)
+    torch.testing.assert_close(own.decode(torch.full((1, 3, 3, 4), 0.3)), torch.full((1, *IMAGES.shape), 0.3))
+    x = own.decode(own.project(torch.randn(50, 3, 3, 4, generator=seeded())))
+    assert -0.4 < float(x.min()) < 0
+    assert 1 < float(x.max()) < 1.4
+
+
+def test_bicubic_interpolation_is_refused_of_rows() -> None:
+    with pytest.raises(ValueError, match=r"the decoder bicubic4 makes images larger, and these data are rows of shape \(9,\)"):
+        decoder("bicubic4")(ROWS)
+
+
+def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
+    own = decoder("tanh_box")(ROWS)
+    x = own.decode(100 * torch.randn(50, 9, generator=seeded()))
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    assert own.decode(own.encode(torch.tensor([[-3.0, 0.25, 7.0]]))).tolist()[0] == pytest.approx(
+        [EDGE, 0.25, 1 - EDGE], abs=1e-5
+    )
+
+
+def test_soft_labels_and_surrogate_weights_follow_the_examples_in_the_latent() -> None:
+    space = LatentSpace(Parametrisation(decoder=decoder("bicubic4"), boxed=True), IMAGES, 2, joint=True, surrogate=True)
+    starts = [torch.rand(2, *IMAGES.shape, generator=seeded(i)) for i in range(3)]
+    z = space.encode(starts, [seeded(i) for i in range(3)], "cpu")
+    assert z.shape == (3, 2 * 36 + 2 * 4 + 1)
+    x, y = space.decode(z, torch.zeros(3, 2))
+    assert (x.shape, y.shape) == ((3, 2, *IMAGES.shape), (3, 2, 4))
+    torch.testing.assert_close(y.sum(dim=-1), torch.ones(3, 2))
+    (alone, _) = space.decode(z[1], torch.zeros(2))
+    torch.testing.assert_close(alone, x[1])
+    projected = space.project(10 * z - 5)
+    assert projected[:, :72].min() >= 0
+    assert torch.equal(projected[:, 72:], (10 * z - 5)[:, 72:])
+
+
+@pytest.fixture
+def easy(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
+    """A smooth image that a quarter of the resolution can hold."""
+    data = DataSpec(shape=(1, 16, 16), num_classes=4)
+    small = torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.3, 0.5, 0.7, 0.6], [0.4, 0.6, 0.7, 0.5], [0.4, 0.5, 0.5, 0.4]])
+    x = decoder("bicubic4")(data).decode(small[None, None])
+    return Case((observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data),)), x
+
+
+@pytest.mark.parametrize(("name", "decoded_by"), [("cpl", "bicubic4"), ("cpl", "tanh_box"), ("inverting_gradients", "bicubic4")])
+def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str, decoded_by: str) -> None:
+    case, x = easy
+    settings: dict[str, Any] = {"optimiser": "wolfe", "steps": 30} if name == "cpl" else {"steps": 400, "tv": 1e-4}
+    attack = AttackSpec(name=name, arguments={"decoder": decoded_by, **settings}).build()
+    (found,) = attack([case], rng=seeded())
+    assert float((found.x - x).square().mean()) < 2e-3
+    assert "no parametrisation but by pixels was calibrated on" in found.notes[-1]
+    assert found.confidence.isnan().all()
+
+
+def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(observe: Callable[..., Observation]) -> None:
+    data = DataSpec(shape=(1, 16, 16), num_classes=4)
+    x = decoder("bicubic4")(data).decode(torch.rand(1, 1, 4, 4, generator=seeded(2)))
+    noisy = observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data, defense="gaussian(0.005)")
+    errors = {}
+    for name in ("pixels", "bicubic4"):
+        (found,) = cpl(optimiser="wolfe", steps=20, decoder=name, denoised=False)([Case((noisy,))], rng=seeded())
+        errors[name] = float((found.x - x).square().mean())
+    assert errors["bicubic4"] < 0.5 * errors["pixels"]
+
+
+def test_the_default_is_pixels_and_names_that_do_not_exist_are_listed() -> None:
+    assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is decoder("pixels")
+    assert list(DECODERS) == ["bicubic4", "pixels", "tanh_box"]
+    with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
+        AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
+
+
+def test_an_own_decoder_is_named_by_module_and_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, easy: tuple[Case, Tensor]
+) -> None:
+    (tmp_path / "own_decoders.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = AttackSpec(name="cpl", arguments={"decoder": "own_decoders:flipped", "steps": 4})
+    own = sys.modules["own_decoders"].flipped
+    assert isinstance(own(IMAGES), Decoder)
+    case, _ = easy
+    (found,), (plain,) = spec.build()([case], rng=seeded()), cpl(steps=4)([case], rng=seeded())
+    torch.testing.assert_close(found.x, plain.x, rtol=0, atol=2e-2)  # the same search, mirrored
+    for name, words in (
+        ("own_decoders:nothing", "must be a function from a DataSpec to a Decoder, got int"),
+        ("own_decoders:absent", "cannot be imported: AttributeError"),
+        ("absent_module:x", "cannot be imported: ModuleNotFoundError"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decoder(name)
