@@ -82,7 +82,10 @@ def replay(
         _check_model(opened, model)
         if references.is_reference(attack):  # the user names it
             references.admit(attack)
-        arguments = _preset(attack, preset, opened) | dict(map(assignment, overrides or []))
+        given = dict(map(assignment, overrides or []))
+        if references.is_reference(str(given.get("decoder", ""))):
+            references.admit(str(given["decoder"]))
+        arguments = _preset(attack, preset, opened) | given
         if route is not None:
             check_takes_route(attack)
             arguments["route"] = route

@@ -1,12 +1,11 @@
 """Decoders: maps from the variable that a search optimises to examples.
 
-To add one, write a function from a `DataSpec` to a `Decoder`, and name it as `module:function` on the command line, or as an
-entry point of the group `attacker.decoders` in a package.
+To add one, write a function from a `DataSpec` to a `Decoder`, and name it as `module:function` on the command line (`--set
+decoder=module:function`), or as an entry point of the group `attacker.decoders` in a package.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -86,14 +85,5 @@ DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", NAMED)
 
 
 def decoder(name: str) -> DecoderFactory:
-    """Return a decoder by its name in `DECODERS`, or import it as `module:function`. Raises ValueError where there is none."""
-    module, _, function = name.partition(":")
-    if not function:
-        return DECODERS[name]
-    try:
-        found: DecoderFactory = getattr(import_module(module), function)
-    except Exception as error:  # whatever the code of others raises
-        raise ValueError(f"the decoder {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ValueError(f"the decoder {name!r} must be a function from a DataSpec to a Decoder, got {type(found).__name__}")
-    return found
+    """Return a decoder by its name in `DECODERS`. Raises ValueError where there is none."""
+    return DECODERS[name]
