@@ -37,9 +37,13 @@ class Link:
         return ["--insecure"] if self.authority is None else ["--root-certificates", self.authority]
 
 
-def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | None) -> list[str]:
-    """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS."""
-    where = ["flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--database", database]
+def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | None, control_from: str | None = None) -> list[str]:
+    """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS.
+
+    control_from: network that may send commands, beside the SuperLink's own machine; see `fedsim.deployment.superlink`.
+    """
+    guarded = ["python", "-m", "fedsim.deployment.superlink", *(["--control-from", control_from] if control_from else [])]
+    where = [*guarded, "--host", host, "--port", str(port), "--isolation", "process", "--database", database]
     if identity is None:
         return [*where, "--insecure"]
     return [

@@ -1,10 +1,12 @@
 """The containers: parsed and held against what the native run executes, and against the threat model."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ def expected(name: str) -> list[str]:
     link = LAYOUT.link(f"{'' if secure else 'insecure-'}superlink:8000", secure=secure)
     if party == "superlink":
         identity = LAYOUT.identity() if secure else None
-        return commands.superlink(host="0.0.0.0", port=8000, database=str(LAYOUT.database), identity=identity)
+        network = COMPOSE["networks"]["server" if secure else "insecure-server"]["ipam"]["config"][0]["subnet"]
+        database = str(LAYOUT.database)
+        return commands.superlink(host="0.0.0.0", port=8000, database=database, identity=identity, control_from=network)
     if party == "enrol":
         return commands.enrol(link, keys=str(LAYOUT.keys))
     if party == "server":
@@ -176,31 +180,94 @@ def instructions() -> list[tuple[str, str]]:
 def test_the_image_is_slim_pinned_and_not_roots() -> None:
     found = instructions()
     assert ("ARG", "PYTHON=3.11-slim-bookworm") in found
-    assert [words for name, words in found if name == "FROM"] == ["python:${PYTHON}"]
+    assert [words for name, words in found if name == "FROM"] == ["python:${PYTHON:-3.11-slim-bookworm}"]
     assert [words for name, words in found if name == "USER"] == ["10001:10001"]
     assert [name for name, _ in found].index("USER") > max(i for i, (name, _) in enumerate(found) if name == "RUN")
-    assert all("--constraint deploy/constraints.txt" in words for name, words in found if "pip install" in words)
+    installs = [words for _, words in found if "pip install" in words]
+    assert all("--no-deps" in words for words in installs), "nothing is installed that is not listed"
+    assert sum("--require-hashes" in words for words in installs) == len(installs) - 2, "PyTorch by version, and this package"
+    assert "--no-build-isolation" in installs[-1], "or what builds it would be fetched unseen"
     assert any(name == "HEALTHCHECK" for name, _ in found)
     assert "ARG TORCH=cpu" in (ROOT / "deploy/Dockerfile").read_text()
     for _, words in (one for one in found if one[0] == "COPY"):
         *sources, _ = shlex.split(words)
         assert all((ROOT / source).exists() for source in sources)
         assert {f"!{source}" for source in sources} <= {*(ROOT / ".dockerignore").read_text().splitlines()}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {("COPY", f"{name.rstrip('*')} {name.rstrip('*')}") for name in packages} <= set(found)
     (torch,) = (words for _, words in found if "download.pytorch.org" in words)
     assert "--no-deps" in torch  # that index has no pinned version of what they need
     environment = " ".join(words for name, words in found if name == "ENV")
     assert all(f"{key}={value}" in environment for key, value in commands.ENVIRONMENT.items())
 
 
-def test_the_constraints_pin_all_that_the_package_asks_for() -> None:
-    import tomllib
+@pytest.mark.parametrize(
+    ("python", "unpinned", "good"),
+    [
+        (f"3.11-slim-bookworm@sha256:{'a' * 64}", "no", True),
+        ("3.11-slim-bookworm", "yes", True),
+        ("3.11-slim-bookworm", "no", False),
+        ("", "no", False),
+        (f"3.11@sha256:{'a' * 63}", "no", False),
+        (f"3.11@sha256:{'a' * 64}b", "", False),
+    ],
+)
+def test_a_base_image_without_its_digest_is_refused(python: str, unpinned: str, good: bool) -> None:
+    (check,) = (words for name, words in instructions() if name == "RUN" and "@sha256" in words)
+    done = subprocess.run(
+        ["sh", "-c", check], env={"PYTHON": python, "UNPINNED": unpinned, "PATH": os.environ["PATH"]}, check=False
+    )
+    assert (done.returncode == 0) == good
 
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_memory_and_processes_are_limited(name: str) -> None:
+    service = SERVICES[name]
+    assert service["mem_limit"] == service["memswap_limit"] == "${MEMORY:-4g}"
+    assert 0 < service["pids_limit"] <= 512
+    assert "--no-job-limits" not in service["command"], "jobs have the service's own limits"
+
+
+def test_the_page_has_no_way_out() -> None:
+    options = COMPOSE["networks"]["page"]["driver_opts"]
+    assert options == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+    for name in ("attacker", "attacker-gpu"):
+        assert SERVICES[name]["dns"] == ["127.0.0.1"]
+
+
+def test_commands_are_answered_to_the_servers_network_which_no_client_is_in() -> None:
+    for prefix in ("", "insecure-"):
+        words = SERVICES[f"{prefix}superlink"]["command"]
+        subnet = COMPOSE["networks"][f"{prefix}server"]["ipam"]["config"][0]["subnet"]
+        assert words[words.index("--control-from") + 1] == subnet
+        assert {name for name in SERVICES if f"{prefix}server" in networks(name)} == {
+            f"{prefix}{party}" for party in ("superlink", "server", "runner")
+        } | ({"enrol"} if not prefix else set())
+
+
+def test_the_constraints_pin_all_that_the_package_asks_for() -> None:
     lines = [line for line in (ROOT / "deploy/constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!+_-]*", line) for line in lines)
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= pinned
     assert not any(name.startswith(("cuda-", "nvidia-")) for name in pinned)  # torch says which, and another build says others
+
+
+def test_all_that_is_installed_beside_pytorch_is_known_by_its_hashes() -> None:
+    pinned = {line.lower().replace("_", "-") for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()}
+    blocks = [
+        block.replace("\\\n", " ").split()
+        for name in ("requirements.txt", "requirements-cuda.txt")
+        for block in re.findall(r"(?m)^[A-Za-z0-9].*(?:\n .*)*", (ROOT / "deploy" / name).read_text())
+    ]
+    assert all(hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", one) for one in hashes) for _, *hashes in blocks)
+    listed = {name.lower().replace("_", "-") for name, *_ in blocks}
+    free = {one for one in listed - pinned if not one.startswith(("cuda-", "nvidia-", "triton==", "setuptools=="))}
+    assert free == set(), "of another version than the tests ran with"
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {one.split("==")[0] for one in listed} | {"torch", "torchvision"}
+    assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= names
 
 
 def test_dockers_own_client_reads_the_file() -> None:

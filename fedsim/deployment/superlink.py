@@ -1,0 +1,90 @@
+"""`python -m fedsim.deployment.superlink [--control-from NETWORK] OPTIONS`: Flower's SuperLink, its control API for few.
+
+Flower 1.41 serves everything on one port: the messages of clients, which have keys, and the commands of `flwr` (start a run, with
+code that server and clients execute; enrol a key), which need no password. A client that reaches the port could run code
+on the server and on other clients. Here the commands are answered only to this machine, and to a network that is named.
+"""
+
+import sys
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Network = IPv4Network | IPv6Network
+OPTION = "--control-from"
+CONTROL = "/v1/control"
+"""Path below which Flower answers commands."""
+REFUSED = b"Flower's control API is answered to the SuperLink's own machine and network only"
+
+
+class ControlGuard:
+    """ASGI middleware that refuses Flower's control API, with status 403, to all but this machine and `networks`."""
+
+    def __init__(self, app: ASGIApp, networks: Sequence[Network] = ()) -> None:
+        self.app, self.networks = app, tuple(networks)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or not _is_control(scope["path"]) or self._admits(scope):
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(REFUSED)).encode())]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": REFUSED})
+
+    def _admits(self, scope: Scope) -> bool:
+        peer, own = _address(scope.get("client")), _address(scope.get("server"))
+        if peer is None:
+            return False
+        return peer.is_loopback or peer == own or any(peer in network for network in self.networks)
+
+
+def _is_control(path: str) -> bool:
+    """Whether a path, written in any way, leads below `CONTROL`: too many are refused rather than one too few."""
+    parts = [part for part in path.lower().split("/") if part not in ("", ".")]
+    return ".." in parts or parts[:2] == CONTROL.strip("/").split("/")
+
+
+def _address(end: Any) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(end[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def taken_out(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
+    """Return the networks of `--control-from`, and the options that are Flower's. Raises ValueError for what is no network."""
+    networks, rest, given = list[Network](), list[str](), iter(arguments)
+    for word in given:
+        if word != OPTION:
+            rest.append(word)
+            continue
+        try:
+            networks.append(ip_network(next(given, "")))
+        except ValueError as error:
+            raise ValueError(f"{OPTION}: {error}; write a network as 10.0.0.0/24") from None
+    return networks, rest
+
+
+def main() -> None:
+    """Run the SuperLink with its control API guarded."""
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    try:
+        networks, sys.argv[1:] = taken_out(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    others = extensions.get_middleware
+    extensions.get_middleware = lambda: (Middleware(ControlGuard, networks=networks), *others())
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()
