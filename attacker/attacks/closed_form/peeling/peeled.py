@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.assembly import alternating, compose, middle
 from attacker.attacks.closed_form.peeling.equations import Composed, Tangent, each
-from attacker.attacks.closed_form.peeling.smoothness import Belief, Curvature, Middle, TotalVariation
+from attacker.attacks.closed_form.peeling.smoothness import Curvature, Middle, SmoothnessPrior, TotalVariation
 from attacker.attacks.closed_form.rgap.least_squares import Weighing
 from attacker.attacks.closed_form.rgap.walk import Point, Tensors
 from attacker.attacks.networks.chain import Chain
@@ -97,7 +97,7 @@ def never(x: Tensor) -> bool:
 class _Peeler:
     """One call of `peel`; x is in [0, 1] here."""
 
-    def __init__(self, problem: Composed, belief: Belief, how: Peeling) -> None:
+    def __init__(self, problem: Composed, belief: SmoothnessPrior, how: Peeling) -> None:
         self.problem, self.belief, self.how = problem, belief, how
         self.path: list[tuple[float, Tensor]] = []
         self.iterations = 0

@@ -25,7 +25,7 @@ COLOUR = 0.1
 """Variance of differences between channels, relative to the variance of their mean."""
 
 
-class Belief(Protocol):
+class SmoothnessPrior(Protocol):
     """A convex function of x (N, *shape) in [0, 1]; lower is likelier."""
 
     def value(self, x: Tensor) -> Tensor:

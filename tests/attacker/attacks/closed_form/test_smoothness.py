@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.peeling.smoothness import Belief, Middle, TotalVariation, differences, gathered
+from attacker.attacks.closed_form.peeling.smoothness import Middle, SmoothnessPrior, TotalVariation, differences, gathered
 
-BELIEFS: list[Belief] = [TotalVariation(0.05), Middle()]
+BELIEFS: list[SmoothnessPrior] = [TotalVariation(0.05), Middle()]
 
 
 def draw(seed: int, *, count: int = 3) -> Tensor:
@@ -14,14 +14,14 @@ def draw(seed: int, *, count: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize("belief", BELIEFS)
-def test_slope_is_the_derivative(belief: Belief) -> None:
+def test_slope_is_the_derivative(belief: SmoothnessPrior) -> None:
     x = draw(0).requires_grad_()
     (expected,) = torch.autograd.grad(belief.value(x).sum(), x)
     torch.testing.assert_close(belief.slope(x.detach()), expected)
 
 
 @pytest.mark.parametrize("belief", BELIEFS)
-def test_the_quadratic_touches_at_x_and_is_nowhere_below(belief: Belief) -> None:
+def test_the_quadratic_touches_at_x_and_is_nowhere_below(belief: SmoothnessPrior) -> None:
     x = draw(0)
     for seed in range(1, 20):
         d = draw(seed) - x
@@ -31,7 +31,7 @@ def test_the_quadratic_touches_at_x_and_is_nowhere_below(belief: Belief) -> None
 
 
 @pytest.mark.parametrize("belief", BELIEFS)
-def test_each_example_counts_for_itself(belief: Belief) -> None:
+def test_each_example_counts_for_itself(belief: SmoothnessPrior) -> None:
     x = draw(0)
     torch.testing.assert_close(belief.value(x)[1:2], belief.value(x[1:2]))
 
