@@ -11,6 +11,7 @@ multiplication by the Hessian", section 3, with its R{w} = v):
 Nothing is noted on the way, as autograd does; patches of images and slopes are had once; PyTorch can compile it as a whole.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,10 +26,12 @@ from attacker.attacks.gradients import convolutions
 from attacker.attacks.gradients.convolutions import Geometry
 from attacker.attacks.gradients.layer_gradients import of_linear_bias, of_linear_weight
 from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of, only_reshapes
-from attacker.attacks.simulation.client import Gradient, Weights
+from attacker.attacks.simulation.gradients import Gradient, Weights, agree, gradient_of, probe, probed
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec
+
+log = logging.getLogger(__name__)
 
 Back = Callable[[Gradient], tuple[Tensor, ...]]
 """From how something depends on gradients, how it does on x, (P, N, *shape), and on y, (P, N, K), where that is soft."""
@@ -52,16 +55,34 @@ class Adjoints(Protocol):
 def adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints | None:
     """Those of a network with these weights.
 
-    None where it is no chain of linear layers and small two-dimensional convolutions with activations between them, or another
-    device than the processor is to compute it.
+    None where it is no chain of linear layers and small two-dimensional convolutions with activations between them, another
+    device than the processor is to compute it, or what is written out is not what PyTorch computes, which is tried once.
     """
-    chain = _small_chain(model, data)
+    chain = _checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
         return None
     return _Written(chain, weights, models.loss_of(loss))
 
 
 @lru_cache(maxsize=2)
+def _checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | None:
+    """The chain that a network is, if gradients and slopes by it are those of PyTorch on a probe."""
+    chain = _small_chain(model, data)
+    if chain is None:
+        return None
+    weights, _, x, y = probe(model, data)
+    written = _Written(chain, weights, models.loss_of(loss))
+    fed, of_x, *_ = vjp(data.normalise, x)
+    found, back = written(fed, y)
+    slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]
+    rows = [written.shaped({name: g[i] for name, g in found.items()}) for i in range(len(x))]
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in found}
+    if agree((stacked, slope), probed(gradient_of(model, data, loss), model, data, loop=True)):
+        return chain
+    log.warning("%s is not what its layers say: its gradients are left to autograd", type(model).__name__)
+    return None
+
+
 def _small_chain(model: nn.Module, data: DataSpec) -> Chain | None:
     try:
         chain = chain_of(model, data.shape)

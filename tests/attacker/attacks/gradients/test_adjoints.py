@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl
+from attacker.attacks.gradients import adjoints as written_out
 from attacker.attacks.gradients.adjoints import Adjoints, adjoints
 from attacker.attacks.gradients.convolutions import is_small
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import by_depth
 from attacker.attacks.matching.objectives import absolute, cosine, euclidean
 from attacker.attacks.matching.problem import View
+from attacker.attacks.networks.activations import TANH
+from attacker.attacks.networks.chain import Chain
 from attacker.attacks.optimisers.first_order import SGD
 from attacker.attacks.simulation.client import gradient_of
 from fedsim import models
@@ -187,3 +190,25 @@ def test_a_search_that_is_compiled_goes_where_the_other_goes(
         torch.testing.assert_close(one.x, other.x, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
         assert not torch.equal(one.loss[0], one.loss[-1])
+
+
+def test_a_chain_that_is_not_the_network_is_left_to_autograd(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written out is tried against PyTorch once for each network, gradients and slopes."""
+    data = DataSpec(shape=(5,), num_classes=3)
+
+    def found() -> Adjoints | None:
+        model = nn.Sequential(nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)).eval()
+        return adjoints(model, data, "cross_entropy", {name: p.detach() for name, p in model.named_parameters()})
+
+    assert found() is not None
+    own = written_out.chain_of
+
+    def misread(model: nn.Module, shape: tuple[int, ...]) -> Chain:
+        first, *others = own(model, shape).layers
+        return Chain((replace(first, activation=TANH), *others))
+
+    monkeypatch.setattr(written_out, "chain_of", misread)
+    assert found() is None
+    assert "its gradients are left to autograd" in caplog.text
