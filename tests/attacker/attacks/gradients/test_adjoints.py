@@ -1,6 +1,7 @@
 """Gradients of many problems and the way back from them, written out, are what autograd finds for each problem by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
