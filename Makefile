@@ -21,6 +21,7 @@ test: .venv/.installed-dev  ## all that a change must pass
 
 fuzz: .venv/.installed-dev  ## ten minutes of random runs, as every night; the seed is the day's, or: make fuzz SEED=7 SECONDS=60
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/api_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 test-page: .venv/.installed-dev  ## the web page in a headless Chromium, fetched where it can be; without one the tests say so and are skipped
 	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true
