@@ -72,6 +72,11 @@ def make_run(root: Path) -> Path:
             raise RuntimeError(
                 f"attacker {words} of an unchanged run ended with {result.exit_code}: {result.output} {result.exception!r}"
             ) from result.exception
+    for name, asked in COMMANDS.items():  # what a command loads, each child would have to load again
+        status, told = run_command(asked, root / "run", root / "experiment.toml")
+        if status:
+            raise RuntimeError(f"{name} of an unchanged run ended with {status}: {told}")
+    shutil.rmtree(root / "state", ignore_errors=True)
     return root / "run"
 
 
