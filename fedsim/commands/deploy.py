@@ -36,7 +36,7 @@ def prepare(
 
         resolved = read(experiment, [*map(assignment, overrides or ())], own=True)
         make(resolved, folder, hosts=hosts or (), days=days)
-        out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; what is whose: deploy/README.md")
+        out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; its folders: docs/deployment.md")
 
 
 def split(

@@ -16,8 +16,8 @@ def test_lpips_and_both_ssims_stand_in_the_scores_or_the_reason_does(make_run: A
     assert "global 0.500" in text
     run.rewrite(lambda row: {**row, "ssim": 0.25, "ssim_global": 0.75, "lpips": 0.125, "lpips_net": "vgg", "lpips_reason": None})
     text = report(run).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "0.2500.250 to 0.250 median 0.25010-90 %: 0.250 to 0.250global 0.7500.750 to 0.750" in text
-    assert "0.1250.125 to 0.125 median 0.12510-90 %: 0.125 to 0.125net vgg" in text
+    assert "0.2500.250 to 0.250 median 0.25010-90 %: 0.250 to 0.250its null 0.250global 0.7500.750 to 0.750" in text
+    assert "0.1250.125 to 0.125 median 0.12510-90 %: 0.125 to 0.125its null 0.125net vgg" in text
     assert "No LPIPS" not in text
 
 
