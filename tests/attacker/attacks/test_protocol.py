@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.attacks.base import Effort, effort_of, oracles_of, reconstruction_of
+from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import SUFFIX
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
+from defenses._registry import references
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -125,3 +128,16 @@ def test_an_answer_at_its_least_fills_the_places_of_every_observation(image_case
     assert found.confidence.isnan().all()
     fewer = reconstruction_of(several, x, y, attack="own", rng=torch.Generator(), route="r")
     assert [slot.example for slot in fewer.slots] == [0, 0]
+
+
+def test_a_decoder_of_ones_own_is_admitted_where_the_command_line_names_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from attacker.attacks.matching.decoders import pixels\ndef same(data):\n    return pixels(data)\n"
+    (tmp_path / "named_decoders.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(references.VARIABLE, "")
+    command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0, told.output
+    assert references.admitted() == ("named_decoders:same",)
