@@ -133,7 +133,8 @@ def _timed(asked: Options, made: list[Case], iterations: int, coarse: float) -> 
 
 def _search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
     """One search of each case; its answers are on the CPU, so that the device's queue is empty at its end."""
-    attack = replace(inverting_gradients(steps=iterations), device=asked.device, coarse=coarse)
+    attack = inverting_gradients(steps=iterations)
+    attack = replace(attack, device=asked.device, search=replace(attack.search, coarse=coarse))
     attack(made, rng=torch.Generator().manual_seed(asked.seed))
 
 
