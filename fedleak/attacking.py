@@ -36,8 +36,9 @@ def attack(
 
     Raises ValueError where the name or an argument is unknown, or the attack cannot be used on an observation.
     """
-    if references.is_reference(name):
-        references.admit(name)
+    for named in (name, arguments.get("decoder")):
+        if isinstance(named, str) and references.is_reference(named):
+            references.admit(named)
     spec = AttackSpec(name=name, arguments=arguments, null=null)
     if isinstance(target, Recording):
         folder = run_of(target) / "reconstructions" if out is None else Path(out)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 PLUGIN = Path(__file__).with_name("plugin")
@@ -59,6 +60,7 @@ def run(app: object, *arguments: str) -> str:
 
 def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plugged: None, tmp_path: Path) -> None:
     from attacker.cli import app as attacker
+    from attacker.reconstruction import Reconstruction
     from attacker.scoring import read_rows
     from fedsim.cli import app as fedsim
 
@@ -77,7 +79,11 @@ def test_a_plugin_goes_through_run_replay_null_score_report_and_the_service(plug
     assert {row.defense for row in rows} == {"shrink(0.5) | clip(10)"}
     assert all(row.attack_code.startswith("fedleak_example.attack:FirstLayer@") for row in rows)
     assert "first_layer" in Path(run(attacker, "report", str(folder)).strip()).read_text()
-    run(attacker, "replay", str(folder), "--attack", "cpl", "--set", "steps=5", "--no-null")
+    run(attacker, "replay", str(folder), "--attack", "cpl", "--set", "steps=5", "--set", "decoder=blocks", "--no-null")
+    (decoded,) = (folder / "reconstructions").glob("cpl-*")
+    for path in decoded.glob("*.safetensors"):
+        x = Reconstruction.read(path).x.reshape(-1, 4, 2, 4, 2)
+        assert torch.equal(x, x[:, :, :1, :, :1].expand_as(x))
     state = by_service(root)
     assert state.state == "done", state.error
     assert [(part.done, part.null) for part in state.result.attacks] == [(3, False), (3, True)]
@@ -141,6 +147,10 @@ def test_the_same_without_entry_points_by_module_and_name(plugged: None, tmp_pat
         Recording(folder / "recording")
     code = [word for key in ("defense", "data") for word in ("--code", BY_REFERENCE[key])]
     run(attacker, *code, "replay", str(folder), "--attack", attack, "--model", BY_REFERENCE["model"])
+    decoder = "decoder=fedleak_example.decoder:blocks"
+    run(attacker, *code, "replay", str(folder), "--attack", "cpl", "--set", "steps=3", "--set", decoder, "--no-null",
+        "--model", BY_REFERENCE["model"])  # fmt: skip
     run(attacker, *code, "score", str(folder))
     rows = read_rows(folder / "scores.jsonl")
-    assert {(row.attack, row.null, row.success) for row in rows} == {(attack, False, True), (attack, True, False)}
+    found = {(row.attack, row.null, row.success) for row in rows if row.attack == attack}
+    assert found == {(attack, False, True), (attack, True, False)}
