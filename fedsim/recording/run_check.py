@@ -46,7 +46,7 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
             for name in sorted(names):
                 target = _shared(folder, name, at)
                 yield from _look(folder / name, name, at, 1) if target is None else _in_folder(*target)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # no run, as whoever reads it will say
         return
     except OSError as error:
         yield DamagedFile(folder, error.strerror or str(error))

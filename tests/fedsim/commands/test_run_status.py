@@ -40,7 +40,7 @@ def test_a_run_that_went_well_ends_with_status_0(experiment: Path) -> None:
 def test_updates_that_are_no_numbers_are_told(experiment: Path, more: tuple[str, ...], status: int) -> None:
     code, words = run(experiment, "--set", "training.learning_rate=1e38", *more)
     assert code == status
-    assert ("every update holds NaN or infinities; lower training.learning_rate" in words) == bool(status)
+    assert ("lower training.learning_rate" in words) == bool(status)
 
 
 def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
