@@ -13,7 +13,7 @@ from attacker.attacks.linking import Described
 from attacker.attacks.linking.described import likeness
 from attacker.attacks.linking.link import Matching
 from attacker.attacks.linking.matching import Filter, assignment, greedy
-from attacker.attacks.multi_round.agic import Comparison, agic
+from attacker.attacks.multi_round.agic import ComparedBy, agic
 from attacker.attacks.multi_round.descriptions import Describer
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
     return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
 
 
-def _described(asked: Options, found: Images, batch: int, compare: Comparison, pre_steps: int) -> tuple[list[Described], float]:
+def _described(asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int) -> tuple[list[Described], float]:
     """What linking is told of every round, and CPU-seconds a round."""
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = Federation(asked, found.data)

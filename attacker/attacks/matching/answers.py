@@ -12,7 +12,7 @@ from attacker.attacks.confidence import ComparedGradient, Judged, SearchAnswer, 
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.decoders import pixels
-from attacker.attacks.matching.problem import Row, View
+from attacker.attacks.matching.problem import ProblemRow, View
 from attacker.attacks.matching.saved_state import Best
 from attacker.reconstruction import Reconstruction, Slot, slots_of
 
@@ -104,7 +104,7 @@ def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return most
 
 
-def _plain(gradient: Gradient, row: Row) -> dict[str, Tensor]:
+def _plain(gradient: Gradient, row: ProblemRow) -> dict[str, Tensor]:
     """Return a gradient without the weights of layers."""
     scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}

@@ -13,7 +13,7 @@ from attacker.attacks.matching.knowledge import links_of
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
-from attacker.attacks.matching.problem import Row, View, each
+from attacker.attacks.matching.problem import ProblemRow, View, each
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import network_of
 from attacker.attacks.simulation.gradients import predict
@@ -103,10 +103,10 @@ class CaseBatch:
         loss = self.attack.objective.robust_loss
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
-    def problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> Row:
+    def problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
         """Return what belongs to the problems of these cases, one row each, for `evaluate` at z (P, D) and near it."""
         rows = torch.tensor(cases, device=z.device)
-        problem: Row = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
+        problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
         if logits is not None:
             problem["logits"] = logits.to(z)
         if self.smoothing.any():
@@ -114,7 +114,7 @@ class CaseBatch:
         problem["gain"] = vmap(self._gain, randomness="different")(z, problem)
         return problem
 
-    def decode(self, z: Tensor, problem: Row) -> tuple[Tensor, Tensor]:
+    def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return x (V, *shape) and y, the labels (V,) or soft ones (V, K); of many problems, one row each."""
         return self.space.decode(z, problem["labels"])
 
@@ -122,7 +122,7 @@ class CaseBatch:
         """Return what the latent z (D,) of a case comes to: examples x and labels y, those of local epochs merged."""
         return local_epochs.merged(*self.space.decode(z, labels), self.epochs)
 
-    def evaluate(self, z: Tensor, per_problem: Row, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the gradient with respect to z, (P, D), and the loss, (P,), when so large a share of the steps is done."""
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.search.coarse else None
@@ -135,7 +135,7 @@ class CaseBatch:
                 slope, loss = slope + more_slope, loss + more_loss
         return slope, loss
 
-    def _beliefs(self, z: Tensor, problem: Row) -> Tensor:
+    def _beliefs(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return the terms of the loss of one problem that are no distances of gradients."""
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
@@ -148,7 +148,7 @@ class CaseBatch:
             value = value + problem["gain"] * self.attack.labels.agreement * self._disagreement(problem, x, y)
         return value
 
-    def _disagreement(self, problem: Row, x: Tensor, y: Tensor) -> Tensor:
+    def _disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return how far the predictions for the guess are from its labels, or from what an oracle tells of the true examples."""
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
@@ -158,7 +158,7 @@ class CaseBatch:
             made, aim = logits, problem["logits"]
         return (made - aim).square().sum()
 
-    def _gain(self, z: Tensor, problem: Row) -> Tensor:
+    def _gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
         """Return how much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
 
         It is 1 where no power is left, and of a null, which looks at nothing that was received.
@@ -196,7 +196,7 @@ def _mean(weights: Tensor, values: Tensor) -> Tensor:
     return (weights * values).sum(0) / weights.sum(0)
 
 
-def _select(nested: Row, rows: Tensor) -> Row:
+def _select(nested: ProblemRow, rows: Tensor) -> ProblemRow:
     return {name: _select(t, rows) if isinstance(t, dict) else t[rows] for name, t in nested.items()}
 
 

@@ -23,9 +23,9 @@ from attacker.attacks.simulation.local_steps import as_stepped
 from defenses.channel import transparent
 from fedsim.recording.observation import Observation
 
-Row = dict[str, Any]
+ProblemRow = dict[str, Any]
 """What belongs to one problem; stacked, one row for each."""
-Decode = Callable[[Tensor, Row], tuple[Tensor, Tensor]]
+Decode = Callable[[Tensor, ProblemRow], tuple[Tensor, Tensor]]
 """From latents and what belongs to their problems, all examples of each problem and their labels."""
 
 
@@ -76,7 +76,7 @@ class View(ObservedGradients):
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
         scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.objective.layers else {}
-        self.rows: Row = {
+        self.rows: ProblemRow = {
             "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
             "scale": scales,
             "known": vmap(self.channel.learn)(self.seen),
@@ -110,28 +110,28 @@ class View(ObservedGradients):
         layers = self.objective.layers
         return {name: w.sqrt() for name, w in layers(self.model, observed).items()} if layers else {}
 
-    def case(self, i: int) -> Row:
+    def case(self, i: int) -> ProblemRow:
         """The row of case i, with its weights and buffers."""
         return self.state(i) | _row(self.rows, i)
 
-    def distance(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    def distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         """How far the gradient of the guess x (V, *shape), y (V,) or (V, K), all examples of a case, is from the observed one."""
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
-    def simulate(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
+    def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
         """The gradient that would be observed of a guess, as it is compared."""
         weights = row.get("weights", self.weights)
         at = self._surrogate(row, weights, z)
         return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
 
-    def _surrogate(self, row: Row, weights: Gradient, z: Tensor) -> Gradient:
+    def _surrogate(self, row: ProblemRow, weights: Gradient, z: Tensor) -> Gradient:
         """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
         if not self.simulation.surrogate:
             return weights
         share = z[-1].sigmoid()
         return {name: w + share * row["seen"][name] for name, w in weights.items()}
 
-    def powers(self, row: Row, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def powers(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Of a guess, the squared norms of its gradient before and after the defense."""
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         before = _scaled(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
@@ -140,7 +140,7 @@ class View(ObservedGradients):
         )
 
     def evaluate(
-        self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None = None
+        self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
         """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss.
 
@@ -161,7 +161,7 @@ class View(ObservedGradients):
     def _of_each(self, decode: Decode) -> Evaluate:
         """By `vmap` over problems."""
 
-        def loss(z: Tensor, row: Row, problem: Row) -> Tensor:
+        def loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
             return self._weighed(self.distance(row, *decode(z, problem), z), row, problem)
 
         return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
@@ -171,11 +171,11 @@ class View(ObservedGradients):
         written = self.written
         assert written is not None
 
-        def loss(gradient: Gradient, row: Row, problem: Row) -> Tensor:
+        def loss(gradient: Gradient, row: ProblemRow, problem: ProblemRow) -> Tensor:
             seen, observed = (written.laid(g) for g in (self._seen(written.shaped(gradient), row), row["observed"]))
             return self._weighed(self.objective.distance(seen, observed), row, problem)
 
-        def evaluate(z: Tensor, row: Row, problem: Row) -> tuple[Tensor, Tensor]:
+        def evaluate(z: Tensor, row: ProblemRow, problem: ProblemRow) -> tuple[Tensor, Tensor]:
             def fed(z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
                 x, y = self._placed(*decode(z, problem), row)
                 x = self.data.normalise(x)
@@ -188,7 +188,9 @@ class View(ObservedGradients):
 
         return evaluate
 
-    def _at_once(self, z: Tensor, row: Row, decode: Decode, problem: Row, precision: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    def _at_once(
+        self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
         """The same with one ordinary batch of the examples of all problems, which share weights."""
         assert self.at_once is not None
         with torch.enable_grad():
@@ -197,7 +199,7 @@ class View(ObservedGradients):
             stacked, whole = together(gradient), self.objective.distance
             distance = whole if stacked is not None else whole.of_large or whole
 
-            def compared(gradient: Gradient, row: Row) -> Tensor:
+            def compared(gradient: Gradient, row: ProblemRow) -> Tensor:
                 return distance(self._seen(gradient, row), row["observed"])
 
             found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
@@ -207,14 +209,14 @@ class View(ObservedGradients):
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
 
-    def _placed(self, x: Tensor, y: Tensor, row: Row) -> tuple[Tensor, Tensor]:
+    def _placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
         """Of all examples of all problems, those that this view's batches hold."""
         if self.in_order:
             return x, y
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, row["places"]], y[rows, row["places"]]
 
-    def _seen(self, gradient: Gradient, row: Row) -> Gradient:
+    def _seen(self, gradient: Gradient, row: ProblemRow) -> Gradient:
         """The gradient of one problem as it would be observed and is compared."""
         if self.simulation.local_steps == "one_batch":
             gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
@@ -222,7 +224,7 @@ class View(ObservedGradients):
             gradient = through(self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps)
         return _scaled(gradient, row["scale"])
 
-    def _weighed(self, distance: Tensor, row: Row, problem: Row) -> Tensor:
+    def _weighed(self, distance: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
         weighed: Tensor = row["gamma"] * problem["gain"] * self.objective.robust_loss(distance)
         return weighed
 
@@ -236,7 +238,7 @@ def each(function: Callable[..., Any], *rows: Any) -> Any:
     return tree_map(lambda t: t[None], alone)
 
 
-def one_by_one(compared: Callable[[Gradient, Row], Tensor], gradients: Sequence[Gradient], rows: Row) -> Tensor:
+def one_by_one(compared: Callable[[Gradient, ProblemRow], Tensor], gradients: Sequence[Gradient], rows: ProblemRow) -> Tensor:
     """(P,), the same problem by problem: large tensors of one problem stay where the processor reaches them fast."""
     return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
 
@@ -250,5 +252,5 @@ def _scaled(gradient: Gradient, scale: Gradient) -> dict[str, Tensor]:
     return {name: g * scale[name] if name in scale else g for name, g in gradient.items()}
 
 
-def _row(nested: Row, i: int) -> Row:
+def _row(nested: ProblemRow, i: int) -> ProblemRow:
     return {name: _row(t, i) if isinstance(t, dict) else t[i] for name, t in nested.items()}

@@ -31,8 +31,8 @@ from attacker.attacks.optimisers.first_order import Adam
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import Observation
 
-Comparison = Literal["features", "images", "published", "none"]
-COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+ComparedBy = Literal["features", "images", "published", "none"]
+COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class Agic:
 
     name: str
     matching: GradientMatching
-    compare: Comparison
+    compare: ComparedBy
     pre_steps: int
     knows_defense: bool = True
     sees_gradient: bool = True
