@@ -1,5 +1,6 @@
 """`fedsim show`: what was recorded, by round and by client."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,8 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             return
         for key in ("model", "data", "training", "defense", "gradient", "network", "inputs", "secure_aggregation", "created"):
             if key == "defense" or result[key] not in ("", "plain", False):
-                out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(result[key]) or 'none')}")
+                value = _without_defaults(result[key]) if key == "training" else result[key]
+                out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(value) or 'none')}")
         spent = {key: words for key, words in EPSILONS.items() if any(_is_number(row[key]) for row in result["per_round"])}
         states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
         heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
@@ -44,6 +46,14 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             table.add_row(*(str(row[key]) for key in ("round", *states, "bytes")), *scores)
         out.print(table)
         _print_clients(result["per_client"])
+
+
+def _without_defaults(training: dict[str, Any]) -> dict[str, Any]:
+    """Return the training settings that differ from their defaults."""
+    from fedsim.recording import Training
+
+    defaults = {field.name: field.default for field in fields(Training)}
+    return {key: value for key, value in training.items() if value != defaults[key]}
 
 
 def _print_clients(clients: list[dict[str, Any]]) -> None:

@@ -214,7 +214,7 @@ def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any
     runner = CliRunner()
     for name, changes, shown, hidden in (
         ("plain", {}, [], ["epsilon"]),
-        ("noisy", {"defense": "clip(0.5) | gaussian(2)"}, ["epsilon (client)"], ["example", "global"]),
+        ("noisy", {"defense": "clip(0.5) | gaussian(2)"}, ["epsilon (client)"], ["(example)", "global"]),
         ("central", {"strategy": CENTRAL}, ["epsilon (global model)"], ["client)"]),
     ):
         run = federate(name, rounds=1, **changes)
