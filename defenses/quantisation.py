@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from defenses.base import Defense, Update, stateless
-from defenses.feedback import with_feedback
+from defenses.combinators import with_feedback
 from defenses.noise import uniform_like
 
 Rounding = Callable[[Tensor], Tensor]

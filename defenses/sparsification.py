@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from defenses.base import Defense, Update, stateless
-from defenses.feedback import with_feedback
+from defenses.combinators import with_feedback
 from defenses.noise import uniform_like
 from defenses.scopes import Mask, Scope, check_scope, exact_share, kth_largest, magnitudes, masks
 

@@ -16,7 +16,7 @@ from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
-from defenses.units import in_gradient_units
+from defenses.combinators import in_gradient_units
 
 CodecName = Literal["dense", "sparse", "bits", "levels"]
 
