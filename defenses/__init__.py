@@ -3,14 +3,13 @@
 from defenses.base import Defense, State, Update, chain, global_norm, identity, stateless
 from defenses.channel import Channel
 from defenses.clipping import clip, clip_each
+from defenses.combinators import in_gradient_units, with_feedback
 from defenses.dgc import dgc
-from defenses.combinators import with_feedback
 from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 from defenses.spec import DEFENSES, DefenseSpec, Kind
-from defenses.combinators import in_gradient_units
 
 __all__ = [
     "DEFENSES",

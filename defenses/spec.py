@@ -11,12 +11,12 @@ from defenses._registry.calls import Step
 from defenses.base import Defense, chain
 from defenses.channel import Channel, compose
 from defenses.clipping import clip, clip_each
+from defenses.combinators import in_gradient_units
 from defenses.dgc import dgc
 from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
-from defenses.combinators import in_gradient_units
 
 CodecName = Literal["dense", "sparse", "bits", "levels"]
 

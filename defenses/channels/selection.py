@@ -7,8 +7,8 @@ from torch import Tensor
 
 from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts
-from defenses.selection import check_patterns, chosen
 from defenses.combinators import to_gradient, to_update
+from defenses.selection import check_patterns, chosen
 
 
 def withhold(names: str | Sequence[str]) -> Channel:

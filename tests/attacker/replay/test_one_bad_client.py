@@ -91,7 +91,8 @@ def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad
     assert replay(run).extent() == (4, pytest.approx(megabytes * 4 / 6))
     done = replay(run).run()
     assert (done.done, sorted(done.failed)) == (4, [f"0000{round}-{bad}" for round in (1, 2)])
-    assert all("the client reported more than 100,000" in reason for reason in done.failed.values())
+    refusals = ("the client reported more than 100,000", f"{reported:,} examples of 64 values")
+    assert all(any(words in reason for words in refusals) for reason in done.failed.values()), done.failed
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
     assert {row.client for row in rows if row.failure} == {bad}
@@ -225,7 +226,7 @@ def test_where_no_case_has_truth_it_is_an_error_and_earlier_scores_stay(run: Pat
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", " --model 'a:b; echo $HOME'")],
+    [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", "")],
 )
 def test_what_to_replay_first_names_somebody_elses_code_and_can_be_pasted(run: Path, name: str, more: str) -> None:
     describe(run, "model", name=name)

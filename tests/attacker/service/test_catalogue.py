@@ -160,9 +160,9 @@ def test_a_round_that_was_run_again_is_read_again(root: Path, catalogue: Open) -
     found = catalogue()
     found.rows(found.run("digits"))
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
-        index.execute("UPDATE observations SET attempt = 2, num_examples = 9 WHERE round = 2")
+        index.execute("UPDATE observations SET attempt = 2, bytes = 9 WHERE round = 2")
     found.look()
-    assert {row.num_examples for row in found.rows(found.run("digits"))[2]} == {9}
+    assert {row.bytes for row in found.rows(found.run("digits"))[2]} == {9}
 
 
 def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:

@@ -256,7 +256,7 @@ def test_a_queue_outlives_its_process_and_is_its_owners_only(tmp_path: Path) -> 
         ({"recording": ".attacker"}, "recording"),
         ({"recording": "a~b~c~d"}, "recording"),
         ({"recording": "photos\n"}, "recording"),
-        ({"attack": "os:system"}, "unknown name"),
+        ({"attack": "os:system"}, "code that is not part of this project"),
         ({"attack": "cplx"}, "Did you mean 'cpl'"),
         ({"arguments": {"stepz": 3}}, "stepz"),
         ({"arguments": {"restarts": 0}}, "above 0"),

@@ -330,7 +330,7 @@ GOOD = '[[rule]]\nname = "a"\nattack = "cpl"\n'
         (GOOD + "budget = { behind = 0 }", "budget.behind"),
         (GOOD + "budget = { jobs = 1 }", "budget.jobs"),
         (GOOD + "priority = 100", "priority"),
-        (GOOD.replace('"cpl"', '"os:system"'), "unknown name"),
+        (GOOD.replace('"cpl"', '"os:system"'), "code that is not part of this project"),
         (GOOD.replace('"a"', '"../a"'), "name"),
     ],
 )

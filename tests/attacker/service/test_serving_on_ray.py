@@ -52,7 +52,7 @@ def at_work(service: int) -> list[int]:
 
 
 def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_service(root: Path, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--ray", "local"]
+    command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--no-token", "--ray", "local"]
     with (tmp_path / "log").open("w") as log:
         service = subprocess.Popen([*command, "--truth", "own"], stdout=subprocess.PIPE, stderr=log, text=True)
     try:
