@@ -85,8 +85,7 @@ def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str,
 
 
 def _examples(asked: Options, pixels: int, count: int) -> Images:
-    path = asked.data / "imagenet128" / "train.npz" if asked.data else None
-    if pixels <= STORED_PIXELS and path is not None and path.exists():
+    if pixels <= STORED_PIXELS and asked.data:
         found = images(asked, "imagenet", count)
         x = interpolate(found.x, size=(pixels, pixels), mode="bilinear", antialias=True)
     else:

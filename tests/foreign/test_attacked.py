@@ -86,6 +86,7 @@ def test_on_the_command_line_the_network_is_imported_only_where_it_is_named(app:
     """From the app's folder, as its author would, with nothing imported before."""
     app.run(app.record(), rounds=1, mods=MODS["mod"])
     monkeypatch.setattr(building, "_ADMITTED", {})
+    monkeypatch.delenv("FEDLEAK_CODE")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(QUICKSTART)])
     monkeypatch.delitem(sys.modules, "task")
     monkeypatch.chdir(QUICKSTART)

@@ -8,6 +8,7 @@ bytes; values in JSON, TOML, SQLite and the headers of tensor files. A command t
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -299,11 +300,11 @@ def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -
     It hangs where it takes more than `SECONDS` of CPU time, or waits for as long without taking any: a busy machine is no hang.
     """
     reader, writer = os.pipe()
-    baseline = _resident(os.getpid())
     child = os.fork()
     if not child:
         _do(work, writer, allowed)
     os.close(writer)
+    baseline = int.from_bytes(os.read(reader, 8), "little")  # of the child itself: it maps less than this process does
     os.set_blocking(reader, False)
     said, most, cpu, moved, killed = b"", baseline, 0.0, time.monotonic(), False
     while True:
@@ -320,7 +321,7 @@ def in_a_child(work: Callable[[], tuple[int, str]], allowed: tuple[Path, ...]) -
             killed = True
         time.sleep(0.005)
     os.close(reader)
-    above = max(most, 1024 * used.ru_maxrss) - max(baseline, 0)
+    above = max(most, 1024 * used.ru_maxrss) - baseline
     kind, _, words = said.decode(errors="replace").partition("\n")
     if killed:
         kind = "hang"
@@ -361,6 +362,8 @@ def _do(work: Callable[[], tuple[int, str]], writer: int, allowed: tuple[Path, .
             if given[2] & WRITING and outside and given[0] != os.devnull:
                 tell("write outside", f"{given!r}")
 
+    faulthandler.disable()  # a crash is told by its signal
+    os.write(writer, _resident(os.getpid()).to_bytes(8, "little"))
     try:
         sys.addaudithook(audit)
         status, words = work()

@@ -70,7 +70,11 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         ),
         (broken(lambda a: None), 'layout = "tensorflow"', "settings.toml: layout"),
         (broken(lambda a: None), 'defense = "clipp(1)"', "Did you mean 'clip'?"),
-        (broken(lambda a: None), "data.mena = [0.5]", "settings.toml: data: unknown key 'mena'. Known: shape"),
+        (
+            broken(lambda a: None),
+            "data.mena = [0.5]",
+            "settings.toml: data: unknown key 'mena'. Did you mean 'mean'?",
+        ),
         (broken(lambda a: None), "training.lr = 0.5", "settings.toml: training.lr: unknown key"),
         (broken(lambda a: None), "num_example = 1", "settings.toml: num_example: unknown key"),
         (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),

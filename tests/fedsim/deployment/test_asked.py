@@ -228,7 +228,8 @@ def test_a_process_sees_its_mounts_and_no_more_and_writes_only_where_it_may(
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
     seen = (mounts.Mount("mine", True), mounts.Mount("shared/file"))
-    script = "ls; cat shared/file; echo new > mine/file; echo no > shared/file || echo refused; ls ../*/theirs 2>&1 | head -1"
+    script = "ls; cat shared/file; echo new > mine/file; echo no > shared/file || echo refused; "
+    script += f"ls ../{tmp_path.name}/theirs 2>&1 | head -1"
     stages = tmp_path_factory.mktemp("stages")
     monkeypatch.setenv("TMPDIR", str(stages))
     prefix = mounts.isolated(tmp_path, seen)

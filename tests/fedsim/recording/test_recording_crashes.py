@@ -107,7 +107,7 @@ def test_the_index_of_a_writer_that_was_killed_amid_a_commit_is_read_as_it_was_b
     try:
         recording = Recording(recorded)
         assert recording.rows() == before
-        assert [o.num_examples for o in recording.observations()] == [7] * 4
+        assert [o.num_examples for o in recording.observations()] == [6] * 4  # of 7 reported, what the prescribed steps use
         assert contents(recorded) == spoilt  # what the writer must undo is left to the writer
     finally:
         recorded.chmod(0o700)
