@@ -6,7 +6,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 
 DATA ?=
 MINUTES ?= 360
-.PHONY: demo test fuzz test-page test-deploy bench-gpu docs reference format clean
+.PHONY: demo test test-attacker test-others fuzz test-page test-deploy bench-gpu docs reference format clean
 
 demo: .venv/.installed  ## two federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
@@ -17,7 +17,13 @@ test: .venv/.installed-dev  ## all that a change must pass
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	OMP_NUM_THREADS=1 $(BIN)/pytest -rs  # small tensors: a second thread only waits where the machine is shared
+	$(MAKE) --no-print-directory --jobs=2 test-attacker test-others
+
+# Two halves side by side, one thread each: the tensors are small, and a second thread would only wait.
+test-attacker:
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker
+test-others:
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --ignore=tests/attacker
 
 fuzz: .venv/.installed-dev  ## ten minutes of random runs, as every night; the seed is the day's, or: make fuzz SEED=7 SECONDS=60
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
