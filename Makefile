@@ -8,7 +8,7 @@ DATA ?=
 MINUTES ?= 360
 .PHONY: demo test test-attacker test-others fuzz test-page test-deploy bench-gpu docs reference format clean
 
-demo: .venv/.installed  ## two federations, attacked and shown on one page
+demo: .venv/.installed  ## four federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
 
 test: .venv/.installed-dev  ## all that a change must pass

@@ -94,7 +94,7 @@ def cpl(
     local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
     agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
     features: the first start is what the features of each example, read off the last layer's gradient, make likely: examples of a
-    batch do not mix; see `closed.features`.
+    batch do not mix; see `closed_form.features`.
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not.
     compiled: as in `dlg`. give_up: as in `inverting_gradients`.
     """
