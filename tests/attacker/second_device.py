@@ -54,12 +54,14 @@ class _Mode(TorchDispatchMode):
 
 
 class _Factories(TorchFunctionMode):
-    """Of `torch.tensor`, which is not dispatched: its values would be lost."""
+    """Keeps the values of `torch.tensor` and of lists as indices: PyTorch makes tensors of both that are not dispatched."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         if function is torch.tensor and str(given.get("device")) == NAME:
             return function(*args, **given | {"device": "cpu"}).to(NAME)
+        if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[1], list):
+            args = (args[0], torch.tensor(args[1]), *args[2:])
         return function(*args, **given)
 
 
@@ -73,6 +75,8 @@ def second_device() -> Iterator[str]:
 def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name, tensors = function.overloadpacket.__name__, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     there = [t for t in tensors if isinstance(t, Elsewhere)]
+    if any(t.device.type == NAME and not isinstance(t, Elsewhere) for t in tensors):
+        raise RuntimeError(f"{function}: a tensor lost its values on the way to the second device: see `_Factories`")
     wanted = kwargs.get("device")
     on_device = bool(there) if wanted is None else torch.device(wanted).type == NAME
     if name not in MOVES:

@@ -60,6 +60,7 @@ def test_the_second_device_refuses_what_cuda_refuses() -> None:
         assert (there + there).device.type == there.device.type != here.device.type
         assert (there + torch.tensor(1.0)).cpu().tolist() == [[2.0, 2.0]] * 3
         assert there[torch.tensor([0, 2])].shape == (2, 2)
+        assert torch.arange(3.0).to(device)[[2, 0]].tolist() == [2.0, 0.0]
         assert torch.func.vmap(torch.func.grad(lambda x: x.square().sum()))(there).cpu().tolist() == [[2.0, 2.0]] * 3
         for wrong in (
             lambda: there + here,
