@@ -1,4 +1,4 @@
-"""Attacks: functions from observations to reconstructions, put together from parts."""
+"""Attacks: callables that reconstruct training examples from what the server observed, composed of exchangeable parts."""
 
 from attacker.attacks.base import Attack, Case, Memory, Need, Progress, unmet
 from attacker.attacks.matching.gradient_matching import GradientMatching

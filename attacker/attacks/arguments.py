@@ -1,8 +1,8 @@
-"""Types of attack arguments, and which of them someone who does not own the machine may set.
+"""Types of attack arguments, and the rule that decides which of them a job of the service may set.
 
-Whoever submits a job to the service may give numbers, booleans and words that the attack declares. Anything else could name a
-file, a module or an address that the worker would then open, so it is refused by default: an attack that is added later has to
-declare its words, or its text arguments are for the command line alone.
+A job may set numbers, booleans, and those texts that the attack declares with `OneOf` or `Literal`. Any other text could name a
+file, a module or an address that the worker would then open, so it is refused. An undeclared text argument of a new attack can
+therefore be set on the command line only.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ SCALARS = (bool, int, float, NoneType)
 
 @dataclass(frozen=True)
 class OneOf:
-    """The words that a text argument may be: `init: Annotated[str, OneOf(tuple(STARTS))]`."""
+    """The allowed values of a text argument, as in `init: Annotated[str, OneOf(tuple(STARTS))]`."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """Marks a text argument that names a file of the machine that attacks: `FilePath`."""
+    """Marker of a text argument that names a file on the machine that runs the attack; used through `FilePath`."""
 
 
 FilePath = Annotated[str, LocalFile()]
@@ -31,14 +31,18 @@ FilePath = Annotated[str, LocalFile()]
 
 @dataclass(frozen=True)
 class Settable:
-    """What an argument may be in a job. words: the known texts; without any, a number or a boolean."""
+    """The values that a job may give to one argument.
+
+    words:  the allowed texts; empty where no text is allowed.
+    scalar: whether numbers, booleans and None are allowed.
+    """
 
     words: tuple[str, ...] = ()
     scalar: bool = True
 
 
 def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
-    """The parameters of an attack that a job may set, by name."""
+    """Return the parameters of the attack factory that a job may set, and the values allowed for each, by parameter name."""
     try:
         function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
         hints = get_type_hints(function, include_extras=True)
@@ -54,7 +58,7 @@ def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
 
 
 def _declared(hint: Any) -> Settable | None:
-    """None for a type that admits a text or an object that was not declared."""
+    """Return the values that a type hint allows; None if it allows a text or an object that the attack did not declare."""
     origin = get_origin(hint)
     if any(hint is scalar for scalar in SCALARS):
         return Settable()
@@ -76,7 +80,7 @@ def _declared(hint: Any) -> Settable | None:
 
 
 def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of attack `name` that a job may not set, or a word that the attack does not declare."""
+    """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a value that is not allowed for it."""
     allowed, parameters = settable(factory), signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     for key, value in given.items():
@@ -85,7 +89,7 @@ def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, A
         if key not in allowed:
             raise ValueError(
                 f"{name}: {key} cannot be set by a job, because it may name a file, a module or an address of the service's "
-                f"machine; leave it out, or run attacker replay --attack {name} --set {key}=... there"
+                f"machine; leave it out, or run attacker replay --attack {name} --set {key}=... on that machine"
             )
         declared = allowed[key]
         is_word = isinstance(value, str)

@@ -1,4 +1,4 @@
-"""The attack protocol: cases in, reconstructions out, and the needs, progress and memory that go with it."""
+"""The attack protocol, and the types that its callers use: cases, needs, progress callbacks and checkpoints."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +16,18 @@ from fedsim import models
 from fedsim.recording.observation import Observation
 
 MAX_EXAMPLES = 100_000
-"""Most examples behind one update that are attacked: a client reports any number it likes, and an attack makes as many."""
+"""Largest number of examples per update that is attacked. An attack allocates as many examples as the client reports, and a
+client could report any number."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Observations that one attack run uses together: of one client, in the order of rounds.
+    """The observations that one run of an attack uses together: one or more rounds of one client, ordered by round.
 
-    known_labels: an oracle, only where asked for by name: the true labels, which no server knows; of several observations, one
-                  after the other.
-    known_logits: another oracle: (N, K), what the model sent made of the true examples of the first observation.
-    links:        which examples the observations share, where that is known; an attack of several rounds finds them itself.
+    known_labels: oracle, set only if the user asked for it: the true labels, which no server knows, (N,); those of several
+                  observations are concatenated.
+    known_logits: oracle: the logits (N, K) of the true examples of the first observation under the weights that were sent.
+    links:        which examples the observations share, if that is known; otherwise an attack on several rounds estimates it.
     """
 
     observations: tuple[Observation, ...]
@@ -36,12 +37,15 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Names the case within its recording, and its files."""
+        """The name of the case, unique within its recording; its files are named after it."""
         return case_key([observation.round for observation in self.observations], self.observations[0].client)
 
 
 def case_key(rounds: Sequence[int], client: str) -> str:
-    """The name of a case of one client: of one round that of its observation, of several one that tells them from others."""
+    """Return the name of the case that consists of these rounds of one client.
+
+    One round: "00003-client", the name of the observation. Several: first and last round, client, and a hash of all rounds.
+    """
     if len(rounds) == 1:
         return f"{rounds[0]:05d}-{client}"
     digest = hashlib.sha256(",".join(map(str, rounds)).encode()).hexdigest()[:6]
@@ -49,7 +53,7 @@ def case_key(rounds: Sequence[int], client: str) -> str:
 
 
 class Need(Enum):
-    """What an attack assumes of a case. The value says in words what is wrong with a case that does not give it."""
+    """A condition that a case must meet for an attack to work. The value is the reason shown if the condition is not met."""
 
     ONE_OBSERVATION = "it attacks one round of one client at a time"
     SAME_CLIENT = "it attacks rounds of one client together"
@@ -63,7 +67,7 @@ class Need(Enum):
     OWN_IMAGES = "it starts from images of the same class, which no server has"
 
     def met_by(self, case: Case) -> bool:
-        """Return whether `case` gives what is needed. OWN_IMAGES come from the user, so every case meets it."""
+        """Return whether `case` meets this condition. The user supplies OWN_IMAGES, so every case meets that one."""
         first = case.observations[0]
         if self is Need.ONE_OBSERVATION:
             return len(case.observations) == 1
@@ -84,7 +88,7 @@ class Need(Enum):
 
     @property
     def mend(self) -> str:
-        """The argument of the attack that does without what is needed; empty where there is none."""
+        """A hint which argument of the attack removes the need, such as "--set tv=0 leaves it out"; empty if none does."""
         return _MENDS.get(self, "")
 
 
@@ -96,17 +100,20 @@ _ORACLES = {Need.OWN_IMAGES: "images of the same class"}
 
 
 def oracles_of(needs: frozenset[Need]) -> tuple[str, ...]:
-    """Return the names of the oracles among `needs`: assumptions beyond the threat model, which are printed in every row."""
+    """Return the names of the oracles among `needs`: knowledge beyond the threat model, which every score row states."""
     return tuple(_ORACLES[need] for need in _ORACLES if need in needs)
 
 
 Progress = Callable[[int, int, str], None]
-"""Is called with (iterations done, iterations at most, a few words)."""
+"""Callback for progress, called with (iterations done, maximum number of iterations, a short status text)."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a search under way has come to for one case. x: (N, *shape), y: (N,), both on the CPU; see `Reconstruction`."""
+    """The intermediate result of a running search for one case, for live display.
+
+    x, y: examples (N, *shape) and labels (N,) of the best candidate so far, on the CPU. slots: as in `Reconstruction`.
+    """
 
     x: Tensor
     y: Tensor
@@ -115,14 +122,14 @@ class Sight:
 
 
 Look = Callable[[Sequence[Sight], int, int], None]
-"""Is called with what there is to see, iterations done, and iterations at most."""
+"""Callback for live display, called with (intermediate results, iterations done, maximum number of iterations)."""
 
 
 class Memory(Protocol):
-    """Outlives a process that is killed: what an attack needs to go on where it was, bit for bit, as tensors by name.
+    """Storage for checkpoints that survives the process, so that a killed attack resumes with bitwise equal results.
 
-    every: seconds that an attack lets pass between two calls of `keep`. look: who watches it, and is shown about once a second
-    what emerges; None for nobody.
+    every: minimum number of seconds between two calls of `keep`.
+    look:  callback that receives intermediate results about once a second; None if nobody watches.
     """
 
     @property
@@ -132,24 +139,24 @@ class Memory(Protocol):
     def look(self) -> Look | None: ...
 
     def recall(self, key: str) -> dict[str, Tensor] | None:
-        """What was last kept under `key`, on the CPU; None where that is nothing."""
+        """Return the tensors that were last stored under `key`, on the CPU; None if there are none."""
         ...
 
     def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
-        """Keep `state` under `key` in place of what was there; what is under other keys stays, save `drop`. Takes copies."""
+        """Store copies of the tensors `state` under `key`, replacing those stored before, and delete the key `drop` if given."""
         ...
 
 
 class Attack(Protocol):
-    """Reconstructs the examples behind the observations of many cases of equal shape at once.
+    """Protocol of an attack: it reconstructs the training examples of a batch of cases of equal shape.
 
-    Any class with these four members is an attack: planning, replay, checkpoints, scoring, reports and the service use nothing
-    else of it. It is registered under a name as a function (or the class itself) from arguments to the attack.
+    Any class with these four members is an attack; planning, replay, checkpoints, scoring, reports and the service use only them.
+    The registry maps a name to a factory, a function or the class itself, that takes the arguments and returns the attack.
 
-    needs:  what it assumes of a case. A case that does not give it is refused in words, and the attack is not called with it.
-            With `Need.SAME_CLIENT` it is given all observations of a client as one case, else one observation a case.
-            Oracles, such as `Need.OWN_IMAGES`, are named here as well.
-    device: where it computes, as PyTorch names devices. `AttackSpec.build` sets it once, before anything else is called.
+    needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the attack.
+            With `Need.SAME_CLIENT` all observations of a client form one case, otherwise each observation is a case.
+            Oracles, such as `Need.OWN_IMAGES`, are listed here as well.
+    device: PyTorch device on which the attack computes. `AttackSpec.build` sets it before it calls anything else.
     """
 
     device: str
@@ -158,34 +165,35 @@ class Attack(Protocol):
     def needs(self) -> frozenset[Need]: ...
 
     def null(self) -> "Attack":
-        """Return the same attack with the gradient withheld: its prior, its start and random labels, and nothing that was sent.
+        """Return the same attack without the client's message: only its prior, its starting point and random labels are left.
 
-        Whatever it returns is called with cases whose updates are all zeros (`blinded`), so that it cannot read them by mistake.
-        An attack that looks at updates only through its cases may return itself.
+        The returned attack is called with cases whose updates are all zeros (see `blinded`), so that it cannot use an update by
+        mistake. An attack that reads updates only from the cases it is called with may therefore return itself.
         """
         ...
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Return one reconstruction for each case, in any order, with the case's key as `case`.
+        """Return one reconstruction per case, in any order, each with the case's key in its field `case`.
 
-        rng:    seeds the attack; what one case draws depends on its key and on nothing of its neighbours (`generator_for`).
-        memory: where the attack keeps what it needs to go on after it was killed; None, or left unused, it starts again.
+        rng:    source of the seed. Draw random numbers from `generator_for`, so that they depend on the case's key and not on
+                the other cases of the batch.
+        memory: checkpoint storage. If it is None, or if the attack does not use it, a killed attack starts again from zero.
 
-        After Ctrl-C it returns the best so far, where it has any: at least one answer then says that it was interrupted, and
-        cases that it had not come to have none. One that has no answer at all raises KeyboardInterrupt. A case that cannot be
-        attacked raises ValueError in words; the others are then attacked without it.
+        After Ctrl-C, return the best results so far: at least one of them is marked as interrupted, and cases that were not begun
+        have none. Raise KeyboardInterrupt if there is no result at all. Raise ValueError with the reason for a case that cannot
+        be attacked; the caller then repeats the call without that case.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What an attack costs, for a replay to choose the number of workers and of cases at once.
+    """The cost of an attack per case, from which a replay chooses the number of workers and the batch size.
 
-    evaluations: of the gradient, by a search of one start that comes to its end. vectors: as long as an example's latent, that
-    its optimiser keeps of each case.
+    evaluations: gradient evaluations of one search that runs to its last step.
+    vectors:     number of vectors of the size of the search variable that the optimiser stores.
     """
 
     evaluations: int = 1
@@ -194,25 +202,25 @@ class Effort:
 
 @runtime_checkable
 class Estimated(Protocol):
-    """An attack that says what it costs. This is optional: one that does not is taken to cost one evaluation."""
+    """Protocol of an attack that reports its cost. It is optional: without it one gradient evaluation is assumed."""
 
     @property
     def effort(self) -> Effort: ...
 
 
 def effort_of(attack: object) -> Effort:
-    """Return what an attack says that it costs, or the least."""
+    """Return the cost that an attack reports, or one evaluation and no vectors if it reports none."""
     return attack.effort if isinstance(attack, Estimated) else Effort()
 
 
 def reconstruction_of(
     case: Case, x: Tensor, y: Tensor, *, attack: str, rng: Generator, route: str, loss: Tensor | None = None, **said: Any
 ) -> Reconstruction:
-    """Return examples x (N, *shape) and labels y (N,) as the answer to a case, with everything else at its least.
+    """Return a `Reconstruction` of a case from examples x (N, *shape) and labels y (N,), with default values for other fields.
 
-    Example i is taken to be the i-th of the case's observations, one after the other; where there are fewer examples than places,
-    they are used again from the first one. confidence is undecided (NaN), loss is 0 where none is given.
-    said: further fields of `Reconstruction`, in place of these.
+    Example i is assigned to the i-th slot of the case's observations in order. If there are fewer examples than slots, assignment
+    starts again at the first example. Defaults: confidence NaN (undecided), loss 0, one restart, no iterations.
+    said: values of further fields of `Reconstruction`, which replace the defaults.
     """
     slots, start = [], 0
     for observation in case.observations:
@@ -241,15 +249,15 @@ def reconstruction_of(
 
 
 def unmet(attack: Attack, case: Case) -> list[str]:
-    """Return why `attack` cannot work on `case`, in words; empty where it can. NUM_EXAMPLES implies FEW_EXAMPLES."""
-    return [_words(need, case) for need in _missing(attack, case)]
+    """Return the reasons why `attack` cannot work on `case`; empty if it can. NUM_EXAMPLES implies FEW_EXAMPLES."""
+    return [_explain(need, case) for need in _missing(attack, case)]
 
 
 def refused(attack: Attack, case: Case) -> str:
-    """Return why an attack that the user named cannot work on `case`, with the argument that mends it; empty where it can."""
+    """Return one message with all reasons why `attack` cannot work on `case` and the arguments that help; empty if it can."""
     missing = _missing(attack, case)
     mends = [need.mend for need in missing if need.mend]
-    return "; ".join([_words(need, case) for need in missing] + mends)
+    return "; ".join([_explain(need, case) for need in missing] + mends)
 
 
 def _missing(attack: Attack, case: Case) -> list[Need]:
@@ -257,13 +265,16 @@ def _missing(attack: Attack, case: Case) -> list[Need]:
     return [need for need in sorted(attack.needs | implied, key=lambda need: need.name) if not need.met_by(case)]
 
 
-def _words(need: Need, case: Case) -> str:
+def _explain(need: Need, case: Case) -> str:
     words = str(need.value)
     zero = need is Need.NUM_EXAMPLES and case.observations[0].num_examples == 0
     return words.replace("no number", "0") if zero else words
 
 
 def generator_for(rng: Generator, case: Case, purpose: str) -> Generator:
-    """The randomness of one case for one purpose: neither its neighbours nor its other draws change it."""
+    """Return a random generator seeded by the attack's seed, the case's key and `purpose`, and by nothing else.
+
+    The numbers drawn for a case thus do not depend on the other cases of the batch, nor on draws for other purposes.
+    """
     digest = hashlib.sha256(f"{rng.initial_seed()}/{case.key}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,4 +1,4 @@
-"""Nulls: attacks that are given what a server knows before any client has answered, and nothing else."""
+"""Nulls: attacks that receive only what a server knows before any client has answered. They show what a prior alone achieves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,16 @@ from fedsim.recording.observation import Observation
 
 
 def blinded(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases without what their clients sent, and without what an oracle told of their examples.
+    """Return copies of the cases whose updates are zero, and without oracle knowledge, buffers and metrics of the clients.
 
-    What stays: model, weights sent, training, name of the defense, client, round and number of examples. A null that is given
-    nothing else cannot read an update by mistake, whatever it is made of.
+    What stays: model, weights sent, training settings, name of the defense, client, round, number of examples, and links.
     """
     return [Case(tuple(_blinded(observation) for observation in case.observations), links=case.links) for case in cases]
 
 
 @dataclass
 class Blinded:
-    """A null, whoever wrote it, whose cases hold nothing that a client sent."""
+    """A wrapper of an attack's null that removes everything the clients sent from the cases before it calls the null."""
 
     attack: Attack
 
@@ -60,11 +59,12 @@ def _blinded(observation: Observation) -> Observation:
 
 
 def linked_by_sizes(observations: Sequence[Observation]) -> Links:
-    """Return which places of a client's rounds hold the same example, as far as the numbers of examples tell.
+    """Return which slots of a client's rounds hold the same example, inferred from the reported numbers of examples alone.
 
-    A client that trains for whole epochs passes over the same examples in every round. One that takes a single step a round ends
-    a pass with a batch that is not full, and begins it again. Elsewhere, and in sums of changing cohorts, every place holds an
-    example of its own. Observations without a number of examples have no places.
+    A client that trains for whole epochs uses the same examples in every round. For a client that takes one step per round, a
+    batch that is not full ends an epoch, and the next round starts again at the first example. In all other cases, and in secure
+    sums whose cohort changes, every slot is taken to hold an example of its own. Observations that do not report a number of
+    examples have no slots.
     """
     training, start = observations[0].training, 0
     changing = observations[0].client == SUM and len({observation.cohort for observation in observations}) > 1

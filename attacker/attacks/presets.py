@@ -1,6 +1,7 @@
-"""Named settings of attacks, by kind of network: `presets.toml`, which the tuning part of benchmarks/splits.py has chosen.
+"""Presets: named settings of attacks for each family of networks, read from `presets.toml`.
 
-A preset is resolved to arguments before anything else is done, so that rows and attack.json hold the settings themselves.
+The values were chosen on the tuning images of benchmarks/splits.py. A preset is replaced by its arguments before an attack is
+built, so that score rows and attack.json hold the arguments themselves.
 """
 
 import tomllib
@@ -18,20 +19,21 @@ from fedsim.recording.observation import DataSpec, ModelSpec
 Family = Literal["sigmoid", "relu", "residual", "batch_norm", "dense"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 PRESETS = ("published", "tuned")
-"""published: as in the attack's paper. tuned: what recovered most of the tuning images, by family."""
+"""published: the settings of the attack's paper. tuned: for each family, the settings that recovered most tuning images."""
 
 _SMOOTH = (nn.Sigmoid, nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU, nn.ELU, nn.CELU, nn.LogSigmoid, nn.Mish)
 _NORM = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-DEEP = 7
-"""Convolutions up to which a network of ReLUs counts as a plain chain; deeper ones go by the settings of residual networks."""
+MAX_PLAIN_CONVOLUTIONS = 7
+"""Largest number of convolutions of the family `relu`; a deeper network with ReLUs belongs to the family `residual`."""
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a network, by its modules alone, so that one by somebody else has one, too.
+    """Return the family of a network, which selects its settings in a preset.
 
-    dense: no convolutions. batch_norm: any normalisation. sigmoid: activations with a derivative everywhere. residual: more than
-    DEEP convolutions. relu: all others, also where activations are no modules.
+    Only the types of its modules are inspected, so every PyTorch network has a family. The first that applies of:
+    dense: no convolution. batch_norm: any normalisation layer. sigmoid: a smooth activation (sigmoid, tanh, GELU, ...).
+    residual: more than MAX_PLAIN_CONVOLUTIONS convolutions. relu: all others, also if activations are called as functions.
     """
     modules = list(model.modules())
     convolutions = sum(isinstance(module, _CONVOLUTIONS) for module in modules)
@@ -41,13 +43,13 @@ def family_of(model: nn.Module) -> Family:
         return "batch_norm"
     if any(isinstance(module, _SMOOTH) for module in modules):
         return "sigmoid"
-    return "residual" if convolutions > DEEP else "relu"
+    return "residual" if convolutions > MAX_PLAIN_CONVOLUTIONS else "relu"
 
 
 def arguments_of(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
-    """The arguments of a preset of an attack on a model: none where the attack's defaults are what the preset says.
+    """Return the arguments that a preset sets for an attack on a model; empty if the preset is equal to the attack's defaults.
 
-    Total variation is left out for data that are no images. Raises ValueError for an unknown preset.
+    The weight of the total variation is 0 for data that are not images. Raises ValueError for an unknown preset.
     """
     settings = settings_of(attack)
     if preset not in settings:
@@ -60,9 +62,10 @@ def arguments_of(attack: str, preset: str, model: ModelSpec, data: DataSpec) -> 
 
 
 def _tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
-    """Return the weight of the total variation of pixels in [0, 1]; of_inputs: that of normalised inputs is given.
+    """Return a total-variation weight for pixels in [0, 1]; 0 for data that are not images.
 
-    Exact where all channels have the same standard deviation; otherwise channels are taken to vary alike.
+    of_inputs: `weight` applies to normalised inputs, (pixel - mean) / std, and is converted. The conversion is exact if all
+    channels have the same standard deviation; otherwise it assumes that all channels have the same total variation.
     """
     if not data.is_image:
         return 0.0
@@ -70,7 +73,7 @@ def _tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
 
 
 def settings_of(attack: str) -> dict[str, Mapping[str, Any]]:
-    """What each preset of an attack sets: `published` its arguments, `tuned` those of each family."""
+    """Return the settings of each preset of an attack: for `published` the arguments, for `tuned` the arguments by family."""
     own = _read().get(attack, {})
     return {preset: own.get(preset, {}) for preset in PRESETS}
 

@@ -1,4 +1,4 @@
-"""Attacks by name, with their arguments. A specification is plain data, printed into every row."""
+"""The registry of attacks by name, and `AttackSpec`, a name with arguments that is printed into every score row."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,10 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
 
 
 def why_unusable(name: str) -> str:
-    """Return why an attack of the registry cannot be used, or "": what one package breaks must not hide the other attacks."""
+    """Return the error message if building the attack `name` with default arguments fails, else "".
+
+    Lists of attacks use it, so that an attack of a broken third-party package does not hide the others.
+    """
     try:
         _ = ATTACKS[name]().needs
     except Exception as error:  # whatever the code of others raises
@@ -39,7 +42,10 @@ def why_unusable(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSpec:
-    """An attack as data. null: the same attack without the gradient."""
+    """The specification of an attack: its registered name and arguments. null: stands for the attack's null instead.
+
+    Raises ValueError for an unknown name or argument, and for an argument of the wrong type or range.
+    """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -61,19 +67,22 @@ class AttackSpec:
         return bool(self.arguments.get("knows_defense", True))
 
     def argument(self, name: str) -> Any:
-        """Return the value of an argument, given or by default; None where the attack has no such argument."""
+        """Return the value of an argument, or its default if it was not given; None if the attack has no such argument."""
         parameter = signature(ATTACKS[self.name]).parameters.get(name)
         return self.arguments.get(name, parameter.default) if parameter else None
 
     def build(self, *, device: str = "cpu") -> Attack:
-        """Return the attack itself, or its null, which is given nothing that a client sent."""
+        """Return the attack on `device`, or if `null` is set its null, wrapped so that it sees nothing that a client sent."""
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
         return Blinded(attack.null()) if self.null else attack
 
 
 def _check(what: str, value: Any, default: Any) -> None:
-    """Raises ValueError where a value is not of the kind of the default: counts are positive, weights not negative."""
+    """Raise ValueError unless `value` has the type of `default`; integers must be positive, floats finite and not negative.
+
+    what: the attack and argument, for the message.
+    """
     if isinstance(default, bool):
         good, wanted = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
@@ -82,6 +91,6 @@ def _check(what: str, value: Any, default: Any) -> None:
         good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
         wanted = "a number that is not negative"
     else:
-        good, wanted = isinstance(value, type(default)), "a word"
+        good, wanted = isinstance(value, type(default)), "a text"
     if not good:
         raise ValueError(f"{what} must be {wanted}, got {value!r}")

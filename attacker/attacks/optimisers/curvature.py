@@ -1,4 +1,7 @@
-"""What L-BFGS remembers of the curvature of many problems at once."""
+"""The L-BFGS memory: pairs of steps and gradient changes for a batch of independent problems.
+
+Shapes: P problems, D coordinates of a problem, C pairs that memory is allocated for.
+"""
 
 from dataclasses import dataclass
 
@@ -8,19 +11,22 @@ from torch import Tensor
 from attacker.attacks.optimisers.first_order import State
 
 FIRST_CAPACITY = 16
-"""Pairs for which there is room at first; it doubles up to the limit: short searches of large latents need no more."""
+"""Number of pairs that memory is allocated for at first. It doubles as needed up to the limit, since short searches with large
+latents need no more."""
 
 
 @dataclass
 class History:
-    """The last pairs of each problem, and the product of the inverse Hessian that they make with a gradient.
+    """The L-BFGS memory of each problem, and the product of its inverse Hessian approximation with a gradient.
 
-    steps, changes: differences of latents and of gradients, (P, C, D); those of problem p in a ring, the next at `count[p]`.
-    products:       (P, C, C), step i times change j, right where pair i is no newer than pair j.
-    count:          (P,), pairs so far; width: of no problem are more places in use.
-    scale:          (P, 1), the multiple of the identity that the pairs correct.
-    limit:          pairs that are remembered at most.
-    least:          a pair is remembered where step times change is above this share of both lengths' product.
+    limit:          maximum number of pairs per problem.
+    least:          a pair is stored if <step, change> > least * ||step|| * ||change||.
+    steps, changes: differences of latents and of gradients, (P, C, D), stored as a ring buffer per problem; the next pair of
+                    problem p is written at index `count[p] % limit`.
+    products:       inner products <step i, change j>, (P, C, C); valid only if pair i is not newer than pair j.
+    count:          number of pairs added so far, (P,).
+    scale:          initial inverse Hessian of L-BFGS, a multiple of the identity, (P, 1).
+    width:          largest number of pairs that any problem stores.
     """
 
     limit: int
@@ -34,7 +40,7 @@ class History:
 
     @classmethod
     def empty(cls, like: Tensor, *, limit: int, least: float) -> "History":
-        """For latents (P, D)."""
+        """Return an empty memory for latents shaped like `like`, (P, D)."""
         (problems, size), capacity = like.shape, min(FIRST_CAPACITY, limit)
         return cls(
             limit,
@@ -47,11 +53,11 @@ class History:
         )
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Remember the pairs (P, D) that have positive curvature."""
+        """Store one pair per problem, step (P, D) and gradient change (P, D), unless its curvature is too small (`least`)."""
         curvature = (step * change).sum(dim=1)
         positive = curvature > self.least * norm(step) * norm(change)
         squares = change.square().sum(dim=1)
-        positive &= torch.minimum(curvature, squares) > torch.finfo(step.dtype).tiny  # below which numbers lose their digits
+        positive &= torch.minimum(curvature, squares) > torch.finfo(step.dtype).tiny  # denormal numbers lose precision
         self.scale = torch.where(positive[:, None], (curvature / squares)[:, None], self.scale)
         self._make_room()
         rows, place = torch.arange(len(step), device=step.device), self.count % self.limit
@@ -63,11 +69,12 @@ class History:
         self.width = min(int(self.count.max()), self.limit)
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """(P, D), the step to the minimum of the model: the two loops of L-BFGS (Nocedal 1980) as two triangular systems.
+        """Return the quasi-Newton direction (P, D) for gradients (P, D): minus the inverse Hessian approximation times gradient.
 
-        The loops' numbers solve R a = S q and R^T c = diag(R) a - scale Y r, with R the upper triangle of `products` in the
-        order of time, S the steps, Y the changes, and r = q - Y^T a. It takes four passes through memory, as the loops do, in
-        so few calls that small problems gain most.
+        The two loops of L-BFGS (Nocedal 1980) are written as two triangular systems, R a = S q and
+        R^T c = diag(R) a - scale Y r, with q the negative gradient, R the upper triangle of `products` in chronological order,
+        S the steps, Y the changes, and r = q - Y^T a. This reads memory four times, as the loops do, but with far fewer kernel
+        calls, which makes small problems faster.
         """
         if not self.width:
             return -self.scale * gradient
@@ -76,7 +83,7 @@ class History:
         products = self.products[:, : self.width, : self.width]
         ordered = products.gather(1, order[:, :, None].expand_as(products)).gather(2, order[:, None, :].expand_as(products))
         diagonal = ordered.diagonal(dim1=1, dim2=2)
-        upper = ordered.triu() + torch.diag_embed((diagonal == 0).to(diagonal.dtype))  # places that are not in use yet
+        upper = ordered.triu() + torch.diag_embed((diagonal == 0).to(diagonal.dtype))  # unused entries
         a = _solve(upper, -_products(steps, gradient).gather(1, order), upper=True)
         q = -gradient - _combined(changes, a.gather(1, back))
         right = diagonal * a - self.scale * _products(changes, q).gather(1, order)
@@ -84,7 +91,7 @@ class History:
         return self.scale * q + _combined(steps, c.gather(1, back))
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """(P, width), the places from the oldest pair to the newest, and for each place its number in that order."""
+        """Return the ring buffer's indices from the oldest pair to the newest, (P, width), and the inverse permutation."""
         oldest = torch.where(self.count >= self.width, self.count, 0)[:, None]
         places = torch.arange(self.width, device=self.count.device)
         return (places + oldest) % self.width, (places - oldest) % self.width
@@ -104,16 +111,16 @@ class History:
         self._widen(more)
 
     def _widen(self, more: int) -> None:
-        """Room for so many pairs more, in new memory. One tensor after the other: both histories twice may be too much."""
+        """Allocate memory for `more` pairs. Tensors are copied one at a time, since two copies of all might not fit in memory."""
         for name, places in (("steps", (0, 0, 0, more)), ("changes", (0, 0, 0, more)), ("products", (0, more, 0, more))):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), places))
 
     def keep(self, rows: Tensor) -> None:
-        for name in _ROWS:
+        for name in _TENSOR_FIELDS:
             setattr(self, name, getattr(self, name)[rows])
 
     def state(self) -> State:
-        """Without the places that are not in use, which are most of a history at first."""
+        """Return the memory as tensors by name, without its unused part."""
         used = slice(self.width)
         return {
             "steps": self.steps[:, used],
@@ -127,29 +134,32 @@ class History:
 
     @classmethod
     def of(cls, state: State, *, limit: int, least: float) -> "History":
-        """With as much room as it had: products of another number of vectors may be rounded otherwise."""
+        """Return the memory saved by `state`, allocated as large as it was: other tensor sizes could change rounding."""
         width = int(state["width"])
-        history = cls(limit, least, **{name: state[name] for name in _ROWS}, width=width)
+        history = cls(limit, least, **{name: state[name] for name in _TENSOR_FIELDS}, width=width)
         history._widen(int(state["room"]) - width)
         return history
 
 
-_ROWS = ("steps", "changes", "products", "count", "scale")
+_TENSOR_FIELDS = ("steps", "changes", "products", "count", "scale")
 
 
 def norm(t: Tensor) -> Tensor:
-    """(P,), the lengths of vectors (P, D)."""
+    """Return the Euclidean norms (P,) of vectors (P, D)."""
     length: Tensor = torch.linalg.vector_norm(t, dim=1)
     return length
 
 
 def _products(vectors: Tensor, one: Tensor) -> Tensor:
-    """(P, C): each of the vectors (P, C, D) times `one` (P, D). In this order `bmm` is four times as fast on a CPU."""
+    """Return the inner products (P, C) of vectors (P, C, D) with `one` (P, D).
+
+    With the operands of `bmm` in this order it is four times as fast on a CPU.
+    """
     return torch.bmm(one[:, None], vectors.transpose(1, 2))[:, 0]
 
 
 def _combined(vectors: Tensor, weights: Tensor) -> Tensor:
-    """(P, D): the sum of the vectors (P, C, D), times `weights` (P, C)."""
+    """Return the sums (P, D) of vectors (P, C, D), weighted by `weights` (P, C)."""
     return torch.bmm(weights[:, None], vectors)[:, 0]
 
 

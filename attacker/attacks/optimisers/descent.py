@@ -1,4 +1,7 @@
-"""The loop of an optimisation attack over many problems at once; knows nothing of gradients or images."""
+"""The optimisation loop for a batch of independent problems, with stopping rules and checkpoints; independent of attacks.
+
+Shapes: P problems, D coordinates of the latent, the variable that is optimised.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,19 +14,22 @@ from attacker.attacks.optimisers.first_order import Optimiser, State, Stepper
 
 Nested = Mapping[str, Any]
 Checkpoint = Callable[[Callable[[], State]], None]
-"""Is called after every period with a function that gives the state of the search; it decides whether to ask for it."""
+"""Callback that is called after every iteration with a function that returns the state of the search, to be saved if wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When the search for one problem is over, in the optimiser's periods.
+    """The rules that end the search for one problem. Iterations are those of the optimiser, see `Optimiser.period`.
 
-    tolerance: the loss at which it has converged; precision: the same as a share of what a guess that says nothing costs.
-    patience:  periods without a decrease by the share `decrease` of its best loss after which a problem has come to its
-    plateau: it is as good as it will be, or stuck, and does not hold up the others.
-    stuck:     a loss above this share of the same, and above the tolerance, calls for another start, if one is left.
-    give_up:   share of all steps after which a problem is over whose best loss is still above the share `hopeless` of the loss of
-    its start, which the null begins with as well; 0 never gives up. Neither value is calibrated, so that it is off by default.
+    tolerance: absolute loss at which a problem has converged.
+    precision: loss at which a problem has converged, relative to the loss of a zero gradient.
+    patience:  number of iterations without progress after which a problem ends on a plateau.
+    decrease:  relative decrease of the best loss that counts as progress.
+    stuck:     a final loss above `tolerance` and above this share of the loss of a zero gradient leads to a restart, if any is
+               left.
+    give_up:   share of the maximum number of steps after which hopeless problems end; 0 (the default) never ends them early.
+    hopeless:  a problem is hopeless if its best loss is still above this share of the loss at its starting point. The values of
+               give_up and hopeless have not been calibrated.
     """
 
     tolerance: float = 0.0
@@ -35,21 +41,24 @@ class Stop:
     hopeless: float = 0.9
 
     def is_time_to_give_up(self, iteration: int, steps: int) -> bool:
-        """Whether this is the iteration after which hopeless problems are over."""
+        """Return whether this is the iteration after which hopeless problems end. steps: maximum number of iterations."""
         return self.give_up > 0 and iteration == max(1, round(self.give_up * steps))
 
 
 PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
-"""Stops a search of L-BFGS that no longer decreases its loss."""
+"""Default stopping rule for L-BFGS: a problem ends after 10 iterations that decreased its loss by less than 5 %."""
 
 
 @dataclass(frozen=True)
 class Problems:
-    """evaluate: from latents (P, D), `per_problem`, and the share of all steps that is done, gradients (P, D) and losses (P,).
+    """A batch of independent minimisation problems.
 
-    per_problem: nested mappings of tensors, one row a problem. project: keeps latents allowed.
-    enough: (P,) losses at which each has converged. anew: the share of the steps from which on losses are no longer those of
-    before (they were computed more coarsely): the best so far is then forgotten.
+    evaluate:    maps latents (P, D), `per_problem`, and the share of steps done in [0, 1] to gradients (P, D) and losses (P,).
+    per_problem: data of the problems, nested mappings of tensors with one row per problem.
+    project:     maps latents to the nearest allowed ones, such as a box.
+    enough:      losses (P,) at which the problems have converged.
+    anew:        share of the steps at which the loss function changes, from a coarse one to the exact one; the best results
+                 before it are then dropped. 0 if it never changes.
     """
 
     evaluate: Callable[[Tensor, dict[str, Any], float], tuple[Tensor, Tensor]]
@@ -61,7 +70,11 @@ class Problems:
 
 @dataclass
 class Found:
-    """For each problem: its best latent, the loss there, the loss once a period, periods used, whether Ctrl-C cut it off."""
+    """The results of a search, one entry per problem.
+
+    z: best latent (D,). loss: its loss. history: best loss after each iteration. iterations: how many were made.
+    interrupted: whether Ctrl-C ended the search for this problem.
+    """
 
     z: list[Tensor]
     loss: list[float]
@@ -75,7 +88,7 @@ class Found:
         return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
 
     def state(self) -> State:
-        """The histories lie one after the other, each as long as its problem's iterations."""
+        """Return the results as tensors by name. Histories are concatenated; each has as many entries as `iterations` says."""
         return {
             "z": torch.stack(self.z),
             "loss": torch.tensor(self.loss, dtype=torch.float64),
@@ -92,9 +105,11 @@ class Found:
 
 @dataclass
 class _Active:
-    """The problems that still run, in rows; `ids` says which they are.
+    """The problems whose search still runs, one row each.
 
-    history: their best losses, (P,) a period. first: (P,) the losses of their starts.
+    ids:     indices of the problems. z: current latents (P, D). best_z, best: best latents so far and their losses.
+    mark:    loss (P,) from which progress is measured. waited: iterations (P,) since the last progress.
+    first:   losses (P,) at the starting points. history: best losses (P,) after each iteration.
     """
 
     ids: Tensor
@@ -113,31 +128,31 @@ class _Active:
 
     @property
     def iteration(self) -> int:
-        """Periods that are over."""
+        """Number of iterations done."""
         return len(self.history)
 
     def forget(self) -> None:
-        """Look for the best, and for a plateau, from here on."""
+        """Drop the best results so far, and start again to wait for progress."""
         self.best, self.mark = (torch.full_like(t, float("inf")) for t in (self.best, self.mark))
         self.waited = torch.zeros_like(self.waited)
 
     def keep(self, rows: Tensor) -> None:
-        for name in _ROWS:
+        for name in _TENSOR_FIELDS:
             setattr(self, name, getattr(self, name)[rows])
         self.history = [t[rows] for t in self.history]
 
     def state(self) -> State:
         history = torch.stack(self.history) if self.history else self.best.new_empty(0, len(self.best))
-        rows = {name: getattr(self, name) for name in _ROWS}
+        rows = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         return {**rows, "history": history}
 
     @classmethod
     def of(cls, state: State) -> "_Active":
-        rows = {name: state[name] for name in _ROWS}
+        rows = {name: state[name] for name in _TENSOR_FIELDS}
         return cls(**rows, history=list(state["history"]))
 
 
-_ROWS = ("ids", "z", "best_z", "best", "mark", "waited", "first")
+_TENSOR_FIELDS = ("ids", "z", "best_z", "best", "mark", "waited", "first")
 
 
 def descend(
@@ -151,20 +166,22 @@ def descend(
     checkpoint: Checkpoint | None = None,
     resume: State | None = None,
 ) -> Found:
-    """Minimise each row of z by itself for at most `steps` periods; rows that are over leave.
+    """Minimise the loss of each row of z independently for at most `steps` iterations, and return the best latents found.
 
-    Ctrl-C ends the search with the best so far. resume: what `checkpoint` was given by an earlier call with the same arguments;
-    the search goes on from there, and comes to exactly what it would have come to.
+    Problems that have ended leave the batch. Ctrl-C ends the search and returns the best results so far.
+
+    progress:   callback for a status line. checkpoint: callback that may save the state after each iteration.
+    resume:     a state saved by an earlier call with the same arguments; the search continues from it with bitwise equal results.
     """
-    active, found, stepper = _taken_up(resume, optimiser) if resume else (_Active.at(z), Found.nothing(z), optimiser.start())
+    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.at(z), Found.nothing(z), optimiser.start())
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
     try:
         while active.iteration < steps:
-            _period(active, stepper, problems, per_problem, optimiser.period, steps)
-            over = _over(active, stop, enough, steps)
+            _run_iteration(active, stepper, problems, per_problem, optimiser.period, steps)
+            over = _find_ended(active, stop, enough, steps)
             if over.any() or active.iteration == steps:
                 finished = over if active.iteration < steps else torch.ones_like(over)
-                _put_down(active, finished, found)
+                _store_results(active, finished, found)
                 rows = torch.nonzero(~finished).flatten()
                 if not len(rows):
                     break
@@ -175,15 +192,15 @@ def descend(
                 left = f"{len(active.ids)} of {len(z)} left"
                 progress(active.iteration, steps, f"{left}, loss {float(active.best.median()):.3g}")
             if checkpoint is not None:
-                checkpoint(lambda: _state(active, found, stepper))
+                checkpoint(lambda: _collect_state(active, found, stepper))
     except KeyboardInterrupt:
         for i in active.ids.tolist():
             found.interrupted[i] = True
-        _put_down(active, torch.ones_like(active.best, dtype=torch.bool), found)
+        _store_results(active, torch.ones_like(active.best, dtype=torch.bool), found)
     return found
 
 
-def _period(
+def _run_iteration(
     active: _Active, stepper: Stepper, problems: Problems, per_problem: dict[str, Any], evaluations: int, steps: int
 ) -> None:
     for inner in range(evaluations):
@@ -203,8 +220,8 @@ def _remember_best(active: _Active, loss: Tensor) -> None:
     active.first = torch.where(active.first.isinf(), loss, active.first)
 
 
-def _over(active: _Active, stop: Stop, enough: Tensor, steps: int) -> Tensor:
-    """Which problems are over after this iteration."""
+def _find_ended(active: _Active, stop: Stop, enough: Tensor, steps: int) -> Tensor:
+    """Return a mask (P,) of the problems that end after this iteration, and record their best losses."""
     active.history.append(active.best)
     improved = active.best < active.mark * (1 - stop.decrease)
     active.mark = torch.where(improved, active.best, active.mark)
@@ -216,7 +233,7 @@ def _over(active: _Active, stop: Stop, enough: Tensor, steps: int) -> Tensor:
     return over
 
 
-def _put_down(active: _Active, finished: Tensor, found: Found) -> None:
+def _store_results(active: _Active, finished: Tensor, found: Found) -> None:
     history = torch.stack(active.history, dim=1) if active.history else active.best[:, None]
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
@@ -224,20 +241,20 @@ def _put_down(active: _Active, finished: Tensor, found: Found) -> None:
         found.iterations[i] = active.iteration
 
 
-def _state(active: _Active, found: Found, stepper: Stepper) -> State:
+def _collect_state(active: _Active, found: Found, stepper: Stepper) -> State:
     parts = {"active": active.state(), "found": found.state(), "stepper": stepper.state()}
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
 
 def best_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of what `checkpoint` was given: the best latent of each problem so far, (P, D), and the loss there, (P,)."""
+    """Return the best latents so far, (P, D), and their losses, (P,), of all problems from a saved state of `descend`."""
     z, loss, ids = state["found.z"].clone(), state["found.loss"].clone(), state["active.ids"].to(state["found.loss"].device)
     z[state["active.ids"]] = state["active.best_z"]
     loss[ids] = state["active.best"].to(loss)
     return z, loss
 
 
-def _taken_up(state: State, optimiser: Optimiser) -> tuple[_Active, Found, Stepper]:
+def _resume(state: State, optimiser: Optimiser) -> tuple[_Active, Found, Stepper]:
     parts: dict[str, State] = {"active": {}, "found": {}, "stepper": {}}
     for key, tensor in state.items():
         part, _, name = key.partition(".")

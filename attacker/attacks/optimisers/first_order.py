@@ -1,6 +1,6 @@
-"""Optimisers over many independent problems at once: latents and gradients are (P, D), losses (P,), one row a problem.
+"""First-order optimisers for a batch of independent problems: latents and gradients are (P, D), losses (P,).
 
-Rows never mix, so problems may leave between two steps. L-BFGS has a file of its own, `lbfgs`.
+Rows never interact, so problems can leave the batch between two steps. L-BFGS is in the module `lbfgs`.
 """
 
 from dataclasses import dataclass
@@ -10,37 +10,37 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""Something under way as tensors by name, so that it can be written to a file and taken up again."""
+"""The state of a running computation as tensors by name, so that it can be saved and resumed."""
 
 
 class Stepper(Protocol):
-    """One optimisation under way."""
+    """Protocol of a running optimisation of a batch of problems; it holds the optimiser's state, such as momentum."""
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
-        """The next latents to evaluate, (P, D), from the last ones, their gradients and losses.
+        """Return the latents (P, D) at which to evaluate next, given the last latents, their gradients and losses.
 
-        progress: share of all steps that is done.
+        progress: share of the steps done, in [0, 1], for learning rate schedules.
         """
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these problems only; rows: indices (Q,)."""
+        """Drop all problems but those with the indices `rows`, (Q,)."""
         ...
 
     def state(self) -> State:
-        """All that the next step depends on. Later steps may write into these tensors: copy what is to stay."""
+        """Return everything that the next step depends on. Later steps may overwrite these tensors, so copy them to keep them."""
         ...
 
     def load(self, state: State) -> None:
-        """Become the stepper that `state` was taken of; this one was started by the same settings."""
+        """Restore a state that `state` returned; the optimiser's settings must be the same."""
         ...
 
 
 class Optimiser(Protocol):
-    """A rule that starts steppers.
+    """Protocol of the settings of an optimiser, which start an optimisation.
 
-    period: gradient evaluations that count as one iteration of the attack.
-    remembers: vectors as long as a latent that a stepper keeps of each problem, at most.
+    period:    number of gradient evaluations that count as one iteration of the attack.
+    remembers: maximum number of vectors of the latent's size that a stepper stores per problem.
     """
 
     @property
@@ -54,7 +54,7 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Gradient descent with heavy-ball momentum (Polyak 1964), as `torch.optim.SGD` does it."""
+    """Gradient descent with heavy-ball momentum (Polyak 1964), equal to `torch.optim.SGD`."""
 
     learning_rate: float = 0.1
     momentum: float = 0.9
@@ -86,7 +86,7 @@ class SGDStepper:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """Steps that shrink with the squares of all gradients so far, one sum a coordinate (Duchi et al. 2011, section 1.1)."""
+    """Adagrad with a diagonal preconditioner (Duchi et al. 2011, section 1.1), equal to `torch.optim.Adagrad`."""
 
     learning_rate: float = 0.1
     epsilon: float = 1e-10
@@ -119,9 +119,10 @@ class AdagradStepper:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma & Ba 2015), with steps cut to a tenth at the shares `decay_at` of the way.
+    """Adam (Kingma & Ba 2015) with a step schedule for the learning rate.
 
-    signed: use the sign of the gradient only (Geiping et al. 2020).
+    decay_at: shares of the steps, in [0, 1], at which the learning rate is divided by 10.
+    signed:   replace the gradient by its sign (Geiping et al. 2020).
     """
 
     learning_rate: float = 0.1

@@ -12,17 +12,17 @@ from attacker.attacks.optimisers.line_search import Lines
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS:
-    """L-BFGS (Liu & Nocedal 1989), for each problem what `torch.optim.LBFGS` does for one.
+    """L-BFGS (Liu & Nocedal 1989), which does for each problem what `torch.optim.LBFGS` does for one.
 
-    history:        pairs that are remembered.
-    period:         torch's `max_iter`, the evaluations that DLG and CPL count as one iteration.
-    line_search:    lengths of steps by the strong Wolfe conditions; without, every step after the first is `learning_rate` times
-                    the direction.
-    min_curvature:  a pair is remembered where step times change is above this share of both lengths' product.
-    min_descent:    a direction is taken where it descends by more than this share of its and the gradient's length; else the
-                    problem forgets its pairs.
+    history:        number of pairs (step, gradient change) in memory.
+    period:         torch's `max_iter`: the gradient evaluations that DLG and CPL count as one iteration.
+    line_search:    choose step lengths by the strong Wolfe conditions. Otherwise every step after the first is `learning_rate`
+                    times the direction.
+    min_curvature:  a pair is stored if <step, change> is above this share of ||step|| * ||change||.
+    min_descent:    a direction is used if -<gradient, direction> is above this share of ||gradient|| * ||direction||. Otherwise
+                    the memory of the problem is cleared, and it steps along its negative gradient.
 
-    torch has 1e-10 and 1e-9 for the last two in absolute numbers, at which a search whose loss is small stands still.
+    torch.optim.LBFGS uses 1e-10 and 1e-9 for the last two as absolute thresholds, at which a search with a small loss stops.
     """
 
     learning_rate: float = 1.0
@@ -42,7 +42,7 @@ class LBFGS:
 
 @dataclass
 class LBFGSStepper:
-    """Fixed steps. previous: the last gradient; taken: the step from it."""
+    """A running L-BFGS optimisation with fixed step length. previous: the last gradient. taken: the last step."""
 
     settings: LBFGS
     history: History | None = None
@@ -76,10 +76,11 @@ class LBFGSStepper:
 
 @dataclass
 class SearchingStepper:
-    """Steps whose lengths a line search finds.
+    """A running L-BFGS optimisation with a line search.
 
-    at: `origin`, where each line begins, its `direction`, `low`, the lowest point on it so far, and the gradients `uphill` at the
-    origin and `low_uphill` at the low point; each (P, D).
+    lines: the state of the line searches, scalars per problem.
+    at:    their vectors, each (P, D): `origin`, where the line begins, `direction`, `low`, the lowest point found on the line,
+           and the gradients `uphill` at the origin and `low_uphill` at the lowest point.
     """
 
     settings: LBFGS
@@ -94,11 +95,11 @@ class SearchingStepper:
             self.lines = Lines.begun(loss, -gradient.square().sum(dim=1), _first_length(self.history, gradient, self.settings))
             self.at = dict(zip(_ON_A_LINE, (z, gradient, direction, z, gradient), strict=True))
         else:
-            self._go_on(self.history, self.lines, z, gradient, loss)
+            self._update(self.history, self.lines, z, gradient, loss)
         return self.at["origin"] + self.lines.length[:, None] * self.at["direction"]
 
-    def _go_on(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
-        """Take note of what was found at the trial points `z`; where a line search is over, begin the next one."""
+    def _update(self, history: History, lines: Lines, z: Tensor, gradient: Tensor, loss: Tensor) -> None:
+        """Update the line searches with gradient and loss at the trial points `z`, and begin new ones where they have ended."""
         at = self.at
         lower, over = lines.tried(loss, (gradient * at["direction"]).sum(dim=1))
         at["low"] = torch.where(lower[:, None], z, at["low"])
@@ -145,7 +146,11 @@ _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 
 def _descending(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
-    """Directions (P, D); of a problem whose model does not descend, and that is asked for, against its gradient."""
+    """Return search directions (P, D) that descend.
+
+    A problem whose L-BFGS direction does not descend has its memory cleared and uses its negative gradient instead.
+    asked: mask (P,) of the problems to which this applies; None for all.
+    """
     direction = history.direction(gradient)
     uphill = norm(gradient)
     slope = (gradient * direction).sum(dim=1)
@@ -158,7 +163,10 @@ def _descending(history: History, gradient: Tensor, settings: LBFGS, asked: Tens
 
 
 def _first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
-    """(P,), how far to go at first: without pairs at most one unit in the sum of absolute values, as torch does."""
+    """Return the first step length of each problem, (P,): the learning rate.
+
+    With empty memory it is scaled so that the L1 norm of the step is at most the learning rate, as in torch.optim.LBFGS.
+    """
     unit = (1 / gradient.abs().sum(dim=1)).clamp(max=1)
     length: Tensor = torch.where(history.count == 0, unit, 1) * settings.learning_rate
     return length

@@ -1,7 +1,8 @@
-"""Line searches by the strong Wolfe conditions, one for each of many problems, all at once.
+"""Batched line searches for the strong Wolfe conditions, one search per problem.
 
-For each problem: a length t at which loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|
-(Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). All tensors are (P,).
+Each finds a step length t with loss(t) <= loss(0) + 1e-4 t slope(0) and |slope(t)| <= 0.9 |slope(0)|, where slope is the
+derivative of the loss along the line (Nocedal & Wright 2006, algorithms 3.5 and 3.6, with cubic interpolation). All tensors have
+the shape (P,).
 """
 
 from dataclasses import dataclass, fields
@@ -11,21 +12,25 @@ from torch import Tensor
 
 from attacker.attacks.optimisers.first_order import State
 
-ENOUGH_DECREASE, ENOUGH_FLATNESS = 1e-4, 0.9
+WOLFE_DECREASE, WOLFE_CURVATURE = 1e-4, 0.9
 MAX_TRIALS = 20
-"""Trials on one line; then the lowest point is taken, or none."""
-MARGIN = 0.1
-"""How near to an end of the interval, as a share of it, a trial may be."""
-GROWTH = (1.1, 4.0)
-"""While no upper end is known, the next trial is further than the last by so many times the last stretch."""
+"""Largest number of trial points per line; then the lowest point found is used."""
+MIN_MARGIN = 0.1
+"""Smallest distance of a trial point from the ends of the bracketing interval, relative to its length."""
+EXTRAPOLATION = (1.1, 4.0)
+"""While no upper end of the interval is known, the step length grows by between these multiples of its last increase."""
 
 
 @dataclass
 class Lines:
-    """length: the trial that is to be evaluated. trials: so many were. bounded: whether the upper end `high` is known.
+    """The state of the line searches, one entry per problem.
 
-    loss, slope: at the beginning of the line. low_*: at the lowest point so far that decreases the loss enough. high_*: at the
-    other end of the interval that holds what is looked for.
+    loss, slope: at the beginning of the line.
+    length:      step length to be evaluated next.
+    low_*:       at the lowest point so far that fulfils the first Wolfe condition.
+    high_*:      at the other end of the interval that contains a solution.
+    bounded:     whether that end is known yet.
+    trials:      number of points evaluated.
     """
 
     loss: Tensor
@@ -42,29 +47,29 @@ class Lines:
 
     @classmethod
     def begun(cls, loss: Tensor, slope: Tensor, length: Tensor) -> "Lines":
-        """New lines: loss and slope at their beginning, and the first length to try."""
+        """Return new line searches from loss and slope at the beginning of the lines, and the first step length to try."""
         zero, no = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
 
     def begin(self, where: Tensor, slope: Tensor, length: Tensor) -> None:
-        """Begin again at the lowest point of each line where the mask is true."""
+        """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true."""
         fresh = Lines.begun(self.low_loss, slope, length)
         for name in _NAMES:
             setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
 
     def tried(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Take note of loss and slope at `length`, and choose the next length.
+        """Process loss and slope at the trial points, and choose the next step lengths.
 
-        Gives two masks: where the trial is the new lowest point; where the search is over, and that point is its answer, the
-        beginning of the line where nothing better was found.
+        Returns two masks: whether the trial point is the new lowest point, and whether the search has ended. The result of a
+        search that has ended is its lowest point, which is the beginning of the line if nothing better was found.
         """
-        enough = loss <= self.loss + ENOUGH_DECREASE * self.length * self.slope
+        enough = loss <= self.loss + WOLFE_DECREASE * self.length * self.slope
         lower = enough & (loss < self.low_loss)
-        flat = lower & (slope.abs() <= -ENOUGH_FLATNESS * self.slope)
+        flat = lower & (slope.abs() <= -WOLFE_CURVATURE * self.slope)
         ahead = torch.where(self.bounded, self.high_length - self.low_length, 1)
         turned = lower & (slope * ahead >= 0)
         unbounded = lower & ~turned & ~self.bounded
-        further = _further(self, loss, slope)
+        further = _extrapolate(self, loss, slope)
         trial, low = (self.length, loss, slope), (self.low_length, self.low_loss, self.low_slope)
         high = (self.high_length, self.high_loss, self.high_slope)
         self.high_length, self.high_loss, self.high_slope = (
@@ -75,7 +80,7 @@ class Lines:
         )
         self.bounded = self.bounded | turned | ~lower
         self.trials = self.trials + 1
-        self.length = torch.where(unbounded, further, _within(self))
+        self.length = torch.where(unbounded, further, _interpolate(self))
         return lower, flat | (self.trials >= MAX_TRIALS)
 
     def keep(self, rows: Tensor) -> None:
@@ -89,24 +94,27 @@ class Lines:
 _NAMES = tuple(f.name for f in fields(Lines))
 
 
-def _further(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
-    """Beyond the trial: where the cubic through it and the last low point has its minimum, within `GROWTH`."""
+def _extrapolate(lines: Lines, loss: Tensor, slope: Tensor) -> Tensor:
+    """Return step lengths beyond the trial points: the minimum of the cubic through trial and lowest point, in EXTRAPOLATION."""
     stretch = lines.length - lines.low_length
-    least, most = (lines.length + growth * stretch for growth in GROWTH)
+    least, most = (lines.length + growth * stretch for growth in EXTRAPOLATION)
     guess = _minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
     return torch.where(guess.isfinite(), guess.clamp(least, most), most)
 
 
-def _within(lines: Lines) -> Tensor:
-    """Between both ends: where the cubic through them has its minimum, or in the middle where it has none."""
+def _interpolate(lines: Lines) -> Tensor:
+    """Return step lengths between both ends of the interval: the minimum of the cubic through them, or the midpoint if none."""
     guess = _minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.high_length, lines.high_loss, lines.high_slope)
     width = lines.high_length - lines.low_length
-    share = ((guess - lines.low_length) / width).clamp(MARGIN, 1 - MARGIN)
+    share = ((guess - lines.low_length) / width).clamp(MIN_MARGIN, 1 - MIN_MARGIN)
     return lines.low_length + torch.where(share.isfinite(), share, 0.5) * width
 
 
 def _minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
-    """Where the cubic with these values and slopes has its minimum (Nocedal & Wright 2006, eq. 3.59); not finite without one."""
+    """Return the minimum of the cubic with these values and slopes at a and b; not finite if it has none.
+
+    Source: Nocedal & Wright 2006, equation 3.59.
+    """
     first = slope_a + slope_b - 3 * (loss_a - loss_b) / (a - b)
     second = (b - a).sign() * (first.square() - slope_a * slope_b).sqrt()
     return b - (b - a) * (slope_b + second - first) / (slope_b - slope_a + 2 * second)

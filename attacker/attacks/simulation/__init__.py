@@ -1,1 +1,1 @@
-"""Simulation of what a client computes from a guess of its examples."""
+"""Simulation of a client: the gradient or update that it would compute from candidate examples."""

@@ -1,4 +1,4 @@
-"""What a client would have computed from a guess."""
+"""The simulated client: network, batch sizes, defense and conversion of updates to gradients, as an observation states them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,12 +21,12 @@ __all__ = [
 
 
 def network_of(observation: Observation) -> nn.Module:
-    """The observed model as a simulation needs it: nothing in it is drawn, and nothing is written while it computes.
+    """Return the observed model, set up so that its forward pass is deterministic and writes no buffers.
 
-    Mode "eval": batch norm goes by the buffers that it is given. Mode "train": by the statistics of the guessed batch, and it
-    has no buffers left. Dropout is off in both: no server knows what a client drew, and a search needs a loss that stays, so
-    that where a client trained with dropout the simulated gradient is near the observed one even at the truth, not equal.
-    So is a variational bottleneck: its noise is averaged out.
+    If the client trained in mode "eval", batch norm uses the buffers that it is given. In mode "train" it uses the statistics of
+    the candidate batch, and its buffers are removed. Dropout and the noise of a variational bottleneck are switched off in both
+    modes, since the server does not know the client's random numbers. For a client that trained with them, the simulated
+    gradient therefore differs slightly from the observed one even at the true examples.
     """
     model = models.build(observation.model, observation.data).eval()
     if observation.training.mode == "train":
@@ -35,9 +35,10 @@ def network_of(observation: Observation) -> nn.Module:
 
 
 def buffers_of(model: nn.Module, observations: Sequence[Observation]) -> tuple[dict[str, Tensor], bool]:
-    """What to give a `network_of` for its buffers, by name, and whether all observations share it; if not, one row each.
+    """Return the buffers by name for the forward pass of a model built by `network_of`, and whether all observations share them.
 
-    An observation without any is one of the model's own. Raises ValueError where only some are there.
+    If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
+    Raises ValueError if an observation has some of the buffers but not all.
     """
     own = {name: dict(model.named_buffers())[name] for name in models.buffer_names(model)}
     each = [_chosen(own, o.buffers) for o in observations]
@@ -48,12 +49,12 @@ def buffers_of(model: nn.Module, observations: Sequence[Observation]) -> tuple[d
 
 def _chosen(own: Weights, seen: Weights) -> dict[str, Tensor]:
     if missing := [name for name in own if seen and name not in seen]:
-        raise ValueError(f"the observation's buffers lack {', '.join(missing)}")
+        raise ValueError(f"the observation's buffers lack {', '.join(missing)}; record all buffers of the model, or none")
     return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
 
 
 def facts_of(observation: Observation, model: nn.Module) -> Facts:
-    """What rules for gradients may ask of the training behind an update."""
+    """Return the facts on the client's local training that a gradient rule (such as DP-SGD) may use: model and local steps."""
     training, count = observation.training, observation.num_examples or observation.training.batch_size
     sizes = training.batch_sizes(count) or _even(count, training.steps or 1)
     exact = len(sizes) == 1 and not training.weight_decay and not observation.defenses.steps
@@ -61,9 +62,9 @@ def facts_of(observation: Observation, model: nn.Module) -> Facts:
 
 
 def schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
-    """Sizes of the batches behind an update, and a client's local steps.
+    """Return the sizes of the batches that the update was computed from, and the number of local steps.
 
-    Behind a sum is one batch, of all its clients' examples; they are taken to have trained alike.
+    For a secure sum, one batch holds the examples of all its clients; all clients are assumed to have made equally many steps.
     """
     count, training = observation.num_examples or 0, observation.training
     if observation.client == SUM:
@@ -78,29 +79,33 @@ def _even(count: int, steps: int) -> tuple[int, ...]:
 
 
 def channel_of(observation: Observation, model: nn.Module) -> Channel:
-    """What an attacker who knows all of a client's defenses expects of an update, beside the rule for gradients itself."""
+    """Return the channel, the attacker's model of the defenses on the update, for an attacker who knows all of them.
+
+    It does not include the gradient rule itself, which the simulated gradient follows already.
+    """
     own = [observation.gradient.build().channel(facts_of(observation, model)), observation.defenses.channel()]
     return compose(*(channel for channel in own if channel is not transparent))
 
 
 def omitted_of(observation: Observation, model: nn.Module) -> frozenset[str]:
-    """Names of tensors that such an attacker leaves out of the comparison, on both sides.
+    """Return the names of parameters that an attacker who knows the defenses leaves out when it compares gradients.
 
-    They tell of chance, or mislead, or clients do not train them.
+    These are parameters that the defense makes random or misleading, and parameters that clients do not train.
     """
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
     return hidden(model) | frozen | observation.gradient.build().omitted(facts_of(observation, model))
 
 
 def total_step(training: Training, steps: int) -> float:
-    """How much of one constant gradient `steps` local steps add up to: `steps * learning_rate` for plain SGD."""
+    """Return the factor by which `steps` local steps multiply a constant gradient: `steps * learning_rate` for plain SGD."""
     return sum(shares(training, steps))
 
 
 def shares(training: Training, steps: int) -> list[float]:
-    """How much of the gradient of each of `steps` local steps ends up in the update; the first goes on through momentum.
+    """Return for each of `steps` local steps the factor with which its gradient enters the update.
 
-    Of Adam, the learning rates of the steps: its changes of each step are about that long.
+    With momentum, a gradient acts in all later steps as well, so that earlier steps have larger factors. For Adam, the learning
+    rates are returned, which is the approximate size of each step per coordinate.
     """
     rates, momentum = [training.rate(step) for step in range(steps)], training.momentum
     later = 0.0  # what the velocity of a step adds to the update by itself and in the steps after it
@@ -112,9 +117,9 @@ def shares(training: Training, steps: int) -> list[float]:
 
 
 def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
-    """The gradient that an update stands for, by name.
+    """Return the gradient that explains an update, by parameter name: the update over `-total_step`, without the weight decay.
 
-    Exact for one step. For more, all of them are taken as one batch at the weights that were sent (AGIC, eq. 4).
+    Exact for one step of SGD. Several steps are treated as one step on one large batch at the weights sent (AGIC, eq. 4).
     """
     scale = total_step(training, steps)
     return {name: -u / scale - training.decay * weights[name] for name, u in update.items()}
@@ -123,7 +128,10 @@ def as_gradient(update: Mapping[str, Tensor], weights: Weights, training: Traini
 def through(
     channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
 ) -> Gradient:
-    """The gradient that would be read off the update that `gradient` leads to, after the defense."""
+    """Return the gradient that `as_gradient` would recover from the client's update, given its true `gradient` and its defense.
+
+    channel: model of the defense. known: facts about the update that the channel may use.
+    """
     scale = total_step(training, steps)
     update = {name: -scale * (g + training.decay * weights[name]) for name, g in gradient.items()}
     return as_gradient(channel.expect(update, known), weights, training, steps)

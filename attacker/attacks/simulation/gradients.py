@@ -1,4 +1,4 @@
-"""Gradients of a network's mean loss: by torch.func where the network stands it, else by plain PyTorch."""
+"""Gradients of a network's mean loss, by torch.func if the network supports it, otherwise by ordinary autograd."""
 
 import logging
 import warnings
@@ -28,17 +28,21 @@ PLAIN = plain()
 
 
 class Gradients(Protocol):
-    """From weights, x (N, *shape) in [0, 1], y (N,) or soft (N, K), and buffers where the model has any, to dL/dw by name."""
+    """Protocol of a function that returns the gradient dL/dw of the mean loss, by parameter name.
+
+    weights, buffers: of the model, by name. x: examples (N, *shape) in [0, 1]. y: labels (N,), or probabilities (N, K).
+    """
 
     def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
 
 
 def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
-    """Return the function from a guess to the gradient of the mean loss that `loss` names.
+    """Return a function from examples and labels to the gradient of the mean loss; `loss` is the name of the loss.
 
-    It may be called under `vmap` and `torch.func.grad`, whatever the network's code does.
+    The function can be called under `vmap` and `torch.func.grad` for every network, see `opaque`.
 
-    rule: by which clients compute it, for an attacker who knows it; what the network itself adds to the loss then counts.
+    rule: how clients compute gradients (such as DP-SGD), if the attacker knows it. The loss then includes the terms that the
+          network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
     """
     penalised = rule is not None
     if (rule or PLAIN).expected is PLAIN.expected and reason_against_vmap(model, data, loss):
@@ -57,7 +61,7 @@ def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: Gradie
 
 
 def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
-    """Contiguous weights, one problem at a time, and autograd as a client's own training has it."""
+    """Return a gradient function that uses ordinary autograd on contiguous weights, for one problem at a time."""
 
     def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
         names, kept = tuple(weights), tuple(buffers)
@@ -81,7 +85,7 @@ def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised
 
 
 def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NOTHING) -> Tensor:
-    """Return the logits (N, K) for x (N, *shape) in [0, 1]; as `gradient_of`, it may be called under torch.func's transforms."""
+    """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network."""
     if not reason_against_vmap(model, data, loss):
         return forward_pass(model, {**buffers, **weights}, data.normalise(x))
     names = (*buffers, *weights)
@@ -92,26 +96,27 @@ def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Te
     return opaque(found, x, *buffers.values(), *weights.values())[0]
 
 
-LARGE = 3e7
-"""Values of all weights above which `vmap` is not tried: it takes as long as a loop over problems, and far more memory."""
+MAX_VMAP_WEIGHTS = 3e7
+"""Number of weights above which `vmap` is not used: it takes as long as a loop over problems, and far more memory."""
 
 TOLERANCE = 1e-2
-"""Relative; far above rounding, also of a rectifier that flips, and far below what an error in kind makes."""
+"""Relative difference up to which two implementations of gradients count as equal. It is far above rounding errors, including
+those that switch a ReLU, and far below the difference that a wrong formula makes."""
 
 
 def reason_against_vmap(model: nn.Module, data: DataSpec, loss: str) -> str:
-    """Return why torch.func does not give the gradients of a network, in words; empty where it does.
+    """Return why torch.func cannot compute the gradients of a network; empty if it can.
 
-    Tried once for each network, on two problems of two examples each.
+    It is tested once per network, on two problems of two examples each, and the result is cached.
     """
     shapes = tuple((name, tuple(p.shape)) for name, p in model.named_parameters())
-    if sum(p.numel() for p in model.parameters()) > LARGE:
-        return f"it has more than {LARGE:.0e} weights"
+    if sum(p.numel() for p in model.parameters()) > MAX_VMAP_WEIGHTS:
+        return f"it has more than {MAX_VMAP_WEIGHTS:.0e} weights"
     return _reason(_Network(model, (type(model), repr(model), shapes)), data, loss)
 
 
 class _Network:
-    """A network for a cache: equal to another of the same class, layers and shapes."""
+    """A cache key for a network: equal to that of any network of the same class, layers and shapes."""
 
     def __init__(self, model: nn.Module, key: tuple[object, ...]) -> None:
         self.model, self.key = model, key
@@ -141,11 +146,14 @@ def _reason(network: _Network, data: DataSpec, loss: str) -> str:
 
 
 Probed = tuple[Gradient, Tensor]
-"""The gradients (P, *shape) of some problems by name, and the slope of their squared length by x, (P, N, *shape)."""
+"""Gradients (P, *shape) of P test problems by parameter name, and the derivative of their squared norm by x, (P, N, *shape)."""
 
 
 def probe(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
-    """Return weights, none of them zeros, buffers, x (2, 2, *shape) and y (2, 2) to try an implementation of gradients on."""
+    """Return random weights, buffers, x (2, 2, *shape) and y (2, 2): two problems of two examples to test gradient functions on.
+
+    Noise is added to the model's weights, so that no parameter is all zeros.
+    """
     rng = torch.Generator().manual_seed(0)
     weights = {name: p.detach() + 0.02 * torch.randn(p.shape, generator=rng).to(p) for name, p in model.named_parameters()}
     saved = models.buffer_names(model)
@@ -156,7 +164,7 @@ def probe(model: nn.Module, data: DataSpec) -> tuple[dict[str, Tensor], dict[str
 
 
 def probed(gradient: Gradients, model: nn.Module, data: DataSpec, *, loop: bool = False) -> Probed:
-    """Return what `gradient` gives on the `probe` of a network, under `vmap` or in a loop."""
+    """Evaluate the gradient function on the test problems of `probe`, under `vmap` or, if `loop` is set, one after the other."""
     weights, buffers, x, y = probe(model, data)
 
     def length(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
@@ -176,7 +184,7 @@ def squared(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def agree(found: Probed, expected: Probed) -> bool:
-    """Whether gradients are those expected, each by itself, and slopes, up to `TOLERANCE`."""
+    """Return whether the gradient of every parameter, and the derivative by x, agree with those expected, up to `TOLERANCE`."""
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
     whole = squared(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]

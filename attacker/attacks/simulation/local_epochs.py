@@ -1,7 +1,8 @@
-"""Several local epochs in one round: the same examples pass again, in an order that nobody knows.
+"""Attacks on several local epochs in one round, which use the same examples again, each in an order unknown to the server.
 
-Dimitrov et al. 2022, "Data leakage in federated averaging": each epoch gets examples of its own, a prior draws what does not
-depend on their order together, and at the end examples of the same label are matched over epochs and averaged.
+Method of Dimitrov et al. 2022, "Data leakage in federated averaging": each epoch is reconstructed with separate examples, a prior
+penalises differences between epochs in quantities that do not depend on the order, and at the end examples of the same label are
+matched across epochs and averaged.
 """
 
 import torch
@@ -12,21 +13,29 @@ from fedsim.recording.observation import Training
 
 
 def separate(weight: float, training: Training) -> int:
-    """How many epochs get examples of their own: 1 where the prior has no weight, or the client makes no more than one."""
+    """Return the number of epochs that get separate examples; 1 if the order-invariant prior has weight 0.
+
+    weight: of the prior `disagreement`.
+    """
     return (training.epochs or 1) if weight else 1
 
 
 def disagreement(x: Tensor, epochs: int) -> Tensor:
-    """Mean squared difference between the mean examples of any two epochs, x (epochs * N, *shape) (their eq. 8, g the mean)."""
+    """Return the mean squared difference between the mean examples of two epochs, over all pairs of epochs, a scalar.
+
+    x: (epochs * N, *shape). It is equation 8 of Dimitrov et al. with the mean as the order-invariant function g.
+    """
     means = x.reshape(epochs, -1, *x.shape[1:]).mean(dim=1)
     between: Tensor = (means[:, None] - means[None]).square().mean() * epochs / (epochs - 1)
     return between
 
 
 def merged(x: Tensor, y: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
-    """N examples out of x (epochs * N, *shape) and y (epochs * N,) or soft (epochs * N, K).
+    """Return N examples (N, *shape) and their labels from the separate examples of all epochs.
 
-    Examples of later epochs are assigned to those of the first, of the same label where labels are known, and averaged.
+    Each example of a later epoch is assigned to one of the first epoch by the Hungarian method on squared distances, with equal
+    labels if labels are hard, and the assigned examples are averaged.
+    x: (epochs * N, *shape). y: (epochs * N,), or soft labels (epochs * N, K).
     """
     if epochs == 1:
         return x, y

@@ -1,4 +1,4 @@
-"""Simulation of a client's local steps, each on its own batch, as Inverting Gradients does with model updates."""
+"""Simulation of a client's local training steps, each on a batch of its own, as in Inverting Gradients (Geiping et al. 2020)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ from fedsim.recording.observation import Training
 
 
 def rows_of_steps(sizes: Sequence[int], examples: int) -> list[list[int]]:
-    """Which of `examples` each step uses: one after the other, from the first again at the end of an epoch."""
+    """Return the indices of the examples that each local step uses: in order, and from the first again after the last.
+
+    sizes: batch sizes, one per step. examples: number of examples.
+    """
     rows, at = [], 0
     for size in sizes:
         rows.append([(at + i) % examples for i in range(size)])
@@ -19,10 +22,11 @@ def rows_of_steps(sizes: Sequence[int], examples: int) -> list[list[int]]:
 
 
 def after_local_steps(gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
-    """The gradient that an update of several local steps reads like, as `as_gradient` has it of a received one.
+    """Return a gradient function that simulates several local steps and converts the resulting update by `as_gradient`.
 
-    gradient: of one batch. sizes: of the batches, in the order of steps.
-    Source: Geiping et al. 2020, section 6 and eq. 5; the optimisers are those of `torch.optim`.
+    A received update is converted in the same way, so that both can be compared.
+    gradient: computes the gradient of one batch. sizes: batch sizes, one per step.
+    Source: Geiping et al. 2020, section 6 and eq. 5; the local optimisers follow `torch.optim`.
     """
 
     def trained(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
@@ -39,14 +43,17 @@ def after_local_steps(gradient: Gradients, training: Training, sizes: Sequence[i
 
 
 def as_stepped(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
-    """The gradient that is read off an update of one step on `gradient`: another one where clients clip, or train by Adam."""
+    """Return the gradient that `as_gradient` recovers after one local step on `gradient`.
+
+    It differs from `gradient` if clients clip gradients or train by Adam.
+    """
     if training.is_linear:
         return gradient
     return as_gradient(LocalOptimiser(training).step(gradient, weights), weights, training, 1)
 
 
 class LocalOptimiser:
-    """SGD, Adam or AdamW with the settings of `torch.optim`, and clipping by norm, as differentiable functions of gradients."""
+    """A differentiable client optimiser: SGD, Adam or AdamW as in `torch.optim`, with optional clipping of the gradient norm."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -55,7 +62,7 @@ class LocalOptimiser:
         self.second: Gradient = {}
 
     def step(self, gradient: Gradient, weights: Weights) -> Gradient:
-        """The change of the weights, by name."""
+        """Return the change of the weights in one step, by parameter name, and advance the optimiser's state."""
         training, rate = self.training, self.training.rate(self.steps)
         self.steps += 1
         if training.clip_norm is not None:
@@ -94,17 +101,18 @@ class LocalOptimiser:
 
 
 def _direction(mean: Tensor, length: Tensor) -> Tensor:
-    """`mean / length`, whose derivative a search can follow.
+    """Return Adam's direction `mean / length` with a surrogate derivative that gradient-based search can use.
 
-    The derivative of the quotient is zero nearly everywhere, as that of a sign: the length grows with the mean. Here the length
-    counts as constant, and is at least the mean one of the tensor.
+    The exact derivative is nearly zero, like that of the sign function, because `length` grows with `mean`. The surrogate treats
+    `length` as a constant, no smaller than its mean over the tensor.
+    mean: first moment. length: root of the second moment plus epsilon.
     """
     smooth = mean / length.maximum(length.mean()).detach()
     return smooth + (mean / length - smooth).detach()
 
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:
-    """The gradient at a norm of at most `norm` over all tensors, as `torch.nn.utils.clip_grad_norm_` has it."""
+    """Return the gradient scaled to a norm of at most `norm` over all tensors, as `torch.nn.utils.clip_grad_norm_` does."""
     whole = torch.stack([g.square().sum() for g in gradient.values()]).sum()
     factor = (norm / (torch.where(whole > 0, whole, 1.0).sqrt() + 1e-6)).clamp(max=1)
     return {name: factor * g for name, g in gradient.items()}
