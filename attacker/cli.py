@@ -1,13 +1,13 @@
-"""The command line of the attacker."""
+"""Command line `attacker`."""
 
 from attacker.commands.list import list_
 from attacker.commands.replay import replay
 from attacker.commands.report import demo, rank, report
 from attacker.commands.score import score
 from attacker.commands.serve import serve
-from fedsim.commands.console import command_line, run_to_the_end
+from fedsim.commands.console import make_command_line, run_and_exit
 
-app = command_line("Attack a recording, score what came out, and show it.")
+app = make_command_line("Attack a recording, score the reconstructions, and show the results.")
 app.command("list", epilog="Example:  attacker list")(list_)
 app.command(epilog="Example:  attacker replay runs/first --attack agic --client 3f2a --rounds 1-4 --workers 2")(replay)
 app.command(epilog="Example:  attacker score runs/first")(score)
@@ -18,5 +18,5 @@ app.command(epilog="Example:  attacker demo --out runs/demo")(demo)
 
 
 def main() -> None:
-    """Entry point."""
-    run_to_the_end(app)
+    """Run the command line `attacker`."""
+    run_and_exit(app)

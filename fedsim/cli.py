@@ -1,6 +1,6 @@
 """The command line of the federation."""
 
-from fedsim.commands.console import command_line, run_to_the_end
+from fedsim.commands.console import make_command_line, run_and_exit
 from fedsim.commands.deploy import enrol, keys, part, prepare, split, start
 from fedsim.commands.init import init
 from fedsim.commands.list import list_
@@ -11,7 +11,7 @@ from fedsim.commands.show import show
 EXPERIMENT = "deploy/experiments/photos.toml"
 TRUST = "--root-certificates federation/trust/ca.crt"
 
-app = command_line("Run a federation and write down what its honest-but-curious server sees.")
+app = make_command_line("Run a federation and write down what its honest-but-curious server sees.")
 app.command(epilog="Example:  fedsim init imagefolder mine --data ~/pictures")(init)
 app.command(epilog=f"Example:  fedsim run {EXPERIMENT} --out runs/first --set 'defense=clip(1) | gaussian(0.1)'")(run)
 app.command(epilog="Example:  fedsim show runs/first")(show)
@@ -29,4 +29,4 @@ app.command(epilog=f"Example:  fedsim enrol federation/keys --superlink 10.0.0.1
 
 def main() -> None:
     """Entry point."""
-    run_to_the_end(app)
+    run_and_exit(app)

@@ -1,1 +1,1 @@
-"""The commands of the attacker, one a module; what is slow to import is imported where it is used."""
+"""Commands of the attacker, one per module. Packages that are slow to import are imported inside the functions that use them."""

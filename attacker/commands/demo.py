@@ -1,4 +1,4 @@
-"""The demonstration: a face detector trained in four federations, each recorded, attacked, scored and shown on one page."""
+"""The demonstration `attacker demo`: a face detector trained in four federations that are recorded, attacked and scored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +18,11 @@ from fedsim.recording import Recording
 
 EXPERIMENT = Path(__file__).with_name("demo.toml")
 SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 60})
-"""CPL with a weak smoothness prior. Its weight was chosen on photographs and on faces of LFW, from which these faces are, too."""
+"""CPL with a weak smoothness prior. The prior's weight was chosen on photographs and on other faces of LFW."""
 SHORT_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 20})
-"""The same with fewer iterations, for updates of many examples."""
+"""`SEARCH` with fewer iterations, for updates that were computed from many examples."""
 BATCHES = {"training.batch_size": 8, "training.steps": 2, "rounds": 30}
+"""Changes of demo.toml that make each update the result of two steps on batches of eight."""
 Attacks = tuple[tuple[str, Mapping[str, Any]], ...]
 
 
@@ -30,8 +31,9 @@ class Federation:
     """One federation of the demonstration.
 
     shows:     what a reader learns from it, in one sentence.
-    overrides: keys of demo.toml that it changes.
-    attacks:   names and arguments of the attacks. Where there is a defense, each runs once with and once without knowing it.
+    overrides: keys of demo.toml that it changes, with their values.
+    attacks:   names and arguments of the attacks. If there is a defense, each attack runs twice: knowing the defense, and
+    ignoring it.
     """
 
     shows: str
@@ -40,7 +42,7 @@ class Federation:
 
     @property
     def knowledge(self) -> tuple[dict[str, Any], ...]:
-        """Arguments of an attacker who knows the defense, and of one who ignores it."""
+        """Return the attack arguments per attacker: one who knows the defense and, if there is a defense, one who ignores it."""
         return ({}, {"knows_defense": False}) if "defense" in self.overrides else ({},)
 
 
@@ -50,16 +52,19 @@ FEDERATIONS: dict[str, Federation] = {
         attacks=(("exact", {}), SEARCH),
     ),
     "compressed": Federation(
-        shows="Only the largest tenth of each update is sent: safe against a naive attacker, and not against one who knows.",
+        shows="Only the largest tenth of each update is sent: this protects against an attack that ignores it, not against one "
+        "that "
+        "models it.",
         overrides={"defense": "top_k(0.1)"},
     ),
     "batches": Federation(
-        shows="Two steps on batches of eight, as people train: how much less leaks.",
+        shows="Two steps on batches of eight, a more usual training setting: much less leaks.",
         overrides=BATCHES,
         attacks=(SHORT_SEARCH,),
     ),
     "noisy": Federation(
-        shows="The same with clipped and noised updates: the noise averages out, and the model still learns.",
+        shows="Batches of eight with clipped and noised updates: the noise averages out over clients, and the model still "
+        "learns.",
         overrides={**BATCHES, "defense": "clip(0.1) | gaussian(0.02)"},
         attacks=(SHORT_SEARCH,),
     ),
@@ -67,18 +72,18 @@ FEDERATIONS: dict[str, Federation] = {
 
 
 def run(folder: Path, *, engine: str = "ray") -> Path:
-    """Run the demonstration in `folder` and return its report. Finished parts are skipped and interrupted ones resumed."""
+    """Run the demonstration in `folder` and return the path of its report. Skip finished parts and resume interrupted ones."""
     for name, federation in FEDERATIONS.items():
         err.print(f"[bold]{name}[/]: {federation.shows}")
         experiment = read(EXPERIMENT, list(federation.overrides.items()))
         federate(experiment, folder / name, engine=engine, client_seed=0, resume=True)
         for summary in attack(folder / name, federation):
-            _tell(summary)
+            _print_summary(summary)
     return build([folder / name for name in FEDERATIONS], folder / "report.html")
 
 
 def attack(run: Path, federation: Federation) -> list[Summary]:
-    """Run the attacks of a federation and their nulls on its recording, and score them."""
+    """Run the attacks of a federation and their nulls on its recording, and return their scores."""
     recording, scorer, rows = Recording(run / "recording"), Scorer(run, [run / "truth"]), []
     for name, arguments in federation.attacks:
         for knowledge in federation.knowledge:
@@ -89,7 +94,7 @@ def attack(run: Path, federation: Federation) -> list[Summary]:
     return summarise(rows)
 
 
-def _tell(summary: Summary) -> None:
+def _print_summary(summary: Summary) -> None:
     defense = f" under {summary.defense}" if summary.defense else ""
     knows = "" if summary.knows_defense else ", ignoring the defense"
     share = f"{summary.success.value:.0%} of {summary.examples} examples recovered" if summary.success else "nothing finished yet"

@@ -1,4 +1,4 @@
-"""attacker list."""
+"""Command `attacker list`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fedsim.commands.console import Json, err, out, print_json
 
 
 def list_(as_json: Json = False) -> None:
-    """List the attacks, with their arguments and presets, what each needs, and its source."""
+    """List the attacks with their arguments, presets, required inputs and source."""
     import inspect
 
     from attacker.attacks import ATTACKS, presets
@@ -39,12 +39,12 @@ def list_(as_json: Json = False) -> None:
         out.print(f"    needs      {', '.join(attack['needs'])}", style="dim")
         for name, settings in attack["presets"].items():
             if settings:
-                out.print(f"    {name:<9}  {escape(_words(settings))}", style="dim")
+                out.print(f"    {name:<9}  {escape(_format_settings(settings))}", style="dim")
 
 
-def _words(settings: Mapping[str, Any]) -> str:
-    """Arguments, or the arguments of each family."""
+def _format_settings(settings: Mapping[str, Any]) -> str:
+    """Return a preset's settings as text: `argument=value` pairs, grouped by kind of network if they differ between kinds."""
     families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     if families:
-        return "; ".join(f"{family}: {_words(own)}" for family, own in families.items())
+        return "; ".join(f"{family}: {_format_settings(own)}" for family, own in families.items())
     return ", ".join(f"{key}={value!r}" for key, value in settings.items())

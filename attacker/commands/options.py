@@ -1,39 +1,41 @@
-"""Options that commands share, and checks of what they are given."""
+"""Options that several commands share, and checks of their values."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the attack; may be repeated.")
+]
 
 
-def device_of(wanted: str) -> str:
-    """The device that `--device` means. Raises ValueError where this machine has none of the kind."""
+def resolve_device(wanted: str) -> str:
+    """Return the PyTorch device for a value of `--device`. Raises ValueError if this machine has no such device."""
     import torch
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted != "cpu" and not (wanted.startswith("cuda") and torch.cuda.is_available()):
-        raise ValueError(f"--device {wanted!r} is not to be had here; use cpu")
+        raise ValueError(f"--device {wanted!r} is not available on this machine; use cpu")
     return wanted
 
 
 def check_takes_route(attack: str) -> None:
-    """Raises ValueError where an attack has no routes to choose among."""
+    """Raise ValueError if the attack has no argument `route`."""
     from inspect import signature
 
     from attacker.attacks import ATTACKS
 
     if "route" not in signature(ATTACKS[attack]).parameters:
-        raise ValueError(f"--route chooses among the routes of the attack exact, and {attack} has none")
+        raise ValueError(f"--route is an option of the attack exact; {attack} has no routes, so leave it out")
 
 
-def truth_of(run: Path, given: list[Path] | None) -> list[Path]:
-    """Folders of truth. Raises ValueError where none is given and the run has none of its own."""
+def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
+    """Return the folders of truth: those given, or the run's own. Raises ValueError if there is neither."""
     if not given and not (run / "truth").exists():
         raise ValueError(
-            f"{run} has no truth of its own: name that of the clients with --truth FOLDER; "
-            f"what was reconstructed is shown without it by: attacker report {run}"
+            f"{run} has no folder truth: give the clients' truth with --truth FOLDER, "
+            f"or show the reconstructions without scores: attacker report {run}"
         )
     return given or [run / "truth"]

@@ -1,4 +1,4 @@
-"""Replays under a progress bar."""
+"""Replay of one attack with a progress bar and a summary on stderr."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from attacker.replay.replay import Forecast, Replay, Replayed
 from fedsim.commands.console import err, progress_bar
 from fedsim.recording import Recording
 
-SHOWN = 3
-"""Reasons of each kind that are printed; all of them are in the files."""
+MAX_REASONS = 3
+"""Number of failed cases, and of omitted rounds, whose reasons are printed; the files of the replay hold all of them."""
 
 
 def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> Replayed:
-    """Run a replay and say on stderr how it goes and what came of it; `options` are those of `Replay`."""
+    """Run a replay, show its progress and a summary on stderr, and return its result. `options` are passed to `Replay`."""
     replay = Replay(recording=recording, spec=spec, out=out, **options)
     observations, megabytes = replay.extent()
     clients = " of whole clients" if replay.plan.whole else ""
@@ -34,12 +34,12 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
             left, total = replay.left()
             err.print(f"  {left} of {total} cases {'is' if left == 1 else 'are'} not finished")
             raise
-    _tell(result, spec)
+    _print_result(result, spec)
     return result
 
 
 def describe_cost(forecast: Forecast) -> str:
-    """Return what a replay will cost, in words; "" where nothing is left to do or the attack does not say what it costs."""
+    """Return the expected cost of a replay as a sentence, or "" if no case is left or the attack gives no estimate."""
     if not forecast.cases or forecast.evaluations <= 1:
         return ""
     seconds = forecast.core_seconds
@@ -51,23 +51,23 @@ def describe_cost(forecast: Forecast) -> str:
     )
 
 
-def _tell(result: Replayed, spec: AttackSpec) -> None:
+def _print_result(result: Replayed, spec: AttackSpec) -> None:
     if not spec.null and result.routes:
         ways = (f"{count} by {route}" for route, count in sorted(result.routes.items(), key=lambda item: -item[1]))
         err.print(f"  {escape(', '.join(ways))}")
     err.print(f"  {result.done} done, {result.skipped} were done before, {len(result.failed)} failed")
-    _first(list(result.failed.items()))
+    _print_reasons(list(result.failed.items()))
     left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
     if left_out:
         err.print(f"  {'1 round was' if len(left_out) == 1 else f'{len(left_out)} rounds were'} left out of their client's case")
-    _first([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
+    _print_reasons([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
     for note in result.notes:
         err.print(f"  {escape(note)}")
 
 
-def _first(reasons: Sequence[tuple[str, str]]) -> None:
-    """Of each case its reason, the first few."""
-    for key, reason in reasons[:SHOWN]:
+def _print_reasons(reasons: Sequence[tuple[str, str]]) -> None:
+    """Print the first `MAX_REASONS` pairs of case and reason, and how many more there are."""
+    for key, reason in reasons[:MAX_REASONS]:
         err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
-    if len(reasons) > SHOWN:
-        err.print(f"  and {len(reasons) - SHOWN} more")
+    if len(reasons) > MAX_REASONS:
+        err.print(f"  and {len(reasons) - MAX_REASONS} more")

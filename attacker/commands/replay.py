@@ -1,4 +1,4 @@
-"""attacker replay."""
+"""Command `attacker replay`."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attacker.commands.options import Overrides, check_takes_route, device_of, truth_of
-from fedsim.commands.console import ALLOW_FAILURES, IN_PART, Json, assignment, errors_told, print_json
+from attacker.commands.options import Overrides, check_takes_route, resolve_device, resolve_truth
+from fedsim.commands.console import ALLOW_FAILURES, EXIT_INCOMPLETE, Json, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
     from attacker.attacks import AttackSpec
     from fedsim.recording import Recording
 
-GOES_ON = "what is done is kept, and the same command goes on from there"
+KEPT_ON_INTERRUPT = "finished work is kept; run the same command again to continue"
 
 
 def replay(
@@ -24,53 +24,66 @@ def replay(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Settings by name, which --set overrides: tuned, those for the recording's kind of network (chosen on tuning "
-            "images for sigmoid LeNets, estimates for the others), or published, those of the attack's paper.",
+            help="Named settings of the attack, which --set overrides: tuned (for the recording's kind of network; chosen on "
+            "tuning "
+            "images for sigmoid LeNets, estimates for other networks) or published (those of the attack's paper).",
         ),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 1-20, 1-3,7 or all.")] = "all",
     client: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this client, by its name or a unique beginning of it (see fedsim show); may be given more than once. "
-            "Of attacks such as agic, all its rounds together."
+            help="Attack only this client, given by its name or a unique beginning of it (see fedsim show); may be repeated. "
+            "Attacks on many rounds, such as agic, use all its rounds together."
         ),
     ] = None,
     route: Annotated[
         str | None,
-        typer.Option(help="Of the attack exact: auto, or only linear, layers, peeled or optimisation; says which one answered."),
+        typer.Option(help="Method of the attack exact: auto (the default), linear, layers, peeled or optimisation."),
     ] = None,
-    null: Annotated[bool, typer.Option(help="Run the same attack without any gradient beside it, as a baseline.")] = True,
-    oracle: Annotated[list[str] | None, typer.Option(help="Tell the attack what no server knows: labels, logits.")] = None,
-    truth: Annotated[list[Path] | None, typer.Option(help="Truth, for an oracle only; by default the run's own.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder of reconstructions; by default the run's own.")] = None,
-    seed: Annotated[int, typer.Option(help="Seeds the attack.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
+    null: Annotated[
+        bool, typer.Option(help="Also run the attack's null, the same attack without the gradient, as a baseline.")
+    ] = True,
+    oracle: Annotated[
+        list[str] | None, typer.Option(help="Give the attack information that no server has: labels or logits.")
+    ] = None,
+    truth: Annotated[
+        list[Path] | None, typer.Option(help="Folder of truth that an oracle reads; by default the run's own.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the reconstructions; by default the run's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the attack.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each worker; by default 1, or PyTorch's choice for a single chunk.")
+        int | None,
+        typer.Option(min=1, help="Threads per worker; by default 1, or PyTorch's choice if there is a single chunk of cases."),
     ] = None,
     chunk: Annotated[
-        int | None, typer.Option(min=1, help="Cases attacked at once; by default by the model, the memory and the cores.")
+        int | None,
+        typer.Option(min=1, help="Cases attacked at once; by default derived from the model, the memory and the cores."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one for each core, where there is enough work.")
+        int | None, typer.Option(min=1, help="Worker processes; by default one per core if there is enough work.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Work on this Ray cluster instead; local: one of this machine's own.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on the Ray cluster at this address; local starts one on this machine."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="The network of somebody else's federation; imports that code."),
+        typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
     ] = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
-    """Attack every recorded observation, or client; what is done already is skipped, and what was cut off goes on.
+    """Attack the recorded observations, one by one or all of a client together. Finished cases are skipped, interrupted ones
+    resumed.
 
-    Exit status: 0 where every case has an answer; 3 where some failed, of the attack or of its null, unless --allow-failures is
-    given; 1 where no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every case has an answer; 3 if some cases of the attack or of its null failed, unless --allow-failures is
+    given; 1 if no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
     """
-    with errors_told(kept=GOES_ON):
+    with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
         from defenses._registry import references
@@ -82,23 +95,23 @@ def replay(
         _check_model(opened, model)
         if references.is_reference(attack):  # the user names it
             references.admit(attack)
-        given = dict(map(assignment, overrides or []))
+        given = dict(map(parse_assignment, overrides or []))
         if references.is_reference(str(given.get("decoder", ""))):
             references.admit(str(given["decoder"]))
-        arguments = _preset(attack, preset, opened) | given
+        arguments = _resolve_preset(attack, preset, opened) | given
         if route is not None:
             check_takes_route(attack)
             arguments["route"] = route
         if ray is not None and workers is not None:
-            raise ValueError("--workers are processes of this machine, and --ray hands the work to a cluster: give one of them")
-        told = _oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
+            raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
+        told = _make_oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
                 opened,
                 AttackSpec(name=attack, arguments=arguments, null=is_null),
                 recording.parent / "reconstructions" if folder is None else folder.resolve(),
                 seed=seed,
-                device=device_of(device),
+                device=resolve_device(device),
                 rounds=parse_rounds(rounds),
                 clients=frozenset(client or ()) or None,
                 chunk=chunk,
@@ -115,11 +128,11 @@ def replay(
         if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
         if any(result.failed for result in results) and not allow_failures:
-            raise typer.Exit(IN_PART)
+            raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:
-    """The arguments that a preset stands for, of an attack on a recording."""
+def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:
+    """Return the attack arguments that a preset sets for the recording's kind of network; none without a preset."""
     from attacker.attacks import ATTACKS, presets
 
     if preset is None:
@@ -130,7 +143,10 @@ def _preset(attack: str, preset: str | None, recording: "Recording") -> dict[str
 
 
 def _check_model(recording: "Recording", reference: str | None) -> None:
-    """Have the recording's model at hand before anything else is done; code is imported only where the user names it."""
+    """Raise ValueError if the recording's model cannot be built.
+
+    Code of a foreign model is imported only if `reference` names it.
+    """
     from fedsim import models
 
     manifest = recording.manifest
@@ -139,10 +155,13 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
     models.layout(manifest.model, manifest.data)
 
 
-def _oracles(
+def _make_oracles(
     names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec"
 ) -> dict[str, Callable[[Any], Any]]:
-    """From a row, what each oracle asked for tells of it, as arguments of a replay."""
+    """Return the functions that compute oracle knowledge from a row of the recording, as keyword arguments of `Replay`.
+
+    names: oracles that the user asked for. truth: folders of truth, by default the run's own.
+    """
     if unknown := sorted(set(names) - {"labels", "logits"}):
         from defenses._registry import suggest
 
@@ -150,13 +169,13 @@ def _oracles(
     if not names:
         return {}
     if "logits" in names and not attack.argument("agreement"):
-        raise ValueError(f"{attack} makes nothing of the oracle logits: they are for cpl's label regulariser, --set agreement=1")
+        raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import true_labels, true_logits
     from fedsim.recording.masked_vectors import SUM
 
     run = recording.folder.parent
-    scorer = Scorer(run, truth_of(run, truth))
+    scorer = Scorer(run, resolve_truth(run, truth))
 
     def cohort(row: Any) -> tuple[str, ...]:
         return tuple(recording.summed(row.round)) if row.client == SUM else ()

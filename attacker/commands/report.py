@@ -1,4 +1,4 @@
-"""attacker report, rank and demo."""
+"""Commands `attacker report`, `attacker rank` and `attacker demo`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,16 +6,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from attacker.commands.replay import GOES_ON
-from fedsim.commands.console import Json, assignment, err, errors_told, out, print_json
+from attacker.commands.replay import KEPT_ON_INTERRUPT
+from fedsim.commands.console import Json, err, out, parse_assignment, print_json, report_errors
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run or more, side by side; or recordings.")],
-    out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html of the first run.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Runs, or recordings; several are shown side by side.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The page to write; by default report.html in the first run.")
+    ] = None,
 ) -> None:
-    """Make one self-contained page out of attacked runs, scored or, where there is no truth, as they are."""
-    with errors_told():
+    """Write one self-contained HTML page on attacked runs, with their scores where they have been scored."""
+    with report_errors():
         from attacker.report import build
 
         out.print(str(build(runs, out_file)), soft_wrap=True)
@@ -23,22 +25,24 @@ def report(
 
 def rank(
     model: Annotated[str, typer.Argument(help="A model's name, or MODULE:FUNCTION, which imports that code.")],
-    shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Of one example: 3x32x32, or 30 for table rows.")],
+    shape: Annotated[str, typer.Option("--input", metavar="SHAPE", help="Shape of one example: 3x32x32, or 30 for table rows.")],
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the model.")] = None,
-    dead: Annotated[float, typer.Option(help="Share of a ReLU's outputs that is taken to be 0.")] = 0.5,
-    prove: Annotated[bool, typer.Option(help="Prove the ranks, seconds a layer, and not only count them.")] = True,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw the layers: .png, .svg or .pdf.")] = None,
+    dead: Annotated[float, typer.Option(help="Assumed share of zero outputs of a ReLU.")] = 0.5,
+    prove: Annotated[bool, typer.Option(help="Prove the ranks (seconds per layer) instead of only counting equations.")] = True,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Draw the layers into this file: .png, .svg or .pdf.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Could this network leak at all? Count each layer's equations, before any attack."""
-    with errors_told():
+    """Count each layer's equations, to see whether a gradient of this network can determine its input (R-GAP)."""
+    with report_errors():
         from attacker.report import rank_report as ranks
 
         size = ranks.shape_of(shape)
         if out_file is not None:
             ranks.check_picture(out_file)
-        chain = ranks.opened(model, size, classes, dict(map(assignment, overrides or [])))
+        chain = ranks.opened(model, size, classes, dict(map(parse_assignment, overrides or [])))
         with err.status("proving the rank of each layer" if prove else "counting"):
             report = ranks.analysed(chain, dead=dead, prove=prove)
         if out_file is not None:
@@ -54,10 +58,10 @@ def rank(
 
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Folder of the demonstration.")] = Path("runs/demo"),
-    engine: Annotated[str, typer.Option(help="ray or local.")] = "ray",
+    engine: Annotated[str, typer.Option(help="Engine that runs the clients: ray or local.")] = "ray",
 ) -> None:
-    """Two federations on photographs, undefended and defended, attacked, scored and shown: a few minutes."""
-    with errors_told(kept=GOES_ON):
+    """Run, attack and score four small federations of a face detector, and write one report: a few minutes."""
+    with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.commands.demo import run
 
         out.print(str(run(folder, engine=engine)), soft_wrap=True)

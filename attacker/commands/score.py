@@ -1,4 +1,4 @@
-"""attacker score."""
+"""Command `attacker score`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,55 +8,61 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from attacker.commands.options import truth_of
-from fedsim.commands.console import IN_PART, Json, err, errors_told, out, print_json, progress_bar
+from attacker.commands.options import resolve_truth
+from fedsim.commands.console import EXIT_INCOMPLETE, Json, err, out, print_json, progress_bar, report_errors
 
 if TYPE_CHECKING:
     from attacker.scoring import Estimate, Scorer, ScoreRow, Summary
 
-NOTHING = "nothing finished yet"
+NOTHING_FINISHED = "nothing finished yet"
 
 
 def score(
     folder: Annotated[Path, typer.Argument(help="A run, its reconstructions, or one attack's folder of them.")],
-    truth: Annotated[list[Path] | None, typer.Option(help="What the clients wrote down; by default the run's own.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, where truth names another path: npz:TRAIN.")] = None,
+    truth: Annotated[
+        list[Path] | None, typer.Option(help="Folder of truth that a client wrote; by default the run's own; may be repeated.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, such as npz:TRAIN, if it is not where truth says.")] = None,
     lpips_net: Annotated[str, typer.Option(help="The network of LPIPS: alex or vgg.")] = "alex",
     lpips_weights: Annotated[
         Path | None,
-        typer.Option(help="Its convolution layers, in safetensors; by default torchvision's file in torch's hub cache."),
+        typer.Option(
+            help="Weights of that network's convolutions (safetensors); by default torchvision's file in torch's hub cache."
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the score rows as CSV, one line an example.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the score rows as CSV, one line per example.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare reconstructions with what the clients really used: one row an example.
+    """Compare reconstructions with the examples that the clients used, and write one row per example.
 
-    Exit status: 0 where every case is finished, with an answer or without; 3 where cases of an attack or of its null wait or were
-    interrupted, and shares are of the others alone; 2 for wrong arguments; 1 for work that failed.
+    Exit status: 0 if every case of the attacks and their nulls has finished, with an answer or without; 3 if some cases wait or
+    were interrupted, and shares are over the finished ones only; 2 for wrong arguments; 1 if scoring failed.
     """
-    with errors_told():
+    with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
 
-        run, sources = _sources(folder)
+        run, sources = _find_sources(folder)
         described = (data, dict[str, Any]()) if data else None
-        scorer = Scorer(run, truth_of(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
-        rows = _scores(scorer, sources)
+        scorer = Scorer(run, resolve_truth(run, truth), described, lpips_net=lpips_net, lpips_weights=lpips_weights)
+        rows = _score_sources(scorer, sources)
         if csv is not None:
             write_csv(rows, csv)
         summaries = summarise(rows)
-        _tell_failed(rows)
+        _print_all_failed(rows)
         if as_json:
-            print_json([{**one.as_json(), **_left_out(scorer, one.source)} for one in summaries])
+            print_json([{**one.as_json(), **_list_left_out(scorer, one.source)} for one in summaries])
         else:
             _print_summaries(summaries)
             if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
                 err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
-        if _tell_unfinished(rows):
-            raise typer.Exit(IN_PART)
+        if _print_unfinished(rows):
+            raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _tell_failed(rows: "list[ScoreRow]") -> None:
-    """Say on stderr, before any share, that every case of every attack failed, and the reason that most give."""
+def _print_all_failed(rows: "list[ScoreRow]") -> None:
+    """Print on stderr that every case of every attack failed, and the most frequent reason; nothing if that is not so."""
     from collections import Counter
 
     from attacker.scoring.states import count_cases
@@ -69,8 +75,8 @@ def _tell_failed(rows: "list[ScoreRow]") -> None:
     err.print(f"[bold red]every attack failed[/]: none of {cases} cases has a reconstruction; most often: {escape(reason)}")
 
 
-def _tell_unfinished(rows: "list[ScoreRow]") -> bool:
-    """Say on stderr how many cases of each attack, or null, are not finished; whether there are any."""
+def _print_unfinished(rows: "list[ScoreRow]") -> bool:
+    """Print on stderr how many cases of each attack or null are not finished. Return whether there are any."""
     from itertools import groupby
 
     from attacker.scoring.states import UNFINISHED, count_cases, count_in_words, unfinished
@@ -81,16 +87,19 @@ def _tell_unfinished(rows: "list[ScoreRow]") -> bool:
         if left := unfinished(cases):
             found = True
             words = f"{left} of {sum(cases.values())} cases are not finished ({count_in_words(cases, UNFINISHED)})"
-            err.print(f"[bold yellow]{escape(spec)}: {words}[/]; nothing is said of them. The same attacker replay goes on.")
+            err.print(
+                f"[bold yellow]{escape(spec)}: {words}[/] and not scored; run the same attacker replay again to finish them."
+            )
     return found
 
 
-def _left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
+def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
+    """Return the cases of a source that were not scored: `untold`, without truth, and `superseded`, counted in another case."""
     return {"untold": scorer.untold[source], "superseded": scorer.superseded[source]}
 
 
-def _scores(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
-    """The rows of all sources; says on stderr how many cases have no truth. Raises NoTruth where none of any source has."""
+def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
+    """Return the rows of all sources, and print on stderr how many cases have no truth. Raises NoTruth if no case has any."""
     from attacker.scoring.score import NoTruth
 
     rows, nothing = [], None
@@ -122,22 +131,22 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         table.add_column(title, justify="right", overflow="fold")
     table.add_column("oracles", overflow="fold")
     for one in summaries:
-        success = f"{_share(one.success)}\n({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
-        null = "not run" if one.null is None else _share(one.null.success)
-        null_labels = "not run" if one.null is None else _share(one.null.label_success)
+        success = f"{_format_share(one.success)}\n({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
+        null = "not run" if one.null is None else _format_share(one.null.success)
+        null_labels = "not run" if one.null is None else _format_share(one.null.label_success)
         oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
-        labels = "told" if "labels" in one.oracles else _share(one.label_success)
-        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in _beside(one))])
-        table.add_row(name, str(one.examples), success, null, labels, null_labels, _quality(one), oracles)
+        labels = "told" if "labels" in one.oracles else _format_share(one.label_success)
+        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in _describe_cases(one))])
+        table.add_row(name, str(one.examples), success, null, labels, null_labels, _format_quality(one), oracles)
     out.print(table)
     for one in summaries:
-        words = NOTHING if one.success is None else one.verdict.words if one.verdict else ""
+        words = NOTHING_FINISHED if one.success is None else one.verdict.words if one.verdict else ""
         if words:
             out.print(f"[bold]{escape(one.attack)}[/]: {escape(words)}.", soft_wrap=True)
 
 
-def _beside(one: "Summary") -> list[str]:
-    """What stands below an attack's name: how its cases were answered, and what is not counted."""
+def _describe_cases(one: "Summary") -> list[str]:
+    """Return the lines below an attack's name: the routes of its answers, unfinished cases, and candidates left out."""
     from attacker.scoring.states import UNFINISHED, count_in_words
 
     left = count_in_words(one.cases, UNFINISHED)
@@ -147,30 +156,30 @@ def _beside(one: "Summary") -> list[str]:
     return [text for text in (one.ways, states, surplus) if text]
 
 
-def _quality(one: "Summary") -> str:
-    """The median and the deciles of PSNR, or of the mean squared error of rows of a table."""
+def _format_quality(one: "Summary") -> str:
+    """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows."""
     if one.psnr:
         return f"{one.psnr.median:.1f} dB\n({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
     return f"MSE {one.mse.median:.2g}\n({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
 
 
-def _share(estimate: "Estimate | None") -> str:
+def _format_share(estimate: "Estimate | None") -> str:
     return "-" if estimate is None else f"{estimate.value:.0%}"
 
 
-def _sources(folder: Path) -> tuple[Path, list[Path]]:
-    """The run, and the folders of reconstructions to score."""
+def _find_sources(folder: Path) -> tuple[Path, list[Path]]:
+    """Return the run and the folders of reconstructions to score. Raises ValueError if there are none."""
     if (folder / "attack.json").exists():
-        return _run_of(folder.parent), [folder]
+        return _find_run(folder.parent), [folder]
     inner = folder / "reconstructions" if (folder / "reconstructions").is_dir() else folder
     sources = sorted(path.parent for path in inner.glob("*/attack.json"))
     if not sources:
-        raise ValueError(f"{folder} holds no reconstructions; make some with: {_first_replay(_run_of(inner))}")
-    return _run_of(inner), sources
+        raise ValueError(f"{folder} holds no reconstructions; make some with: {_suggest_replay(_find_run(inner))}")
+    return _find_run(inner), sources
 
 
-def _first_replay(run: Path) -> str:
-    """A command that attacks `run`, ready to be pasted; it names the code of the network where that is somebody else's."""
+def _suggest_replay(run: Path) -> str:
+    """Return a command line that attacks `run`, with --model if the network's code is not part of this project."""
     from shlex import join
 
     from fedsim.recording import Manifest
@@ -179,11 +188,11 @@ def _first_replay(run: Path) -> str:
     at = run / "recording" if (run / "recording").is_dir() else run
     try:
         name = Manifest.read(at / "manifest.json").model.name
-    except (ValueError, OSError):  # which a replay will say
+    except (ValueError, OSError):  # the suggested command will report the damaged manifest
         name = ""
     return join([*words, "--model", name] if ":" in name else words)
 
 
-def _run_of(reconstructions: Path) -> Path:
-    """Where scores go: the run, or the folder itself where the reconstructions lie elsewhere."""
+def _find_run(reconstructions: Path) -> Path:
+    """Return the folder that scores are written to: the run, or `reconstructions` itself if it is not inside a run."""
     return reconstructions.parent if reconstructions.name == "reconstructions" else reconstructions

@@ -23,7 +23,7 @@ out = Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
 
-IN_PART = 3
+EXIT_INCOMPLETE = 3
 """Exit status of work that was done in part: some cases have no answer, or are not finished."""
 
 ALLOW_FAILURES = "End with status 0 although some clients or cases failed."
@@ -34,7 +34,7 @@ Code = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
-def command_line(words: str) -> typer.Typer:
+def make_command_line(words: str) -> typer.Typer:
     """Return a command line without commands that says `words` of itself, with --version, --code and shell completion.
 
     An unknown command is refused with those whose names are close to it.
@@ -48,7 +48,7 @@ def command_line(words: str) -> typer.Typer:
         code: Code = None,
     ) -> None:
         if code:
-            with errors_told():
+            with report_errors():
                 from defenses._registry import references
 
                 for reference in code:
@@ -107,10 +107,10 @@ def describe_progress(task: Task) -> str:
 
 
 @contextmanager
-def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
+def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
     """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C.
 
-    A command itself ends with `IN_PART` where its work was done in part.
+    A command itself ends with `EXIT_INCOMPLETE` where its work was done in part.
 
     kept: what Ctrl-C leaves behind, in words.
     """
@@ -131,7 +131,7 @@ def errors_told(*, verbose: bool = False, kept: str = "nothing was written") -> 
         raise typer.Exit(2 if usage else 1) from None
 
 
-MENDS = {
+ADVICE_BY_ERRNO = {
     errno.ENOTDIR: "a part of this path is a file; name a folder",
     errno.ENOSPC: "make room, and run the same command again",
     errno.EDQUOT: "make room, and run the same command again",
@@ -149,7 +149,7 @@ def describe_error(error: Exception) -> str:
     """Return what went wrong in words, with the file and the mend where the system gives no more than a number."""
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        mend = f"; {MENDS[error.errno]}" if error.errno in MENDS else ""
+        mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""
         return f"{where}{error.strerror or os.strerror(error.errno)}{mend}"
     if isinstance(error, MemoryError):
         return f"there is not enough memory{': ' * bool(str(error))}{error}; attack fewer cases at once with --chunk"
@@ -165,7 +165,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def run_to_the_end(app: typer.Typer) -> None:
+def run_and_exit(app: typer.Typer) -> None:
     """Run a command line; its end is the end of the process, also where a thread of Flower's still waits for clients."""
     status: Any = 0
     try:
@@ -180,7 +180,7 @@ def run_to_the_end(app: typer.Typer) -> None:
     sys.exit(status)
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def parse_assignment(text: str) -> tuple[str, Any]:
     """Key and value of `KEY=VALUE`; the value as TOML writes it, or else as a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

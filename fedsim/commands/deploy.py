@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, assignment, errors_told, out, print_json
+from fedsim.commands.console import Json, out, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
     from fedsim.deployment.commands import Link
@@ -30,11 +30,11 @@ def prepare(
     days: Days = 365,
 ) -> None:
     """Make the folder of a deployment: split, keys, and an empty folder for all that is written."""
-    with errors_told():
+    with report_errors():
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
 
-        resolved = read(experiment, [*map(assignment, overrides or ())], own=True)
+        resolved = read(experiment, [*map(parse_assignment, overrides or ())], own=True)
         make(resolved, folder, hosts=hosts or (), days=days)
         out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; its folders: docs/deployment.md")
 
@@ -46,11 +46,11 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Cut the data of an experiment into one folder for each client, and one with what the server may know."""
-    with errors_told():
+    with report_errors():
         from fedsim.config.experiment import read
         from fedsim.data.export import split as cut
 
-        handed = cut(read(experiment, [*map(assignment, overrides or ())], own=True), folder)
+        handed = cut(read(experiment, [*map(parse_assignment, overrides or ())], own=True), folder)
         if as_json:
             print_json({"public": str(handed.public), "clients": list(map(str, handed.clients)), "sizes": list(handed.sizes)})
             return
@@ -65,7 +65,7 @@ def part(
     folder: Annotated[Path, typer.Option("--out", help="Folder that gets the client's part.")],
 ) -> None:
     """Make a client's part of data that only this machine has; nothing of it is sent anywhere."""
-    with errors_told():
+    with report_errors():
         from fedsim.data.export import own_part
 
         out.print(f"[bold]{escape(str(folder))}[/]  {own_part(data, public, folder)} examples")
@@ -78,7 +78,7 @@ def keys(
     days: Days = 365,
 ) -> None:
     """Make certificates for TLS, and a key for each client."""
-    with errors_told():
+    with report_errors():
         from fedsim.deployment import certificates
 
         made = certificates.make_server(folder, hosts or (), days=days)
@@ -100,7 +100,7 @@ def enrol(
     insecure: Insecure = False,
 ) -> None:
     """Tell a SuperLink which clients may take part."""
-    with errors_told():
+    with report_errors():
         from tempfile import TemporaryDirectory
 
         from fedsim.deployment.flower_commands import enrol as tell
@@ -122,7 +122,7 @@ def start(
     insecure: Insecure = False,
 ) -> None:
     """Start one party of a deployment; it goes on until Ctrl-C."""
-    with errors_told():
+    with report_errors():
         from fedsim.deployment.folders import Layout
         from fedsim.deployment.parties import become, command_of
 

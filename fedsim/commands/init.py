@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import err, errors_told, out
+from fedsim.commands.console import err, out, report_errors
 
 TEMPLATES = Path(__file__).with_name("templates")
 SUFFIX = "-tpl"
@@ -34,7 +34,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a starting point, and say what to run next."""
-    with errors_told():
+    with report_errors():
         for path in write_starting_point(kind, folder, data):
             err.print(f"wrote {escape(str(path))}")
         if kind == "flower":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, errors_told, out, print_json
+from fedsim.commands.console import Json, out, print_json, report_errors
 
 if TYPE_CHECKING:
     from defenses._registry import Registry
@@ -22,7 +22,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List what an experiment can name."""
-    with errors_told():
+    with report_errors():
         found = listed(kind)
         if as_json:
             print_json(found)

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, err, errors_told, out, print_json
+from fedsim.commands.console import Json, err, out, print_json, report_errors
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
     """Read every file of a recording and say which are damaged; exit status 1 where any is."""
-    with errors_told():
+    with report_errors():
         from fedsim.commands import maintenance
 
         result = maintenance.verify(folder)
@@ -32,7 +32,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
-    with errors_told(kept="deleting it again removes what is left"):
+    with report_errors(kept="deleting it again removes what is left"):
         from fedsim.commands import maintenance
 
         kind = maintenance.kind_of(folder)
@@ -50,7 +50,7 @@ def import_(
     model: Annotated[str | None, typer.Option(help="module:function that makes the network; imports that code.")] = None,
 ) -> None:
     """Make a recording out of two state dicts of any framework."""
-    with errors_told():
+    with report_errors():
         from fedsim import models
         from fedsim.commands.import_updates import ImportSettings, import_recording
 

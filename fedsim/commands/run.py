@@ -8,14 +8,14 @@ from rich.markup import escape
 
 from fedsim.commands.console import (
     ALLOW_FAILURES,
-    IN_PART,
+    EXIT_INCOMPLETE,
     Json,
-    assignment,
     err,
-    errors_told,
     out,
+    parse_assignment,
     print_json,
     progress_bar,
+    report_errors,
 )
 from fedsim.commands.deploy import link_of
 from fedsim.commands.show import shown
@@ -74,7 +74,7 @@ def run(
     Exit status: 0 where every client that was asked sent an update; 3 where some failed, or the model ended as no number; 1 where
     the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
-    with errors_told(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
+    with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local", "deployment"):
             from defenses._registry import suggest
 
@@ -86,7 +86,10 @@ def run(
         from fedsim.config.experiment import read
 
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
-        chosen = [*map(assignment, overrides or ()), *((key, value) for key, value in recorded.items() if value is not None)]
+        chosen = [
+            *map(parse_assignment, overrides or ()),
+            *((key, value) for key, value in recorded.items() if value is not None),
+        ]
         resolved = read(experiment, chosen, own=True)
         if print_config:
             print(resolved.to_toml(), end="")
@@ -111,7 +114,7 @@ def run(
             )
         if not allow_failures and (words := failures_in(folder, result)):
             err.print(f"[yellow]{escape(words)}[/]; --allow-failures accepts that")
-            raise typer.Exit(IN_PART)
+            raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def failures_in(folder: Path, result: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.commands.console import Json, errors_told, out, print_json
+from fedsim.commands.console import Json, out, print_json, report_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ EPSILONS = {
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
     """Show what was recorded, round by round, and the names of the clients."""
-    with errors_told():
+    with report_errors():
         result = shown(folder)
         if as_json:
             print_json(result)

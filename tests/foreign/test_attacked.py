@@ -109,7 +109,7 @@ def test_without_truth_there_is_no_score_but_a_page_with_the_pictures(app: Any) 
     ).run()
     told = CliRunner().invoke(attacker_app, ["score", str(app.folder)])
     assert told.exit_code == 2
-    assert "has no truth of its own" in " ".join(told.stderr.split())
+    assert "has no folder truth" in " ".join(told.stderr.split())
     shown = CliRunner().invoke(attacker_app, ["report", str(app.folder)])
     assert shown.exit_code == 0, shown.stderr
     assert (app.folder / "report.html").read_text().count("data:image/png") >= 3

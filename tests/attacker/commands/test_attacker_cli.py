@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, presets
 from attacker.cli import app
-from fedsim.commands.console import IN_PART
+from fedsim.commands.console import EXIT_INCOMPLETE
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -129,7 +129,7 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -
     path = next(path for path in sorted((run / "recording" / "rounds").rglob("*.safetensors")) if path.stem != "global")
     path.write_bytes(path.read_bytes()[:-4])
     told = replay(run, "--no-null", "--json")
-    assert told.exit_code == IN_PART
+    assert told.exit_code == EXIT_INCOMPLETE
     (part,) = json.loads(told.stdout)
     assert (part["done"], list(part["failed"])) == (1, [f"00001-{path.stem}"])
     assert str(path) in json.loads((Path(part["folder"]) / f"00001-{path.stem}.failed.json").read_text())["reason"]
@@ -195,7 +195,7 @@ def test_a_route_is_forced_shown_and_written_into_every_row(run: Path) -> None:
 def test_a_route_for_an_attack_without_any_is_refused(run: Path) -> None:
     refused = replay(run, "--route", "layers")
     assert refused.exit_code == 2
-    assert "--route chooses among the routes of the attack exact, and cpl has none" in refused.output
+    assert "--route is an option of the attack exact; cpl has no routes" in refused.output
     unknown = call("replay", run, "--attack", "exact", "--route", "magic")
     assert unknown.exit_code == 2
     assert "unknown route 'magic'. Known: auto, " in unknown.output
@@ -214,7 +214,7 @@ def test_what_is_not_in_the_recording_is_refused_with_what_is(run: Path) -> None
 def test_workers_and_a_cluster_exclude_each_other(run: Path) -> None:
     told = replay(run, "--workers", "2", "--ray", "local")
     assert told.exit_code == 2
-    assert "give one of them" in told.stderr
+    assert "give only one of them" in told.stderr
     assert not (run / "reconstructions").exists()
 
 

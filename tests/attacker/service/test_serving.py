@@ -206,4 +206,4 @@ def test_what_going_without_a_token_means_is_said_at_the_start(serve: Callable[.
     _, url = serve("--no-token", "--truth", "own")
     assert httpx.get(f"{url}api/v1/recordings").status_code == 200
     said = " ".join((tmp_path / "log").read_text().split())
-    assert "every user and program of this machine sees all results, private originals among them," in said
+    assert "every user and program on this machine can see all results, private originals among them," in said

@@ -53,7 +53,7 @@ def _stderr_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_is_one_message_and_a_status(
     error: BaseException, status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as left, console.errors_told(kept="half of it is there"):
+    with pytest.raises(typer.Exit) as left, console.report_errors(kept="half of it is there"):
         raise error
     assert left.value.exit_code == status
     told = capsys.readouterr()
@@ -63,16 +63,16 @@ def test_an_error_is_one_message_and_a_status(
 
 
 def test_a_reader_who_closed_the_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as left, console.errors_told():
+    with pytest.raises(typer.Exit) as left, console.report_errors():
         raise BrokenPipeError
     assert left.value.exit_code == 1
     assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_of_the_program_itself_keeps_its_traceback() -> None:
-    with pytest.raises(AssertionError, match="impossible"), console.errors_told():
+    with pytest.raises(AssertionError, match="impossible"), console.report_errors():
         raise AssertionError("impossible")
-    with pytest.raises(ValueError, match="told in full"), console.errors_told(verbose=True):
+    with pytest.raises(ValueError, match="told in full"), console.report_errors(verbose=True):
         raise ValueError("told in full")
 
 
@@ -91,14 +91,14 @@ def test_a_mistake_of_the_program_itself_keeps_its_traceback() -> None:
     ],
 )
 def test_an_assignment_is_toml_or_else_text(text: str, pair: tuple[str, object]) -> None:
-    assert console.assignment(text) == pair
-    assert type(console.assignment(text)[1]) is type(pair[1])
+    assert console.parse_assignment(text) == pair
+    assert type(console.parse_assignment(text)[1]) is type(pair[1])
 
 
 @pytest.mark.parametrize("text", ["a", "", "=1", " =1"])
 def test_what_assigns_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"--set {text}: write it as KEY=VALUE"):
-        console.assignment(text)
+        console.parse_assignment(text)
 
 
 def test_json_is_one_document_and_never_what_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,14 +114,14 @@ def test_a_failure_is_the_end_of_the_process_even_where_a_thread_lingers(status:
     program = (
         "import threading, time, typer, warnings\n"
         "warnings.simplefilter('ignore')\n"
-        "from fedsim.commands.console import run_to_the_end\n"
+        "from fedsim.commands.console import run_and_exit\n"
         "app = typer.Typer()\n"
         "@app.command()\n"
         "def fail():\n"
         "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
         "    print('half of the')\n"
         f"    raise typer.Exit({status})\n"
-        "run_to_the_end(app)"
+        "run_and_exit(app)"
     )
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=59)
@@ -140,7 +140,7 @@ def test_the_status_is_the_commands(status: int, monkeypatch: pytest.MonkeyPatch
         raise typer.Exit(status)
 
     with pytest.raises(SystemExit) as left:
-        console.run_to_the_end(lambda: app(args=[]))  # type: ignore[arg-type]
+        console.run_and_exit(lambda: app(args=[]))  # type: ignore[arg-type]
     assert (left.value.code or 0) == status
 
 
