@@ -58,6 +58,14 @@ def serve(
     certfile: Annotated[Path | None, typer.Option(help="TLS certificate with its chain.")] = None,
     keyfile: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None,
     state: Annotated[Path | None, typer.Option(help="The service's own folder; by default .attacker below the root.")] = None,
+    adopt_state: Annotated[
+        bool,
+        typer.Option(
+            "--adopt-state",
+            help="Take a folder of the service that an earlier version wrote or that you moved or copied here. Only for a folder "
+            "that is your own: whoever wrote it knows its token and its jobs.",
+        ),
+    ] = False,
     max_queued: Annotated[int, typer.Option(min=1, help="Largest number of queued jobs.")] = 1000,
     job_seconds: Annotated[
         float | None,
@@ -101,6 +109,7 @@ def serve(
             ray=ray,
             model=model,
             state=state,
+            adopt_state=adopt_state,
             max_queued=max_queued,
             job_seconds=job_seconds,
             job_megabytes=job_megabytes,

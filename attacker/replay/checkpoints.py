@@ -19,6 +19,8 @@ from fedsim.recording.safe_files import opened_tensors, parse_json
 SUFFIX = ".checkpoint"
 FORM = 4
 """Grows when what searches keep changes its meaning."""
+FORMS = (3, 4)
+"""Forms that are gone on from: in form 3 searches kept all that they keep now but the losses of their starts."""
 MAX_BYTES = 16 * 2**30
 """Size of the largest checkpoint that is read: histories of L-BFGS are many times the images."""
 
@@ -47,9 +49,12 @@ class Origin:
         try:
             theirs = parse_json(other)
             pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.as_json()), strict=True)
+            different = [(what, them, me) for what, them, me in pairs if them != me]
         except (ValueError, TypeError):
             return "cannot be read"
-        return ", ".join(f"is of {what} {them}, and this is {me}" for what, them, me in pairs if them != me)
+        return ", ".join(
+            f"is of {what} {them}, and this is {me}" for what, them, me in different if what != "form" or them not in FORMS
+        )
 
 
 @dataclass
@@ -81,7 +86,7 @@ class FileMemory:
             os.path.lexists(self.path)
             and (found := _read(self.path))
             and found.cases == self.cases
-            and found.origin == self.origin.as_json()
+            and not self.origin.differs(found.origin)
         ):
             self._kept = found.kept
         else:

@@ -34,6 +34,7 @@ class ServiceSettings:
     stand_by:    whether one more worker is kept that has no job, so that the next one need not wait for its start.
     device, ray, model: as `attacker replay` has them.
     state:       folder of the service's own files, readable by its owner only; by default `.attacker` below the root.
+    adopt_state: whether a folder of state that this service did not make is taken, because the user says that it is theirs.
     max_queued:  jobs that wait at most.
     job_seconds, job_megabytes: what one job may take. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the
                  machine's memory where it can be measured. job_limits: False for no limits but those given.
@@ -57,6 +58,7 @@ class ServiceSettings:
     ray: str | None = None
     model: str | None = None
     state: Path | None = None
+    adopt_state: bool = False
     max_queued: int = 1000
     job_seconds: float | None = None
     job_megabytes: int | None = None

@@ -3,12 +3,13 @@
 Runs come from anywhere, as archives and from other users of the machine. A `.attacker` that came with them could hold a token
 that somebody knows and jobs that somebody wrote, so the folder has to belong to this user, be closed to everyone else, hold
 neither links nor special files, and carry the mark that the service left when it made the folder. The mark is the folder's inode
-number: a copy or an unpacked archive has another one.
+number: a copy or an unpacked archive has another one. `--adopt-state` marks a folder that the user vouches for.
 """
 
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "made-by-the-service.json"
@@ -17,9 +18,10 @@ MAX_MARK = 1000
 """Bytes of a mark that are read."""
 
 
-def own_folder(folder: Path) -> Path:
+def own_folder(folder: Path, *, adopt: bool = False) -> Path:
     """Make `folder`, or take the one that the service made there before; return it.
 
+    adopt: mark a folder without a mark of its own: the user says that an earlier version wrote it, or that they moved it.
     Raises ValueError, with the mend, for a folder that somebody else may have made, filled or replaced.
     """
     if not os.path.lexists(folder):
@@ -33,10 +35,16 @@ def own_folder(folder: Path) -> Path:
         raise _refused(folder, f"it cannot be opened as a folder that is no link: {error.strerror}") from None
     try:
         _check_entry(folder, os.fstat(descriptor))
-        if not os.listdir(descriptor):
+        is_marked = _read_mark(descriptor) == os.fstat(descriptor).st_ino
+        if adopt and not is_marked:
+            _check_tree(folder)
+            _remove_mark(descriptor)
+            _write_mark(descriptor)
+        elif not os.listdir(descriptor):
             _write_mark(descriptor)
         if _read_mark(descriptor) != os.fstat(descriptor).st_ino:
-            raise _refused(folder, "the service did not make it here: it was copied or unpacked, or is of an earlier version")
+            why = "the service did not make it here: it was copied or unpacked, or is of an earlier version"
+            raise _refused(folder, why, or_else="; if it is your own, take it with --adopt-state")
         _check_tree(folder)
     finally:
         os.close(descriptor)
@@ -106,6 +114,11 @@ def _write_mark(folder: int) -> None:
         os.fsync(file.fileno())
 
 
+def _remove_mark(folder: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(MARK, dir_fd=folder)
+
+
 def _read_mark(folder: int) -> int | None:
     try:
         descriptor = os.open(MARK, os.O_RDONLY | FLAGS, dir_fd=folder)
@@ -121,6 +134,8 @@ def _read_mark(folder: int) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _refused(path: Path, why: str) -> ValueError:
+def _refused(path: Path, why: str, *, or_else: str = "") -> ValueError:
     lost = "only the token, the sessions and the queue are lost, no result"
-    return ValueError(f"{path} is not trusted: {why}. Delete the service's folder ({lost}), or give another one with --state")
+    return ValueError(
+        f"{path} is not trusted: {why}. Delete the service's folder ({lost}), or give another one with --state{or_else}"
+    )

@@ -44,6 +44,14 @@ def test_results_are_short_in_a_terminal_and_pictures_in_a_notebook(example: dic
         assert "<AttackResult" not in shown._repr_html_()
 
 
+def test_results_become_tables_of_pandas(example: dict[str, Any]) -> None:
+    result, scores = example["result"].to_pandas(), example["scores"].to_pandas()
+    assert result[["example", "label"]].values.tolist() == [[0, 0]]
+    assert 0 <= result["confidence"].item() <= 1
+    assert scores["psnr"].item() == example["scores"].rows[0].psnr
+    assert scores["success"].tolist() == [True]
+
+
 def test_what_is_not_installed_is_told(example: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -148,8 +148,10 @@ class _Active:
 
     @classmethod
     def of(cls, state: State) -> "_Active":
-        rows = {name: state[name] for name in _TENSOR_FIELDS}
-        return cls(**rows, history=list(state["history"]))
+        history = list(state["history"])
+        first = history[0] if history else torch.full_like(state["best"], float("inf"))
+        rows = {name: state[name] for name in _TENSOR_FIELDS if name in state}
+        return cls(**{"first": first, **rows}, history=history)  # checkpoints of form 3 have no first loss
 
 
 _TENSOR_FIELDS = ("ids", "z", "best_z", "best", "mark", "waited", "first")

@@ -40,7 +40,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 def parts_of(settings: ServiceSettings) -> Parts:
     """What routes work with. Raises ValueError as `create_app`."""
     try:
-        state = own_folder(settings.state_folder)
+        state = own_folder(settings.state_folder, adopt=settings.adopt_state)
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
         queue = Queue(state / "queue.sqlite", Limits(max_queued=settings.max_queued))
     except (OSError, sqlite3.Error) as error:

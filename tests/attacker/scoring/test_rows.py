@@ -1,10 +1,9 @@
-"""The score row: a round trip through JSON, rows of earlier programs, CSV, and pandas where it is not installed."""
+"""The score row: a round trip through JSON, rows of earlier programs, CSV, and pandas."""
 
 import csv
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,10 +81,18 @@ def test_csv_has_a_line_for_each_row_and_a_column_for_each_field(tmp_path: Path)
     assert set(ROW.to_dict()) - {"constant", "environment"} <= set(first)
 
 
-def test_pandas_gets_plain_values_and_its_absence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    (table,) = to_pandas([ROW])  # type: ignore[misc]
-    assert table["rounds"] == "1; 3"
+def test_pandas_gets_a_column_for_each_field_and_numbers_as_numbers() -> None:
+    table = to_pandas([ROW, ScoreRow.from_dict(OLD)])
+    assert len(table) == 2
+    assert list(table["rounds"]) == ["1; 3", "1"]
+    assert table["psnr"].mean() == 31.5
+    assert (str(table["psnr"].dtype), str(table["index"].dtype)) == ("float64", "int64")
+    assert table.groupby("attack")["success"].mean().to_dict() == {"cpl": 1.0, "idlg": 0.0}
+    assert table["constant.psnr"].isna().tolist() == [False, True]
+    assert set(ROW.flat_values()) <= set(table.columns)
+
+
+def test_the_absence_of_pandas_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         to_pandas([ROW])

@@ -1,0 +1,138 @@
+"""Files that the program wrote before its modules moved into packages: each still opens, or is gone on with.
+
+`before_packages.tar.xz` was written by the commit before "Move modules into packages" (db2aa42), on the digits, with the network
+`mlp(hidden=[8])` and two clients: `plain` (with searches that were killed), `sparse` (`top_k(0.1)`, packed), `summed` (a secure
+sum), `cutoff` (a federation of three rounds that was killed after the second), `served` (a service that was killed while a job
+waited). `expected` holds what the same program came to where it was not killed.
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay.replay import Replay
+from attacker.scoring import Scorer, read_rows
+from attacker.service.http.app import parts_of
+from attacker.service.jobs.job import JobSpec
+from attacker.service.settings import ServiceSettings
+from fedsim.config.experiment import read
+from fedsim.engine.engines import run as run_federation
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+ARCHIVE = Path(__file__).with_name("before_packages.tar.xz")
+SPECS = {
+    "inverting_gradients-5b9bd6e2": AttackSpec(name="inverting_gradients", arguments={"steps": 16, "restarts": 2, "tv": 1e-3}),
+    "cpl-b925eaaf": AttackSpec(name="cpl", arguments={"steps": 5}),
+    "cpl-c7869a98": AttackSpec(name="cpl", arguments={"steps": 12, "optimiser": "wolfe", "tv": 1e-5}),
+    "agic-ce5aa378": AttackSpec(name="agic", arguments={"steps": 16, "pre_steps": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("before")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    return tmp_path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def written_by_this_torch(path: Path) -> int:
+    """Have a checkpoint say that this version of PyTorch wrote it; return how many periods of the search it holds."""
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+    origin = json.loads(facts["origin"])
+    assert origin[-1] == 3
+    origin[3] = torch.__version__
+    tensors = load_file(path)
+    save_file(tensors, path, {**facts, "origin": json.dumps(origin)})
+    names = [name for _, name in json.loads(facts["names"])]
+    return len(tensors[str(names.index("active.history"))])
+
+
+@pytest.mark.parametrize("name", ["plain", "sparse", "summed"])
+def test_a_recording_opens_with_the_updates_that_were_read_from_it_before(unpacked: Path, name: str) -> None:
+    recording = Recording(unpacked / name / "recording")
+    complete = [row for row in recording.rows() if row.status == "complete"]
+    updates = {f"{row.key}/{key}": t for row in complete for key, t in recording.observation(row).update.items()}
+    expected = load_file(unpacked / "expected" / f"{name}.safetensors")
+    assert updates.keys() == expected.keys()
+    assert all(torch.equal(updates[key], tensor) for key, tensor in expected.items())
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("folder", SPECS)
+def test_a_search_that_was_killed_goes_on_to_the_end_that_it_would_have_had(before: Path, folder: str) -> None:
+    out = before / "plain" / "reconstructions"
+    (checkpoint,) = (out / folder).glob("*.checkpoint")
+    assert written_by_this_torch(checkpoint) >= 1
+    only = {"rounds": frozenset({2}), "clients": ("4859d8dab3cc",)} if folder == "cpl-b925eaaf" else {}
+    replay = Replay(recording=Recording(before / "plain" / "recording"), spec=SPECS[folder], out=out, chunk=4, **only)
+    replayed = replay.run()
+    assert (replayed.folder.name, replayed.notes, replayed.failed) == (folder, [], {})
+    found = sorted((out / folder).glob("*.safetensors"))
+    assert [path.name for path in found] == sorted(path.name for path in (before / "expected" / folder).glob("*.safetensors"))
+    for path in found:
+        mine, theirs = Reconstruction.read(path), Reconstruction.read(before / "expected" / folder / path.name)
+        assert mine.iterations == theirs.iterations
+        assert torch.equal(mine.y, theirs.y)
+        torch.testing.assert_close(mine.x, theirs.x, atol=1e-3, rtol=0)
+
+
+def test_a_federation_that_was_killed_goes_on_to_the_weights_that_it_would_have_had(before: Path) -> None:
+    experiment = read(before / "cutoff" / "experiment.toml")
+    run_federation(FederationRun(experiment=experiment, out=before / "cutoff", resume=True), engine="local")
+    ours = sorted((before / "cutoff" / "recording" / "rounds" / "00003").glob("*.safetensors"))
+    assert len(ours) == 3
+    for path in ours:
+        for name, tensor in load_file(before / "expected" / "00003" / path.name).items():
+            torch.testing.assert_close(load_file(path)[name], tensor)
+
+
+def test_rows_and_reconstructions_are_read_and_scored_again_to_the_same_numbers(before: Path) -> None:
+    run = before / "served" / "plain"
+    rows = [row for row in read_rows(run / "scores.jsonl") if not row.null]
+    (source,) = (run / "reconstructions").iterdir()
+    Scorer(run, [run / "truth"]).score(source)
+    again = [row for row in read_rows(run / "scores.jsonl") if not row.null]
+    assert len(rows) == len(again) == 4
+    assert [row.psnr for row in again] == pytest.approx([row.psnr for row in rows], rel=1e-4)
+
+
+def test_a_queue_is_adopted_with_its_jobs_and_only_if_the_user_says_so(before: Path) -> None:
+    root = before / "served"
+    with pytest.raises(ValueError, match="--adopt-state"):
+        parts_of(ServiceSettings(root=root))
+    parts = parts_of(ServiceSettings(root=root, adopt_state=True))
+    waiting, done = parts.queue.list()
+    assert (done.state, done.result is not None, done.attempts) == ("done", True, 1)
+    assert waiting.state == "queued"
+    assert waiting.spec == JobSpec(recording="plain", attack="cpl", arguments={"steps": 2}, rounds="2", priority=3)
+    claim = parts.queue.claim("me")
+    assert claim is not None
+    assert claim.id == waiting.id
+    parts.queue.close()
+    parts_of(ServiceSettings(root=root)).queue.close()
