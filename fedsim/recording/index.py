@@ -1,12 +1,9 @@
 """Reads the index of a recording that may come from anywhere: SQLite runs nothing out of it, and every value is checked."""
 
-import os
 import re
 import sqlite3
-import stat
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import count
@@ -15,29 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.codec import CODECS
+from fedsim.recording.index_database import INDEX, SCHEMA, Image, opened_image
 from fedsim.recording.masked_vectors import MASKED, SUM
-from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, opened, parse_json, read_exactly, shorten
-from fedsim.recording.writer import SCHEMA, is_plain
+from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, shorten
+from fedsim.recording.writer import is_plain
 
-INDEX = "index.sqlite"
-MAX_BYTES = 16 * 2**30
-MAX_VALUE = 8 * 2**20
-"""Bytes of the longest value: the names of half a million clients."""
 MAX_NUMBER = 2**53
 """Larger than any count, and exact as a float too."""
-LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
-    sqlite3.SQLITE_LIMIT_COLUMN: 100,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 20,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
-}
 STEP = 100_000
 """Instructions of SQLite's machine between two looks at how many there were."""
-MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""First in a journal, and last in one that names another journal."""
-CHUNK = 1 << 20
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -84,18 +67,11 @@ class SentRow:
 
 def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
     """What the index in `folder` answers. Raises DamagedFile, naming it, where it is not one that a recorder made."""
-    path = folder / INDEX
     try:
-        try:
-            size = _check_header(folder)
-            return _ask(path, size, query, values)
-        except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
-                raise
-            with _recovered(folder) as copy:
-                return _ask(copy, size, query, values)
+        with opened_image(folder) as image:
+            return _ask(image, query, values)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # an error may quote what is no text
-        raise DamagedFile(path, UNPRINTABLE.sub("?", str(error)[:200])) from None
+        raise DamagedFile(folder / INDEX, UNPRINTABLE.sub("?", str(error)[:200])) from None
 
 
 def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
@@ -209,34 +185,14 @@ def _bad(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> Dama
     return DamagedFile(folder / INDEX, f"row {where}: {shorten(value)} is not to be in {column}")
 
 
-def _check_header(folder: Path) -> int:
-    """Size of the index. Raises DamagedFile where it is no database, or one that would be changed by being read."""
-    with opened(folder, INDEX, limit=MAX_BYTES) as file:
-        start = file.read(100)
-        if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
-            raise ValueError("file is not a database")
-        size = file.seek(0, 2)
-    if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX}-wal") or os.path.lexists(folder / f"{INDEX}-shm"):
-        raise DamagedFile(folder / INDEX, "keeps its changes in a way that no recorder uses")
-    journal = folder / f"{INDEX}-journal"
-    if os.path.lexists(journal) and not stat.S_ISREG(journal.lstat().st_mode):
-        raise DamagedFile(journal, "is no regular file")
-    return size
-
-
-def _ask(path: Path, size: int, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _ask(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     steps = count()
-    most = 100 + 2 * size // STEP
-    with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as index:
-        for limit, value in LIMITS.items():
-            index.setlimit(limit, value)
-        index.set_progress_handler(lambda: next(steps) > most, STEP)
-        index.execute("PRAGMA trusted_schema = OFF")
-        index.execute("PRAGMA cell_size_check = ON")
-        found = index.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
-        if set(found) != _schema():
-            raise sqlite3.DatabaseError("holds other tables than a recorder makes")
-        return index.execute(query, values).fetchall()
+    most = 100 + 2 * image.size // STEP
+    image.connection.set_progress_handler(lambda: next(steps) > most, STEP)
+    found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
+    if set(found) != _schema():
+        raise sqlite3.DatabaseError("holds other tables than a recorder makes")
+    return image.connection.execute(query, values).fetchall()
 
 
 @cache
@@ -244,44 +200,3 @@ def _schema() -> set[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as index:
         index.executescript(SCHEMA)
         return set(index.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
-
-
-@contextmanager
-def _recovered(folder: Path) -> Iterator[Path]:
-    """A copy of an index whose writer was killed amid a commit: SQLite undoes that, which a reader must not do in place."""
-    with tempfile.TemporaryDirectory() as private:
-        copy, journal = Path(private) / INDEX, f"{INDEX}-journal"
-        size = _copy(folder, INDEX, copy)
-        size += _copy(folder, journal, Path(private) / journal)
-        _check_journal(Path(private) / journal, size, folder / journal)
-        with closing(sqlite3.connect(copy)) as index:
-            index.execute("PRAGMA synchronous = OFF")
-            index.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        yield copy
-
-
-def _copy(folder: Path, name: str, to: Path) -> int:
-    with opened(folder, name, limit=MAX_BYTES) as file, to.open("xb") as copy:
-        while part := file.read(CHUNK):
-            copy.write(part)
-        return copy.tell()
-
-
-def _check_journal(copy: Path, size: int, path: Path) -> None:
-    """Raises DamagedFile where undoing would do more than put pages back.
-
-    A journal may end with the name of another file, which SQLite deletes when it is done; and it says how large the
-    database was, which makes it as large again.
-    """
-    with copy.open("rb", buffering=0) as file:
-        start = memoryview(bytearray(28))
-        try:
-            read_exactly(file, start)
-        except ValueError:
-            return
-        file.seek(-8, 2)
-        if file.read(8) == MAGIC:
-            raise DamagedFile(path, "names another journal, which no recorder does")
-    pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
-    if pages * (page or 65536) > size:
-        raise DamagedFile(path, f"says that the index had {pages} pages, more than there can have been")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,26 +14,11 @@ from torch import Tensor
 
 from fedsim.recording.codec import Payload
 from fedsim.recording.files import flush, make_private, write_tensors
+from fedsim.recording.index_database import connect_to_write, make_index
 from fedsim.recording.manifest import Manifest
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
 
-SCHEMA = """
-BEGIN;
-CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL,
-    cohort TEXT NOT NULL, sent_at REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS observations (
-    round INTEGER NOT NULL, client TEXT NOT NULL, node TEXT NOT NULL, attempt INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('complete', 'masked', 'failed', 'late')), reason TEXT NOT NULL,
-    num_examples INTEGER, file TEXT, sha256 TEXT, codec TEXT, bytes INTEGER NOT NULL,
-    metrics TEXT NOT NULL, received_at REAL NOT NULL,
-    PRIMARY KEY (round, client)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS observations_by_client ON observations (client, round);
-COMMIT;
-"""
 BUFFER = "buffer:"
 """Sets the names of buffers apart from those of weights in a file that holds both."""
 LONGEST = 2000
@@ -83,7 +67,7 @@ class Recorder:
         check_run(folder)
         if not (folder / "manifest.json").exists():
             manifest.write(folder / "manifest.json")
-        _make_index(folder / "index.sqlite")
+        make_index(folder)
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
     def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
@@ -116,7 +100,7 @@ class Recorder:
         rounds, observations = self._pending["rounds"], self._pending["observations"]
         for folder in (self._round_folder(round), self.folder / "rounds"):
             flush(folder)
-        with closing(self._connect()) as index, index:
+        with closing(connect_to_write(self.folder)) as index, index:
             index.executemany(
                 "INSERT INTO rounds (round, attempt, cohort, file, sha256, sent_at) VALUES (?, ?, ?, ?, ?, ?)",
                 [(round, attempt, json.dumps(list(cohort)), *row) for row in rounds],
@@ -130,7 +114,7 @@ class Recorder:
 
     def roll_back(self, after: int) -> None:
         """Forget all rounds after round `after`, and whatever a crash left of them."""
-        with closing(self._connect()) as index, index:
+        with closing(connect_to_write(self.folder)) as index, index:
             for table in ("rounds", "observations"):
                 index.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
         for path in (self.folder / "rounds").glob("*"):
@@ -141,17 +125,14 @@ class Recorder:
 
     def rounds(self) -> int:
         """How many rounds are part of the recording so far."""
-        with closing(self._connect()) as index:
+        with closing(connect_to_write(self.folder)) as index:
             (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
         return int(count)
 
     def clients(self) -> set[str]:
         """All clients that are part of the recording so far."""
-        with closing(self._connect()) as index:
+        with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.folder / "index.sqlite")
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -171,17 +152,3 @@ def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, **{BUFFER + name: t for name, t in buffers.items()}}
-
-
-def _make_index(path: Path) -> None:
-    """An empty index, whole or absent: SQLite's own first write is neither."""
-    if path.exists() and path.stat().st_size:
-        return
-    fresh = path.with_name(f"{path.name}.new")
-    for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):  # by one that was killed
-        left.unlink(missing_ok=True)
-    with closing(sqlite3.connect(fresh)) as index:
-        index.executescript(SCHEMA)
-    fresh.chmod(0o600)
-    flush(fresh)
-    fresh.replace(path)

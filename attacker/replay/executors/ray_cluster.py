@@ -1,5 +1,6 @@
 """Tasks of a replay on a Ray cluster: files appear in the folder of reconstructions, written there or brought back."""
 
+import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_fai
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
 from fedsim.recording.index import path_of
+from fedsim.recording.index_database import INDEX, JOURNAL, MAX_BYTES
+from fedsim.recording.safe_files import opened
 
 Parcel = Mapping[str, bytes]
 """Files by their names."""
@@ -168,6 +171,10 @@ def parcelled(recording: Recording, task: Task) -> Parcel:
     """All files of a recording that a task needs."""
     places = {place for member in task.members for place in member.rows}
     names = {path_of(round, name) for round, client in places for name in (client, "global")}
-    found = [*recording.folder.glob("index.sqlite*"), recording.folder / "manifest.json"]
-    found += [recording.folder / name for name in sorted(names)]
-    return {path.relative_to(recording.folder).as_posix(): path.read_bytes() for path in found if path.is_file()}
+    names |= {"manifest.json", INDEX, JOURNAL}
+    found: dict[str, bytes] = {}
+    for name in sorted(names):
+        if os.path.lexists(recording.folder / name):
+            with opened(recording.folder, name, limit=MAX_BYTES) as file:
+                found[name] = file.readall()
+    return found

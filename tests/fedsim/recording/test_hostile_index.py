@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.recording import DamagedFile, Recording
+from fedsim.recording import DamagedFile, Recording, index_database
 from fedsim.recording import index as index_module
 
 Change = Callable[..., None]
@@ -154,7 +154,7 @@ def super_journal(name: str) -> bytes:
         + text
         + len(text).to_bytes(4, "big")
         + sum(text).to_bytes(4, "big")
-        + index_module.MAGIC
+        + index_database.MAGIC
     )
 
 
@@ -181,7 +181,7 @@ def test_that_guard_is_needed(interrupted: Path, tmp_path: Path) -> None:
 def test_a_journal_cannot_make_an_index_of_terabytes(interrupted: Path, refused: Refused) -> None:
     journal = interrupted / "index.sqlite-journal"
     content = bytearray(journal.read_bytes())
-    assert content[:8] == index_module.MAGIC
+    assert content[:8] == index_database.MAGIC
     content[16:20] = (2**31).to_bytes(4, "big")
     journal.write_bytes(content)
     refused(interrupted, journal.name, "says that the index had 2147483648 pages")

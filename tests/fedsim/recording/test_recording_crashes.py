@@ -136,13 +136,11 @@ def test_an_index_is_there_as_a_whole_or_not_at_all(
 
     manifest.write(tmp_path / "manifest.json")
     with monkeypatch.context() as patched:
-        for owner, name in ((sqlite3, "connect"), (os, "fsync"), (Path, "replace")):
+        for owner, name in ((sqlite3, "connect"), (os, "fsync"), (os, "replace")):
             patched.setattr(owner, name, cut(getattr(owner, name)))
         with pytest.raises(PowerCut):
             Recorder(tmp_path, manifest)
     assert not (tmp_path / "index.sqlite").exists()
-    (tmp_path / "index.sqlite.new").write_bytes(b"half")
-    (tmp_path / "index.sqlite.new-journal").write_bytes(b"written")
     Recorder(tmp_path, manifest)
     assert Recording(tmp_path).rows() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.sqlite", "manifest.json"]
