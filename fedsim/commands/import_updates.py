@@ -25,6 +25,9 @@ from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.writer import Recorder, Reply
 
 CLIENT = "imported"
+MOST_TIMES = 4
+"""How many times larger than the state of the model a state dict may be: float64, and as much again of other tensors."""
+SPARE_BYTES = 2**26
 
 
 class ImportSettings(BaseModel):
@@ -94,7 +97,9 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     spec = ModelSpec(name=settings.model.name, arguments=settings.model.arguments, network=settings.network)
     model = models.build(spec, settings.data)
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    sent, returned = (_fitted(_state_dict(path), model.state_dict(), weights, settings, path) for path in (before, after))
+    state = model.state_dict()
+    limit = SPARE_BYTES + MOST_TIMES * sum(t.numel() * t.element_size() for t in state.values())
+    sent, returned = (_fitted(_state_dict(path, limit), state, weights, settings, path) for path in (before, after))
     start, payload = _payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
     if all(torch.equal(sent[name], returned[name]) for name in weights):
         raise ValueError(f"{before} and {after} hold the same weights: there is no update; give what was sent and what came back")
@@ -131,22 +136,26 @@ def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict
     return {name: t.float() for name, t in sent.items()}, encode(update)
 
 
-def _state_dict(path: Path) -> dict[str, Tensor]:
+def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
+    """Read a state dict of at most `limit` bytes, which a small file can claim when it is unpacked."""
     try:
         match path.suffix:
             case ".safetensors":
                 with open_regular(path):  # a pipe would be waited for
                     return load_file(path)
             case ".npz":
-                return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+                return {name: torch.from_numpy(array) for name, array in read_arrays(path, limit=limit).items()}
             case ".pt" | ".pth":
                 with open_regular(path) as file:
-                    check_sizes(file, path)
+                    check_sizes(file, path, limit=limit)
                     file.seek(0)
                     loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
                 if not isinstance(loaded, Mapping):
                     raise ValueError(f"holds {type(loaded).__name__} and no state dict; save model.state_dict()")
-                return {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
+                tensors = {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
+                if odd := [name for name, t in tensors.items() if t.layout is not torch.strided or t.device.type != "cpu"]:
+                    raise ValueError(f"tensor {odd[0]!r} is no plain one, but sparse or without values; save a dense one")
+                return tensors
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnpicklingError:  # the words of torch.load advise to execute it
