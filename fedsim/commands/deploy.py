@@ -119,6 +119,14 @@ def start(
     bind: Annotated[
         str, typer.Option(metavar="HOST", help="Address that the SuperLink listens on; 0.0.0.0 for other machines.")
     ] = "127.0.0.1",
+    control_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Of superlink: network that may start runs and enrol keys, beside this machine: 10.0.0.0/24; repeatable. "
+            "Flower asks for no password there: name none that a client is in.",
+        ),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Start one party of a deployment; it goes on until Ctrl-C."""
@@ -128,7 +136,8 @@ def start(
 
         layout = Layout(folder.absolute())
         check_address(superlink)
-        become(command_of(party, layout, superlink, bind=bind, secure=not insecure), layout, party)
+        command = command_of(party, layout, superlink, bind=bind, secure=not insecure, control_from=control_from or ())
+        become(command, layout, party)
 
 
 def check_address(superlink: str) -> None:

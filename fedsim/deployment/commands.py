@@ -1,6 +1,6 @@
 """Commands of each party of a deployment. The native run executes them, and tests compare the containers with them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ENVIRONMENT = {
@@ -37,12 +37,15 @@ class Link:
         return ["--insecure"] if self.authority is None else ["--root-certificates", self.authority]
 
 
-def superlink(*, host: str, port: int, database: str, identity: TlsIdentity | None, control_from: str | None = None) -> list[str]:
+def superlink(
+    *, host: str, port: int, database: str, identity: TlsIdentity | None, control_from: Sequence[str] = ()
+) -> list[str]:
     """Return the command of the SuperLink, which stores runs and nodes in `database`; without `identity`, no TLS.
 
-    control_from: network that may send commands, beside the SuperLink's own machine; see `fedsim.deployment.superlink`.
+    control_from: networks that may send commands, beside the SuperLink's own machine; see `fedsim.deployment.superlink`.
     """
-    guarded = ["python", "-m", "fedsim.deployment.superlink", *(["--control-from", control_from] if control_from else [])]
+    admitted = [word for network in control_from for word in ("--control-from", network)]
+    guarded = ["python", "-m", "fedsim.deployment.superlink", *admitted]
     where = [*guarded, "--host", host, "--port", str(port), "--isolation", "process", "--database", database]
     if identity is None:
         return [*where, "--insecure"]
@@ -104,6 +107,11 @@ def runner(link: Link, *, experiment: str, out: str, public: str) -> list[str]:
 def attacker(*, root: str, host: str, port: int) -> list[str]:
     """Return the command of the attacker's service for the recordings below `root`."""
     return ["attacker", "serve", root, "--host", host, "--port", str(port)]
+
+
+def page(*, port: int, attacker: str) -> list[str]:
+    """Return the command that hands the page of the service at `attacker`, HOST:PORT, on to this machine."""
+    return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 
 def scorer(*, run: str, truth: list[str]) -> list[str]:

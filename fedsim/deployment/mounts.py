@@ -19,7 +19,7 @@ class Mount(NamedTuple):
 
 
 def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
-    """Return everything that a party sees: "superlink", "enrol", "server", "client-N", "runner", "attacker" or "scorer".
+    """Return everything that a party sees: "superlink", "enrol", "server", "client-N", "runner", "attacker", "page" or "scorer".
 
     count: number of clients. secure: whether there are TLS and keys. Raises ValueError for any other party.
     """
@@ -37,6 +37,7 @@ def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
         "server": (public, *trust, *secret, Mount("server", True), Mount(recording, True)),
         "runner": (public, *trust),
         "attacker": (Mount("attacks", True), Mount(recording)),
+        "page": (),
         "scorer": (Mount("scores", True), Mount(reconstructions), *truths),
     }
     if party not in known:

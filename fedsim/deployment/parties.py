@@ -1,6 +1,7 @@
 """One party of a deployment on its own machine."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,25 +9,36 @@ from fedsim.data.export import read_split
 from fedsim.deployment import commands
 from fedsim.deployment.folders import Layout
 from fedsim.deployment.processes import Processes, free_port, is_free
+from fedsim.deployment.superlink import read_network
 from fedsim.recording.files import make_private
 
 PARTIES = "superlink, server, or client-0, client-1, ..."
 
 
-def command_of(party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True) -> list[str]:
-    """Return the command of `party`. superlink: address HOST:PORT. bind: address on which the SuperLink listens.
+def command_of(
+    party: str, layout: Layout, superlink: str, *, bind: str = "127.0.0.1", secure: bool = True, control_from: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of `party`.
 
-    Raises ValueError for an unknown party, for a missing file that it needs, and for a port in use.
+    superlink:    address HOST:PORT. bind: address on which the SuperLink listens.
+    control_from: networks that may send the SuperLink commands, beside its own machine.
+    Raises ValueError for an unknown party, for a missing file that it needs, and for a port in use, and what is no network.
     """
     link, made = layout.link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
+    if control_from and party != "superlink":
+        raise ValueError(f"--control-from goes with fedsim start superlink, and not with {party}")
     if party == "superlink":
         _need(made.certificate, made.key, made.secret, secure=secure)
         if not is_free(bind, port):
             raise ValueError(f"something listens on {bind}:{port} already; choose another port with --superlink HOST:PORT")
+        for network in control_from:
+            read_network(network)
         make_private(layout.database.parent)
         identity = layout.identity() if secure else None
-        return commands.superlink(host=bind, port=port, database=str(layout.database), identity=identity)
+        return commands.superlink(
+            host=bind, port=port, database=str(layout.database), identity=identity, control_from=control_from
+        )
     if party == "server":
         _need(made.authority, made.secret, secure=secure)
         return commands.server(link, secret=str(made.secret) if secure else None)

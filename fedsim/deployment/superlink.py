@@ -65,11 +65,16 @@ def taken_out(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
         if word != OPTION:
             rest.append(word)
             continue
-        try:
-            networks.append(ip_network(next(given, "")))
-        except ValueError as error:
-            raise ValueError(f"{OPTION}: {error}; write a network as 10.0.0.0/24") from None
+        networks.append(read_network(next(given, "")))
     return networks, rest
+
+
+def read_network(text: str) -> Network:
+    """Return the network that `text` names. Raises ValueError, with the mend, for anything else."""
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{OPTION}: {error}; write a network as 10.0.0.0/24") from None
 
 
 def main() -> None:

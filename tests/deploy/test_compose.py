@@ -34,7 +34,7 @@ def expected(name: str) -> list[str]:
         identity = LAYOUT.identity() if secure else None
         network = COMPOSE["networks"]["server" if secure else "insecure-server"]["ipam"]["config"][0]["subnet"]
         database = str(LAYOUT.database)
-        return commands.superlink(host="0.0.0.0", port=8000, database=database, identity=identity, control_from=network)
+        return commands.superlink(host="0.0.0.0", port=8000, database=database, identity=identity, control_from=[network])
     if party == "enrol":
         return commands.enrol(link, keys=str(LAYOUT.keys))
     if party == "server":
@@ -47,13 +47,15 @@ def expected(name: str) -> list[str]:
         return commands.runner(link, experiment=str(LAYOUT.experiment), out=str(LAYOUT.run), public=str(LAYOUT.public))
     if party == "scorer":
         return commands.scorer(run=str(LAYOUT.scored), truth=LAYOUT.truths(CLIENTS))
+    if party in ("page", "page-gpu"):
+        return commands.page(port=8600, attacker=f"{party.replace('page', 'attacker')}:8600")
     return commands.attacker(root=str(LAYOUT.attacked.parent), host="0.0.0.0", port=8600)
 
 
 def mounted(name: str) -> set[Mount]:
     """What a service mounts. Each path lies where it lies outside, so commands and truth name it alike for all."""
     found = set()
-    for volume in SERVICES[name]["volumes"]:
+    for volume in SERVICES[name].get("volumes", ()):
         match = FOLDER.match(volume)
         assert match is not None, volume
         assert match[1] == match[2], volume
@@ -68,7 +70,8 @@ def below(name: str) -> set[str]:
 
 def test_all_parties_are_there() -> None:
     parties = {"superlink", "server", "runner", *(f"client-{number}" for number in range(CLIENTS))}
-    assert set(SERVICES) == parties | {f"insecure-{party}" for party in parties} | {"enrol", "attacker", "attacker-gpu", "scorer"}
+    others = {"enrol", "attacker", "attacker-gpu", "page", "page-gpu", "scorer"}
+    assert set(SERVICES) == parties | {f"insecure-{party}" for party in parties} | others
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -97,10 +100,9 @@ def test_the_attacker_has_the_recording_to_read_no_data_no_truth_and_no_way_to_a
     for name in ("attacker", "attacker-gpu"):
         assert below(name) == {"attacks"}
         assert Mount("attacks/federation/recording", writable=False) in mounted(name)
-        others = {network for other in SERVICES if not other.startswith("attacker") for network in networks(other)}
         assert networks(name) == {"page"}
-        assert "page" not in others
-        assert SERVICES[name]["ports"] == ["127.0.0.1:8600:8600"]
+        assert "ports" not in SERVICES[name]
+    assert {name for name in SERVICES if "page" in networks(name)} == {"attacker", "attacker-gpu", "page", "page-gpu"}
 
 
 def networks(name: str) -> set[str]:
@@ -136,16 +138,20 @@ def test_clients_reach_the_superlink_only_and_only_its_port_can_be_reached_from_
         assert networks(f"client-{number}") == {"clients"}
     for name in ("server", "runner", "enrol"):
         assert networks(name) == {"server"}
-    assert all(COMPOSE["networks"][name].get("internal") for name in COMPOSE["networks"] if name not in ("outside", "page"))
+    assert all(COMPOSE["networks"][name].get("internal") for name in COMPOSE["networks"] if name not in ("outside", "front"))
     published = {name: SERVICES[name]["ports"] for name in SERVICES if "ports" in SERVICES[name]}
-    assert set(published) == {"superlink", "attacker", "attacker-gpu"}
+    assert set(published) == {"superlink", "page", "page-gpu"}
+    assert {name for name in SERVICES if "outside" in networks(name)} == {"superlink"}
+    assert {name for name in SERVICES if "front" in networks(name)} == {"page", "page-gpu"}
+    assert published["page"] == published["page-gpu"] == ["127.0.0.1:8600:8600"]
     assert published["superlink"] == ["${SUPERLINK:-127.0.0.1:8000}:8000"]
 
 
 def test_tls_and_keys_are_on_and_doing_without_is_asked_for() -> None:
+    profiles = {"scorer": ["score"], "attacker-gpu": ["gpu"], "page-gpu": ["gpu"]}
     for name in SECURE:
         assert "--insecure" not in SERVICES[name]["command"], name
-        assert SERVICES[name].get("profiles", []) == {"scorer": ["score"], "attacker-gpu": ["gpu"]}.get(name, [])
+        assert SERVICES[name].get("profiles", []) == profiles.get(name, [])
     for name in set(SERVICES) - set(SECURE):
         assert SERVICES[name]["profiles"] == ["insecure"]
         assert all(network.startswith("insecure-") for network in networks(name))
@@ -228,11 +234,13 @@ def test_memory_and_processes_are_limited(name: str) -> None:
     assert "--no-job-limits" not in service["command"], "jobs have the service's own limits"
 
 
-def test_the_page_has_no_way_out() -> None:
-    options = COMPOSE["networks"]["page"]["driver_opts"]
-    assert options == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+def test_the_attacker_has_no_way_out_and_what_shows_its_page_has_no_files() -> None:
     for name in ("attacker", "attacker-gpu"):
+        assert all(COMPOSE["networks"][network] == {"internal": True} for network in networks(name))
         assert SERVICES[name]["dns"] == ["127.0.0.1"]
+    for name in ("page", "page-gpu"):
+        assert mounted(name) == set()
+        assert set(SERVICES[name]["depends_on"]) == {name.replace("page", "attacker")}
 
 
 def test_commands_are_answered_to_the_servers_network_which_no_client_is_in() -> None:

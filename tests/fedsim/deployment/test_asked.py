@@ -196,6 +196,15 @@ def test_a_party_is_started_with_what_was_carried_to_its_machine(tiny: Callable[
     assert str(layout.key(1)) in command
     assert command_of("superlink", layout, address)[-1] == str(layout.certificates.secret)
     assert "--insecure" in command_of("server", layout, address, secure=False)
+    server = "172.31.86.0/24"
+    command = command_of("superlink", layout, address, control_from=[server])
+    assert command[command.index("--control-from") + 1] == server
+    for party, network, words in (
+        ("superlink", "server", "write a network as"),
+        ("client-1", server, "goes with fedsim start superlink"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            command_of(party, layout, address, control_from=[network])
     layout.key(1).unlink()
     for party, words in (
         ("client-1", r"key is not here: make it with fedsim prepare, or carry it"),
