@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attacker.commands.options import Overrides, check_takes_route, resolve_device, resolve_truth
-from fedsim.commands.console import ALLOW_FAILURES, EXIT_INCOMPLETE, Json, parse_assignment, print_json, report_errors
+from fedsim.commands.console import ALLOW_FAILURES, EXIT_FAILURES, Json, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
     from attacker.attacks import AttackSpec
@@ -80,8 +80,8 @@ def replay(
     """Attack the recorded observations, one by one or all of a client together. Finished cases are skipped, interrupted ones
     resumed.
 
-    Exit status: 0 if every case has an answer; 3 if some cases of the attack or of its null failed, unless --allow-failures is
-    given; 1 if no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every case has an answer; 1 if some cases of the attack or of its null failed, unless --allow-failures is
+    given, and if no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.attacks import AttackSpec
@@ -128,7 +128,7 @@ def replay(
         if not results[0].done + results[0].skipped:
             raise RuntimeError("no case could be attacked")
         if any(result.failed for result in results) and not allow_failures:
-            raise typer.Exit(EXIT_INCOMPLETE)
+            raise typer.Exit(EXIT_FAILURES)
 
 
 def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:

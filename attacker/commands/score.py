@@ -9,7 +9,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from attacker.commands.options import resolve_truth
-from fedsim.commands.console import EXIT_INCOMPLETE, Json, err, out, print_json, progress_bar, report_errors
+from fedsim.commands.console import (
+    ALLOW_FAILURES,
+    EXIT_FAILURES,
+    EXIT_UNFINISHED,
+    Json,
+    err,
+    out,
+    print_json,
+    progress_bar,
+    report_errors,
+)
 
 if TYPE_CHECKING:
     from attacker.scoring import Estimate, Scorer, ScoreRow, Summary
@@ -33,12 +43,14 @@ def score(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the score rows as CSV, one line per example.")
     ] = None,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
     """Compare reconstructions with the examples that the clients used, and write one row per example.
 
-    Exit status: 0 if every case of the attacks and their nulls has finished, with an answer or without; 3 if some cases wait or
-    were interrupted, and shares are over the finished ones only; 2 for wrong arguments; 1 if scoring failed.
+    Exit status: 0 if every case of the attacks and their nulls has an answer; 1 if some failed, unless --allow-failures is given,
+    and if scoring failed; 3 if none failed, but some wait or were interrupted, and shares are over the finished ones only; 2 for
+    wrong arguments.
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
@@ -50,29 +62,36 @@ def score(
         if csv is not None:
             write_csv(rows, csv)
         summaries = summarise(rows)
-        _print_all_failed(rows)
+        failed = _print_failed(rows)
         if as_json:
             print_json([{**one.as_json(), **_list_left_out(scorer, one.source)} for one in summaries])
         else:
             _print_summaries(summaries)
             if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
                 err.print(f"LPIPS {escape(scorer.lpips)}", style="dim")
-        if _print_unfinished(rows):
-            raise typer.Exit(EXIT_INCOMPLETE)
+        unfinished = _print_unfinished(rows)
+        if failed and not allow_failures:
+            err.print("the exit status is 1; --allow-failures makes it 0")
+            raise typer.Exit(EXIT_FAILURES)
+        if unfinished:
+            raise typer.Exit(EXIT_UNFINISHED)
 
 
-def _print_all_failed(rows: "list[ScoreRow]") -> None:
-    """Print on stderr that every case of every attack failed, and the most frequent reason; nothing if that is not so."""
+def _print_failed(rows: "list[ScoreRow]") -> bool:
+    """Print on stderr how many cases failed, and the most frequent reason. Return whether there are any."""
     from collections import Counter
 
-    from attacker.scoring.states import count_cases
-
-    attacked = [row for row in rows if not row.null]
-    if set(count_cases(attacked)) != {"failed"}:
-        return
-    reason, _ = Counter(str(row.failure) for row in attacked).most_common(1)[0]
-    cases = len({(row.source, row.case) for row in attacked})
-    err.print(f"[bold red]every attack failed[/]: none of {cases} cases has a reconstruction; most often: {escape(reason)}")
+    failed = [row for row in rows if row.state == "failed"]
+    if not failed:
+        return False
+    reason, _ = Counter(str(row.failure) for row in failed).most_common(1)[0]
+    cases, of = len({(row.source, row.case) for row in failed}), len({(row.source, row.case) for row in rows})
+    if all(row.null or row.state == "failed" for row in rows):
+        told = f"[bold red]every attack failed[/]: {cases} of {of} cases, with nulls, have no reconstruction"
+    else:
+        told = f"[bold yellow]{cases} of {of} cases[/], with nulls, failed"
+    err.print(f"{told}; most often: {escape(reason)}")
+    return True
 
 
 def _print_unfinished(rows: "list[ScoreRow]") -> bool:

@@ -23,8 +23,10 @@ out = Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
 
-EXIT_INCOMPLETE = 3
-"""Exit status of work that was done in part: some cases have no answer, or are not finished."""
+EXIT_FAILURES = 1
+"""Exit status if the command came to its end and some clients or cases failed, or the model diverged."""
+EXIT_UNFINISHED = 3
+"""Exit status if nothing failed and some cases are not attacked yet or were interrupted."""
 
 ALLOW_FAILURES = "End with status 0 although some clients or cases failed."
 Code = Annotated[
@@ -110,7 +112,7 @@ def describe_progress(task: Task) -> str:
 def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
     """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C.
 
-    A command itself ends with `EXIT_INCOMPLETE` where its work was done in part.
+    A command itself ends with `EXIT_FAILURES` or `EXIT_UNFINISHED` where its work was done in part.
 
     kept: what Ctrl-C leaves behind, in words.
     """

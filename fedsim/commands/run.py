@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fedsim.commands.console import (
     ALLOW_FAILURES,
-    EXIT_INCOMPLETE,
+    EXIT_FAILURES,
     Json,
     err,
     out,
@@ -71,8 +71,8 @@ def run(
 ) -> None:
     """Run a federation to its end and record it.
 
-    Exit status: 0 where every client that was asked sent an update; 3 where some failed, or the model ended as no number; 1 where
-    the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every client that was asked sent an update; 1 if some failed or the model diverged, unless --allow-failures
+    is given, and if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
         if engine not in ("ray", "local", "deployment"):
@@ -114,7 +114,7 @@ def run(
             )
         if not allow_failures and (words := failures_in(folder, result)):
             err.print(f"[yellow]{escape(words)}[/]; --allow-failures accepts that")
-            raise typer.Exit(EXIT_INCOMPLETE)
+            raise typer.Exit(EXIT_FAILURES)
 
 
 def failures_in(folder: Path, result: dict[str, Any]) -> str:

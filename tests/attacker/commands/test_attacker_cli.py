@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec, presets
 from attacker.cli import app
-from fedsim.commands.console import EXIT_INCOMPLETE
+from fedsim.commands.console import EXIT_FAILURES
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -129,10 +129,14 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(run: Path) -
     path = next(path for path in sorted((run / "recording" / "rounds").rglob("*.safetensors")) if path.stem != "global")
     path.write_bytes(path.read_bytes()[:-4])
     told = replay(run, "--no-null", "--json")
-    assert told.exit_code == EXIT_INCOMPLETE
+    assert told.exit_code == EXIT_FAILURES
     (part,) = json.loads(told.stdout)
     assert (part["done"], list(part["failed"])) == (1, [f"00001-{path.stem}"])
     assert str(path) in json.loads((Path(part["folder"]) / f"00001-{path.stem}.failed.json").read_text())["reason"]
+    told = call("score", run)
+    assert told.exit_code == EXIT_FAILURES
+    assert "1 of 2 cases, with nulls, failed" in " ".join(told.stderr.split())
+    assert call("score", run, "--allow-failures").exit_code == 0
 
 
 def test_without_truth_scoring_says_what_to_give_and_the_report_shows_what_there_is(run: Path) -> None:

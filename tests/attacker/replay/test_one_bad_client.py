@@ -19,7 +19,7 @@ from attacker.cli import app
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.score import NoTruth
-from fedsim.commands.console import EXIT_INCOMPLETE
+from fedsim.commands.console import EXIT_FAILURES
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -102,7 +102,7 @@ def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed
     describe(run, "training", steps=None, epochs=1)
     alter(run, "num_examples", 2**52, f"client = '{bad}'")
     told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
-    assert told.exit_code == EXIT_INCOMPLETE, told.stderr
+    assert told.exit_code == EXIT_FAILURES, told.stderr
     assert "4 observations to attack" in told.stderr
     assert float(re.findall(r"writes up\s+to\s+([\d.]+)\s+MB", told.stderr)[0]) < 0.1
     (part,) = json.loads(told.stdout)
@@ -143,7 +143,7 @@ def test_an_altered_row_is_named_and_the_others_are_attacked(run: Path, bad: str
 def test_the_command_line_shows_an_altered_row_as_failed(run: Path, bad: str) -> None:
     alter(run, "attempt", 0, f"round = 1 AND client = '{bad}'")
     told = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
-    assert told.exit_code == EXIT_INCOMPLETE, told.stderr
+    assert told.exit_code == EXIT_FAILURES, told.stderr
     assert "5 done, 0 were done before, 1 failed" in told.stderr
     assert f"row 1, {bad!r}" in " ".join(told.stderr.split())
 

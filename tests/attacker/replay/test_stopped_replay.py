@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from attacker.cli import app
 from attacker.scoring import read_rows
 from attacker.scoring.states import count_cases
-from fedsim.commands.console import EXIT_INCOMPLETE
+from fedsim.commands.console import EXIT_UNFINISHED
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -70,7 +70,7 @@ def score(run: Path, *more: str) -> Result:
 
 def summary_of(run: Path) -> dict[str, Any]:
     told = score(run, "--json")
-    assert told.exit_code == EXIT_INCOMPLETE, told.output
+    assert told.exit_code == EXIT_UNFINISHED, told.output
     (summary,) = json.loads(told.stdout)
     return dict(summary)
 
@@ -101,7 +101,7 @@ def test_an_attack_on_whole_clients_that_was_stopped_has_no_share_of_nothing(run
     summary = summary_of(run)
     assert (summary["cases"], summary["success"], summary["examples"]) == ({"waiting": 2}, None, 0)
     told = score(run)
-    assert told.exit_code == EXIT_INCOMPLETE
+    assert told.exit_code == EXIT_UNFINISHED
     assert "agic: nothing finished yet." in told.stdout
     assert "0%" not in told.stdout
     assert "2 of 2 cases are not finished (2 waiting)" in " ".join(told.stderr.split())
@@ -114,12 +114,12 @@ def test_what_is_finished_leaves_no_status(run: Path) -> None:
     null = next(path for path in run.glob("reconstructions/exact-null-*/*.safetensors"))
     null.unlink()
     told = score(run)
-    assert told.exit_code == EXIT_INCOMPLETE
+    assert told.exit_code == EXIT_UNFINISHED
     assert "exact() without gradient: 1 of 6 cases are not finished (1 waiting)" in " ".join(told.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["replay", "score"])
-def test_the_exit_statuses_are_told_in_the_help(command: str) -> None:
+@pytest.mark.parametrize(("command", "status"), [("replay", 1), ("score", 3)])
+def test_the_exit_statuses_are_told_in_the_help(command: str, status: int) -> None:
     told = CliRunner().invoke(app, [command, "--help"]).output
     assert "Exit status" in " ".join(told.split())
-    assert " 3 where" in " ".join(told.replace("│", " ").split())
+    assert f" {status} if" in " ".join(told.replace("│", " ").split())

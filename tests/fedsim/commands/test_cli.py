@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedsim.cli import app
-from fedsim.commands.console import EXIT_INCOMPLETE
+from fedsim.commands.console import EXIT_FAILURES
 from fedsim.config.experiment import read
 
 SMALL = """
@@ -189,7 +189,7 @@ def test_a_few_missing_replies_are_told_and_no_failure(small: Path, monkeypatch:
 
     monkeypatch.setattr(client_side, "train", sometimes)
     told = run("--json")
-    assert told.exit_code == EXIT_INCOMPLETE
+    assert told.exit_code == EXIT_FAILURES
     assert "1 of 6 replies are missing, the first: MemoryError: [bold]full" in words(told.stderr)
     assert "1 reply failed; fedsim show out says in which rounds; --allow-failures accepts that" in words(told.stderr)
     assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(told.stdout)["per_round"]] == [
@@ -236,7 +236,7 @@ def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:
 
 
 def test_a_run_that_diverged_can_be_shown(small: Path) -> None:
-    assert run("--set", "training.learning_rate=1e38", "--set", "training.steps=3").exit_code == EXIT_INCOMPLETE
+    assert run("--set", "training.learning_rate=1e38", "--set", "training.steps=3").exit_code == EXIT_FAILURES
     told = json.loads(fedsim("show", "out", "--json").stdout)
     assert told["per_round"][-1]["loss"] is None
     assert fedsim("show", "out").exit_code == 0

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli import app
 from fedsim.client import app as client_app
-from fedsim.commands.console import EXIT_INCOMPLETE
+from fedsim.commands.console import EXIT_FAILURES
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_run_that_went_well_ends_with_status_0(experiment: Path) -> None:
     assert run(experiment)[0] == 0
 
 
-@pytest.mark.parametrize(("more", "status"), [((), EXIT_INCOMPLETE), (("--allow-failures",), 0)])
+@pytest.mark.parametrize(("more", "status"), [((), EXIT_FAILURES), (("--allow-failures",), 0)])
 def test_updates_that_are_no_numbers_are_told(experiment: Path, more: tuple[str, ...], status: int) -> None:
     code, words = run(experiment, "--set", "training.learning_rate=1e38", *more)
     assert code == status
@@ -54,5 +54,5 @@ def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(client_app.TruthWriter, "write", fail_once)
     code, words = run(experiment)
-    assert code == EXIT_INCOMPLETE
+    assert code == EXIT_FAILURES
     assert "1 reply failed; fedsim show" in words
