@@ -9,6 +9,7 @@ from contract import Options
 from single_cases import Client, client
 from splits import Images, Part, images
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
 
 from attacker.attacks import ATTACKS, Attack, Case
 from attacker.reconstruction import Reconstruction
@@ -34,7 +35,8 @@ class Cell:
     warm: steps that the weights have taken on other examples. rounds: above 1, rounds of one client, each with a batch, over
     half as many batches, so that every example passes twice.
     defense, attack, settings: as in an experiment and on the command line. null: withhold the gradient. cases: how many.
-    half: images of half the height and width.
+    half: images of half the height and width. side: their height and width, averaged down to; 0: as they are.
+    claimed: number of examples that the client reports; 0: the true one.
     """
 
     attack: str
@@ -52,6 +54,8 @@ class Cell:
     null: bool = False
     two_classes: bool = False
     half: bool = False
+    side: int = 0
+    claimed: int = 0
     cases: int = 4
 
     @property
@@ -112,8 +116,8 @@ def drawn(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
     if cell.data in TABLES:
         return _rows(cell.data, asked, count, part=part, skip=skip)
     found = images(asked, cell.data, count, part=part, skip=skip)
-    if cell.half:
-        x = torch.nn.functional.avg_pool2d(found.x, 2)
+    if cell.half or cell.side:
+        x = avg_pool2d(found.x, 2) if cell.half else interpolate(found.x, size=(cell.side, cell.side), mode="area")
         found = replace(found, x=x, data=replace(found.data, shape=tuple(x.shape[1:])))
     return found.of_two_classes() if cell.two_classes else found
 
@@ -145,9 +149,15 @@ def cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Te
         at = slice(i * cell.examples, (i + 1) * cell.examples)
         batches = list(zip(data.x[at].split(cell.batch), data.y[at].split(cell.batch), strict=True))
         key = f"{cell.data}-{cell.attack}-{i}"
-        made.append(_rounds(cell, own, batches, key) if cell.rounds > 1 else own.case(_passes(cell, batches), key, cell.defense))
+        case = _rounds(cell, own, batches, key) if cell.rounds > 1 else own.case(_passes(cell, batches), key, cell.defense)
+        made.append(_claims(case, cell.claimed) if cell.claimed else case)
         truth.append(data.x[at])
     return made, truth
+
+
+def _claims(case: Case, examples: int) -> Case:
+    """Return the case of a client that reports another number of examples."""
+    return Case(tuple(replace(one, num_examples=examples) for one in case.observations))
 
 
 def _loss(cell: Cell) -> str:

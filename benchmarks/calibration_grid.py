@@ -284,6 +284,65 @@ NULLS = [
     replace(cell, null=True, cases=2 * cell.cases)
     for cell in (*SINGLE[::2], BATCHES[1], RELU[4], RELU[9], ROWS[0], ROWS[1], ROWS[7], EXACT[0])
 ]
+NONE = {"fallback": "none"}
+OUTSIDE = [
+    # more or fewer examples than the client reports
+    Cell(attack="cpl", settings={"steps": 40}, data="mnist", half=True, claimed=2, cases=4),
+    Cell(attack="cpl", settings={"steps": 40}, data="cifar10", half=True, batch=4, claimed=2, cases=2),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, data="cifar100", half=True, batch=2, claimed=1, cases=4),
+    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="lfw", half=True, batch=2, claimed=1, cases=6),
+    Cell(attack="exact", settings=NONE, network="mlp", data="lfw", batch=4, claimed=2, cases=3),
+    Cell(attack="exact", settings=NONE, network="mlp", data="mnist", batch=2, claimed=6, cases=3),
+    Cell(attack="exact", settings=NONE, network="mlp", data="adult", batch=2, claimed=1, cases=6),
+    # other sizes and data
+    Cell(attack="cpl", settings={"steps": 40}, data="imagenet", side=24, cases=4),
+    Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="imagenet", side=32, cases=4),
+    Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="lfw", side=24, batch=2, cases=2),
+    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="imagenet", side=48, cases=4),
+    Cell(attack="exact", settings=NONE, network="mlp", data="imagenet", side=32, batch=8, cases=2),
+    Cell(attack="exact", settings={"steps": 25}, data="imagenet", side=16, batch=2, cases=3),
+    Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="mnist", half=True, batch=8, cases=2),
+    # two epochs, and defenses that the attack does not know
+    Cell(attack="cpl", settings={"steps": 25}, data="mnist", half=True, epochs=2, rate=0.1, batch=2, cases=3),
+    Cell(attack="exact", settings={"steps": 25}, data="cifar100", half=True, epochs=2, rate=0.05, cases=4),
+    Cell(attack="exact", settings=NONE, network="mlp", data="cifar10", epochs=2, rate=0.1, batch=2, cases=3),
+    Cell(
+        attack="exact", settings={**NONE, "knows_defense": False}, network="mlp", data="lfw", batch=2,
+        defense=prune(0.3), cases=4,
+    ),
+    Cell(
+        attack="exact", settings={**NONE, "knows_defense": False}, network="lenet_dlg", data="lfw", half=True,
+        defense=prune(0.5), cases=6,
+    ),
+    Cell(
+        attack="cpl", settings={"steps": 25, "knows_defense": False}, data="lfw", half=True, batch=2,
+        defense=f"clip(1.0) | {noise(3e-3)}", cases=3,
+    ),
+    # few channels, which layers are peeled of
+    *(
+        Cell(attack="exact", settings=NONE, network="lenet_dlg", arguments={"channels": width}, data=data, half=True, cases=6)
+        for width, data in ((4, "lfw"), (3, "cifar10"), (5, "mnist"), (4, "noise"))
+    ),
+    Cell(attack="exact", settings=NONE, network="cnn6_d", data="cifar100", two_classes=True, half=True, cases=6),
+    Cell(
+        attack="exact", settings=NONE, network="lenet_dlg", arguments={"channels": 4}, data="cifar10", half=True, epochs=2,
+        rate=0.01, cases=4,
+    ),
+    # rows behind noise, and more of them than units
+    *(
+        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=batch, defense=noise(std), cases=5)
+        for data, batch, std in product(("breast_cancer", "adult"), (1, 2), (1e-5, 1e-3, 3e-3))
+    ),
+    *(
+        Cell(attack="exact", settings=NONE, network="mlp", arguments={"hidden": (16,)}, data=data, batch=4, cases=4)
+        for data in ("breast_cancer", "adult")
+    ),
+    *(
+        Cell(attack="exact", settings=NONE, network="mlp", data=data, batch=2, epochs=2, rate=0.05, cases=4)
+        for data in ("breast_cancer", "adult")
+    ),
+]  # fmt: skip
+"""What an audit meets beside the easy case: false counts, other sizes, epochs, unknown defenses, narrow networks."""
 UNSEEN = [
     Cell(
         attack="cpl",
@@ -325,4 +384,5 @@ CELLS = {
     "joint": JOINT,
     "rows": ROWS,
     "nulls": NULLS,
+    "outside": OUTSIDE,
 }

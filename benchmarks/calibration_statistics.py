@@ -8,7 +8,7 @@ the attack. A false "no leak" is a verdict of no leak where the attack gains as 
 would show. No number here was chosen on these images: levels follow from theory, see `attacker.scoring`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -35,35 +35,52 @@ from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
 
 Row = dict[str, Any]
-CLUSTERS, SIZES, CORRELATIONS = (8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
-SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+CLUSTERS, SIZES, CORRELATIONS = (4, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 # --- intervals ---
 
 
 def intervals(asked: Options) -> tuple[list[Row], Row]:
-    """Return the coverage of nominal 95 % intervals by design, and over all designs."""
-    repetitions = 100 if asked.quick else 1000
-    rng, rows = np.random.default_rng(asked.seed + 1), []
-    for count, size, correlation in product(CLUSTERS, SIZES, CORRELATIONS):
+    """Return the coverage of nominal 95 % intervals by design: of shares the mean, least and greatest over true shares."""
+    repetitions, clusters, sizes = (30, (4, 12), (1, 8)) if asked.quick else (400, CLUSTERS, SIZES)
+    rng, rows, every = np.random.default_rng(asked.seed + 1), [], []
+    for count, size, correlation in product(clusters, sizes, CORRELATIONS):
         if size == 1 and correlation:
             continue
         design = {"clusters": count, "size": size, "correlation": correlation}
-        for value in SHARES:
-            samples = draw_successes(rng, (repetitions, count, size), correlation, value)
-            rows.append({"of": "share", "true": value, **design, "coverage": coverage(samples, value, share)})
+        shape = repetitions, count, size
+        held = [coverage(draw_successes(rng, shape, correlation, value), value, share) for value in SHARES]
+        every += [(count, value, of) for value, of in zip(SHARES, held, strict=True)]
+        rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
         for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)):
-            common, own = draw(size=(repetitions, count, 1)), draw(size=(repetitions, count, size))
+            common, own = draw(size=(repetitions, count, 1)), draw(size=shape)
             samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
             true = float(np.sqrt(correlation) + np.sqrt(1 - correlation)) * (name == "skewed")
-            rows.append({"of": f"mean, {name}", "true": true, **design, "coverage": coverage(samples, true, mean)})
-    found = [row["coverage"] for row in rows]
-    outside = float(np.mean([not 0.92 <= value <= 0.98 for value in found]))
-    summary = {"coverage": float(np.mean(found)), "coverage_min": min(found), "coverage_max": max(found), "designs": len(rows)}
-    kinds = {kind: [row["coverage"] for row in rows if row["of"].startswith(kind)] for kind in ("share", "mean")}
-    summary |= {f"coverage_{kind}": float(np.mean(values)) for kind, values in kinds.items()}
-    return rows, {**summary, "designs_outside_0.92_to_0.98": outside, "repetitions": repetitions}
+            rows.append({"of": f"mean, {name}", **design, "coverage": coverage(samples, true, mean)})
+    return rows, {**_covered(rows), **_covered_shares(every), "designs": len(rows), "repetitions": repetitions}
+
+
+def _covered(rows: Sequence[Row]) -> Row:
+    """The mean coverage over designs, and how many are below and above the aim, of shares and of means."""
+    summary: Row = {}
+    for kind in ("share", "mean"):
+        found = [row["coverage"] for row in rows if row["of"].startswith(kind)]
+        low, high = sum(value < 0.92 for value in found), sum(value > 0.98 for value in found)
+        summary |= {f"coverage_{kind}": float(np.mean(found)), f"coverage_{kind}_min": min(found)}
+        summary |= {f"coverage_{kind}_max": max(found), f"{kind}_designs_below": low, f"{kind}_designs_above": high}
+    return summary
+
+
+def _covered_shares(every: Sequence[tuple[int, float, float]]) -> Row:
+    """How many pairs of design and true share are below 0.92 and above 0.98; usual: 8 clusters or more, shares of 0.1 to 0.9."""
+    usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
+    found: Row = {}
+    for name, held in (("cells", [one[2] for one in every]), ("usual_cells", usual)):
+        found |= {name: len(held), f"{name}_below": sum(h < 0.92 for h in held), f"{name}_above": sum(h > 0.98 for h in held)}
+        found |= {f"{name}_min": min(held, default=None)}
+    return found
 
 
 def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:

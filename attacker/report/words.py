@@ -40,7 +40,9 @@ def percent_interval(estimate: Estimate) -> str:
 
 
 def interval(estimate: Estimate, digits: int) -> str:
-    return f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
+    """Format an interval; of so few groups that there is none, the range of the values, and say so."""
+    ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
+    return ends if estimate.is_interval else f"values {ends}; no interval of {counted(estimate.clusters, 'group')}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

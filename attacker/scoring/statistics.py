@@ -7,29 +7,36 @@ that several cases share, see `clusters_of`. benchmarks/calibration.py simulates
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import betainc
 from scipy.stats import norm, t
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
-PSEUDO = 0.3
-"""Chosen by simulation, see `_effective`: 8 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of 0.1 to 0.9."""
+PSEUDO = 0.1
+"""Chosen by simulation, see `_effective`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of 0.02 to 0.98."""
+FEWEST_CLUSTERS = 4
+"""Fewest clusters whose means tell how uncertain their mean is."""
 MANY = 200
 """Clusters from which on the t interval is as good as the bootstrap."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """value with its two-sided 95 % confidence interval, over `count` examples in `clusters` independent groups."""
+    """value with its two-sided 95 % confidence interval, over `count` examples in `clusters` independent groups.
+
+    is_interval: False where so few groups tell nothing of the uncertainty; low and high are then the range of the values.
+    """
 
     value: float
     low: float
     high: float
     count: int
     clusters: int = 0
+    is_interval: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,41 +70,49 @@ def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, in
     return {example: numbers.setdefault(root(("example", example)), len(numbers)) for example in examples}
 
 
-def rate(successes: float, count: int, *, level: float = 0.95) -> Estimate:
-    """Estimate a share of `count` independent examples, with Wilson's interval (Wilson 1927), which holds at 0 and 1, too."""
-    if not count:
-        raise ValueError("a rate over no examples")
-    return Estimate(successes / count, *wilson(successes / count, count, level=level), count, count)
-
-
 def share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
-    """Estimate a share of examples in clusters: Wilson's interval with the effective number of examples.
+    """Estimate a share of examples in clusters: the mid-p interval of the effective number of examples.
 
     values:   in [0, 1]; an example attacked often may count in part. clusters: of each; None where each is one of its own.
     The number of examples is divided by the design effect 1 + (m - 1) r, where r is the correlation within clusters of m by the
-    analysis of variance (Kish 1965; Donner and Klar 1993), see `_effective`. It is never less than the number of clusters, which
-    it is where clusters succeed or fail as a whole, and where all values are equal: then nothing shows that they vary within one.
+    analysis of variance (Kish 1965; Donner and Klar 1993), see `_effective`, and by the squared ratio of the quantiles of t and
+    the normal distribution, for r is estimated (Korn and Graubard 1998). It is never less than the number of clusters, which it
+    is where clusters succeed or fail as a whole, and where all values are equal: then nothing shows that they vary within one.
     """
     if not len(values):
         raise ValueError("a share of no examples")
     array, sizes, own = _grouped(values, clusters)
     value, count = float(array.mean()), len(array)
-    return Estimate(value, *wilson(value, _effective(array, sizes, own), level=level), count, len(sizes))
+    return Estimate(value, *mid_p(value, _effective(array, sizes, own, level), level=level), count, len(sizes))
 
 
-def wilson(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Compute Wilson's interval of a share of so many independent examples, which need be no whole number."""
-    z = float(norm.ppf(0.5 + level / 2))
-    centre = (value + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(max(value * (1 - value), 0.0) / count + z * z / (4 * count * count))
-    return (centre - half if value > 0 else 0.0), (centre + half if value < 1 else 1.0)
+@lru_cache(maxsize=4096)
+def mid_p(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
+    """Compute the mid-p interval of a share of so many independent examples, which need be no whole number (Lancaster 1961).
+
+    It holds every share for which so many successes, counted half, or more, and so many or fewer, have a chance of at least
+    (1 - level) / 2. Unlike Wilson's it holds shares near 0 and 1 as often as it says; unlike Clopper and Pearson's it does not
+    hold those in between too often.
+    """
+    successes, tail = value * count, (1 - level) / 2
+
+    def least(successes: float) -> float:
+        """Solve for the share at which so many successes or more have the chance `tail`; the last of them counts half."""
+
+        def excess(p: float) -> float:
+            more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0
+            return float(betainc(successes, count - successes + 1, p) + more) / 2 - tail
+
+        return float(brentq(excess, 0.0, 1.0)) if successes > 1e-9 else 0.0
+
+    return least(successes), 1 - least(count - successes)
 
 
 def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
-    """Estimate a mean of examples in clusters, with the bootstrap-t interval over clusters; of more than `MANY`, the t interval.
+    """Estimate a mean of examples in clusters, with the wider of the t and the bootstrap-t interval over clusters on either side.
 
-    clusters: of each value; None where each is one of its own. The interval spans the values themselves where there are one or
-    two clusters, or all clusters are equal.
+    clusters: of each value; None where each is one of its own. Of more than `MANY`, the t interval. Where all clusters are equal,
+    it spans the values. Of fewer than `FEWEST_CLUSTERS` there is no interval.
     """
     if not len(values):
         raise ValueError("a mean over no examples")
@@ -105,14 +120,16 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     value, count = float(array.mean()), len(sizes)
     totals: Floats = np.bincount(own, array, minlength=count).astype(np.float64)
     spread = np.ptp(totals / sizes)
-    if count < 3 or spread < 1e-12 * max(1.0, abs(value)):
+    is_interval = count >= FEWEST_CLUSTERS
+    if not is_interval or spread < 1e-12 * max(1.0, abs(value)):
         low, high = float(array.min()), float(array.max())
     else:
         error = float(_error(totals[None], sizes[None], np.ones((1, count)))[1][0])
-        below, above = _quantiles(totals, sizes, value, error, level) if count <= MANY else _of_t(count, level)
-        low, high = value - above * error, value - below * error
+        half = float(t.ppf(0.5 + level / 2, count - 1))
+        below, above = _quantiles(totals, sizes, value, error, level) if count <= MANY else (-half, half)
+        low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
-    return Distribution(value, low, high, len(array), count, median=middle, p10=p10, p90=p90)
+    return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
 
 
 def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -126,15 +143,16 @@ def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
+def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
     """How many independent examples say as much.
 
     Of a share near 0 or 1, few clusters tell how they vary, and the analysis of variance finds too little correlation. `PSEUDO`
     clusters that succeed and as many that fail as a whole are added to the variance between clusters, by (2 share - 1)^2 of them.
+    The quantile of t is that of twice as many degrees of freedom as clusters have: the binomial variance itself is known.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
-    if count == total or count < 2 or np.ptp(array) == 0:
+    if count == total or count < FEWEST_CLUSTERS or np.ptp(array) == 0:
         return least
     value, means = float(array.mean()), np.bincount(own, array) / sizes
     added = PSEUDO * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
@@ -143,7 +161,8 @@ def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
     typical = (total - total / least) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0
-    return min(max(total / (1 + (total / least - 1) * correlation), least), total)
+    known = (norm.ppf(0.5 + level / 2) / t.ppf(0.5 + level / 2, 2 * (count - 1))) ** 2
+    return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
 
 
 def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
@@ -155,18 +174,14 @@ def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats
     return means, np.sqrt(count / (count - 1) * residual) / size
 
 
-def _of_t(count: int, level: float) -> tuple[float, float]:
-    half = float(t.ppf(0.5 + level / 2, count - 1))
-    return -half, half
-
-
 def _quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
     """Lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
-    No resample's error counts for less than 0.3 of the sample's own: of few clusters, some resamples hold next to one alone.
+    No resample's error counts for less than 0.3 of the sample's own, or 0.1 of the fewest clusters: some resamples hold next to
+    one cluster alone.
     """
     means, errors = _error(totals[None], sizes[None], _resamples(len(sizes)))
-    ratio = (means - value) / np.maximum(errors, 0.3 * error)
+    ratio = (means - value) / np.maximum(errors, (0.3 if len(sizes) > 5 else 0.1) * error)
     below, above = np.quantile(ratio, [0.5 - level / 2, 0.5 + level / 2])
     return float(below), float(above)
 

@@ -84,7 +84,8 @@ class Comparison:
             return f"re-identification ({nearer})"
         if self.unit == " dB":
             d = self.difference
-            return f"{self.title} {self.attack:.1f} dB against {self.null:.1f} dB (difference {d.low:.1f} to {d.high:.1f})"
+            ends = f"{'difference' if d.is_interval else 'differences from'} {d.low:.1f} to {d.high:.1f}"
+            return f"{self.title} {self.attack:.1f} dB against {self.null:.1f} dB ({ends})"
         if self.unit == "%":
             return f"{self.title} {self.attack:.0%} against {self.null:.0%}"
         return f"{self.title} {self.attack:.2f} against {self.null:.2f}"

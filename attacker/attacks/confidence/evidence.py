@@ -1,7 +1,7 @@
 """What an attacker can tell of an answer without the truth, and the confidence that it comes to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,6 +15,8 @@ UNDECIDED = float("nan")
 """Confidence where nothing calibrated can be said."""
 EXACT = 1e-10
 """Share of a gradient's power that float32 does not tell from nothing."""
+SAME = 1e-6
+"""Distance between two answers of a closed form that are one answer given twice."""
 EVALUATIONS = 40
 """Evaluations of a search for each iteration of `expected_error`, so that it costs no more than a tenth of the search."""
 NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
@@ -119,6 +121,7 @@ def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: Da
 
     missed: how far its gradient is from the observed one, as a share of its length. stays: (N,) in [0, 1], what the closed form
     itself says of its answer. examples: how many are behind the gradient.
+    An example that the answer repeats is undecided after its first place: it may be in the batch twice, or another may be lost.
     """
     count = len(x)
     explained = torch.full((count,), max(0.0, 1 - missed**2))
@@ -128,7 +131,16 @@ def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: Da
         "examples": torch.full((count,), float(max(examples, 1))).log2(),
         **_looks(x.cpu().float(), data),
     }
-    return judged(route, evidence, explained, data)
+    return _repeats_undecided(judged(route, evidence, explained, data), x)
+
+
+def _repeats_undecided(own: Judged, x: Tensor) -> Judged:
+    again = (torch.cdist(x.double().flatten(1), x.double().flatten(1)) <= SAME).tril(-1).any(dim=1).cpu()
+    if not bool(again.any()):
+        return own
+    count = int(again.sum())
+    words = f"confidence is undecided for {count} of {len(x)} answers, which repeat another of the same update"
+    return replace(own, confidence=own.confidence.masked_fill(again, UNDECIDED), notes=(*own.notes, words))
 
 
 def of_prior(examples: int, data: DataSpec) -> Judged:

@@ -74,6 +74,21 @@ def _epochs(seen: object) -> object:
     return replace(seen, training=training, num_examples=seen.num_examples // 2)
 
 
+def test_an_answer_that_is_given_twice_is_undecided_the_second_time(observe: Callable[..., object]) -> None:
+    """A client reports six examples and trains on two: the four answers that repeat them were 0.995 sure of being others."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x = torch.rand(2, 1, 8, 8, generator=seeded())
+    model = ModelSpec(name="mlp", arguments={"hidden": (128,)})
+    seen = observe((x, torch.tensor([1, 2])), model=model, data=data)
+    (found,) = exact(fallback="none")([Case((replace(seen, num_examples=6),))], rng=seeded())
+    assert found.route == "linear"
+    assert len(found.x) == 6
+    decided = ~found.confidence.isnan()
+    assert int(decided.sum()) == 2
+    assert float((found.x[decided][:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=0).max()) < 1e-6
+    assert any("4 of 6 answers, which repeat another" in note for note in found.notes)
+
+
 def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make) -> None:
     """An update of a tenth of the learning rate says the same of the same answer."""
     (one, _, _), (other, _, _) = (image_case(0, learning_rate=rate) for rate in (1.0, 0.1))
