@@ -30,6 +30,7 @@ class Example:
     rounds:  in which it was used, of those that the case puts together. claimed: those in which its reconstruction is said to
              have been; None where there is none, or nobody asked.
     state: of the case. psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
+    null: the same example as the null of the attack answered it; None where no null was run on the case, and of a null itself.
     """
 
     case: str
@@ -47,6 +48,12 @@ class Example:
     failure: str | None
     pair: ExamplePair
     claimed: tuple[int, ...] | None = None
+    null: "Example | None" = None
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What an example has in common with the same example of another attack, as of the null."""
+        return self.case, self.rounds, self.batch, self.position, self.index
 
     @property
     def rightly(self) -> tuple[int, ...]:

@@ -146,7 +146,9 @@ def _attacks(
     def whole(attack: AttackOnRun) -> AttackOnRun:
         summary = summaries.get(attack.source)
         null = found.get(summary.null.source) if summary and summary.null else None
-        return replace(attack, summary=summary, null=null)
+        beside = {example.place: example for example in null.examples} if null else {}
+        examples = tuple(replace(example, null=beside.get(example.place)) for example in attack.examples)
+        return replace(attack, summary=summary, null=null, examples=examples)
 
     attacks = [whole(attack) for attack in found.values() if not attack.is_null]
     return tuple(sorted(attacks, key=lambda a: (a.attack, a.oracles, not a.knows_defense, a.spec, a.seed)))

@@ -68,6 +68,7 @@ def _shown(number: int, run: ReportedRun) -> dict[str, Any]:
         "id": f"run-{number}",
         "run": run,
         "verdict": words.verdict(run),
+        "coverage": words.coverage(run),
         "not_finished": words.not_finished(run),
         "best": words.best(run),
         "strip": _strip(run),

@@ -14,6 +14,7 @@ NAMES = {
     "agic": "AGIC",
     "cpl": "CPL",
     "dlg": "DLG",
+    "exact": "Exact",
     "hgap": "H-GAP",
     "idlg": "iDLG",
     "inverting_gradients": "Inverting Gradients",
@@ -170,6 +171,22 @@ def not_finished(run: ReportedRun) -> str:
     attacks = "the attack" if len(run.attacks) == 1 else f"the {len(run.attacks)} attacks"
     of = f"{left:,} of {counted(states.total(), 'case')} of {attacks}"
     return f"Not finished: {of} ({in_states(states, UNFINISHED)}). Shares and means are of finished cases alone."
+
+
+def coverage(run: ReportedRun) -> str:
+    """Return how much the attacks cover and how many of their cases failed, in one sentence; "" without attacks."""
+    states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
+    if not (total := states.total()):
+        return ""
+    finished, failed = total - unfinished(states), f"{states['failed']:,}" if states["failed"] else "none"
+    text = counted(len(run.attacks), "attack")
+    single = [attack.cases for attack in run.attacks if attack.cases is not None and not attack.linked]
+    if single and (complete := run.observed("complete")):
+        text += f" on {max(single):,} of {counted(complete, 'secure sum' if run.manifest.secure_aggregation else 'update')}"
+    text += f": {finished:,} of {counted(total, 'case')} finished, {failed} failed"
+    if absent := run.observed("failed") + run.observed("late"):
+        text += f"; {counted(absent, 'reply', 'replies')} of clients held no update"
+    return f"{text}."
 
 
 def in_states(states: Mapping[str, int], wanted: Sequence[State] = STATES) -> str:

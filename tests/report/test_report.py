@@ -58,9 +58,11 @@ def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any)
     run.attack("dlg", success=False)
     page = report(run)
     shown = {one for one in page.ids() if one.endswith("-1-0")}
-    assert shown == {f"run-1-{row['source']}-{row['case']}-1-0" for row in run.rows}
+    attacked = [row for row in run.rows if not row["null"]]
+    assert shown == {f"run-1-{row['source']}-{row['case']}-1-0" for row in attacked}
     pictures = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(pictures) == 2 * len(run.rows) + 2 * 4
+    assert len(pictures) == 3 * len(attacked) + 3 * 4
+    assert sum(str(picture["alt"]).startswith("The null") for picture in pictures) == len(attacked) + 4
     assert all(picture["alt"] and int(picture["width"]) >= 96 for picture in pictures)
 
 
@@ -394,7 +396,7 @@ def test_table_rows_are_shown_in_their_own_unit(make_run: Any, report: Any) -> N
     run.attack()
     text = report(run).text
     assert "4 of 4 private rows" in text
-    assert "age4050 ✗pay250500 ✗" in text
+    assert "age4050 ✗50pay250500 ✗500" in text
 
 
 def test_the_same_run_gives_the_same_page(make_run: Any, report: Any) -> None:

@@ -44,10 +44,10 @@ def test_categories_are_shown_as_one_variable_and_their_success_is_explained(mak
 
     run.rewrite(scored)
     text = report(run).text
-    assert "age4040.8 ✓colourblueblue ✓" in text
-    assert "age4044 ✗colourbluegreen ✗" in text
-    assert "age4040 ✓colourbluered or blue or green ✗" in text
-    assert "age4040 ✓colourone that training never sawred" in text
+    assert "age4040.8 ✓40.8colourblueblue ✓blue" in text
+    assert "age4044 ✗44colourbluegreen ✗green" in text
+    assert "age4040 ✓40colourbluered or blue or green ✗red or blue or green" in text
+    assert "age4040 ✓40colourone that training never sawred" in text
     assert "0.1000.100 to 0.100" in text
     assert "0.5000.500 to 0.500" in text
     assert "the share of its categorical variables" in text

@@ -1,0 +1,90 @@
+"""What a reader of the report sees first, and on a narrow screen."""
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from fedsim.recording import Column
+
+Attributes = list[tuple[str, str | None]]
+
+
+class Tables(HTMLParser):
+    """The class of every table, and the cells of stacked ones without a label of their own."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.classes: list[str] = []
+        self.unlabelled: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: Attributes) -> None:
+        found = dict(attrs)
+        if tag == "table":
+            self.classes.append(found.get("class") or "")
+        elif tag == "td" and "stacked" in self.classes[-1] and not ({"data-label", "colspan"} & found.keys()):
+            self.unlabelled.append(str(attrs))
+
+
+def test_psnr_and_label_of_the_null_stand_beside_those_of_each_pair(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    text = report(run).text
+    assert text.count("cat → cat ✓, null dog ✗") == 4
+    assert text.count("✓ recovered 40.0 dB, null 10.0 dB") == 4
+    run.rewrite(lambda row: None if row["null"] and row["index"] == 0 else row)
+    page = report(run)
+    assert page.text.count(", null 10.0 dB") == 3 + 1  # and of the mean
+    assert page.text.count("not run on this case") == 1
+
+
+def test_the_null_is_explained_before_its_name_is_used(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack("cpl", success=False)
+    explained = "Every attack also ran without the update. This second run is called its null"
+    before, found, after = report(run).text.partition(explained)
+    assert found
+    assert "null" not in before
+    assert "not distinguishable from the null" in after
+
+
+def test_coverage_and_failures_stand_in_the_headline(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    said = "1 attack on 4 of 4 updates: 4 of 4 cases finished, none failed; 1 reply of clients held no update."
+    assert said in report(run).text.partition("Contents")[0]
+    path = next(run.path.glob("reconstructions/cpl-0*/*.safetensors"))
+    path.unlink()
+    path.with_suffix(".failed.json").write_text('{"reason": "out of memory"}')
+    run.attack("dlg")
+    assert "2 attacks on 4 of 4 updates: 8 of 8 cases finished, 1 failed;" in report(run).text.partition("Contents")[0]
+
+
+def test_means_of_the_attack_and_its_null_stand_below_the_first_pictures(make_run: Any, report: Any) -> None:
+    run = make_run()
+    run.attack()
+    assert "Mean PSNR of all 40.0 dB, null 10.0 dB." in report(run).text.partition("Contents")[0]
+    run.rewrite(lambda row: None if row["null"] else row)
+    page = report(run)
+    assert "Mean PSNR of all 40.0 dB." in page.text
+    assert not any("The null" in str(attributes.get("alt")) for _, attributes in page.tags)
+
+
+@pytest.mark.parametrize("columns", [(), (Column(name="age", low=20, high=60),)], ids=["images", "rows"])
+def test_every_table_becomes_cards_on_a_narrow_screen(make_run: Any, report: Any, columns: Any) -> None:
+    run, other = make_run(columns=columns), make_run("second", name="second", columns=columns)
+    run.attack()
+    other.attack()
+    tables = Tables(report(run, other).html)
+    assert sum("stacked" in one for one in tables.classes) == 1 + 2 * 3  # side by side; told, scores and rounds of each run
+    assert all("stacked" in one or one == "cells" for one in tables.classes)
+    assert tables.unlabelled == []
+
+
+def test_pairs_beyond_the_first_three_and_the_charts_of_several_runs_are_folded(make_run: Any, report: Any) -> None:
+    run, other = make_run(), make_run("second", name="second")
+    run.attack()
+    assert "1 more pair " in report(run).text
+    folds = [[attributes for tag, attributes in page.tags if tag == "details"] for page in (report(run), report(run, other))]
+    assert [sum("open" in one for one in found) for found in folds] == [3, 0]  # contents, losses, and what training was worth
