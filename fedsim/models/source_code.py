@@ -1,10 +1,11 @@
 """Digests of the source code of other people's functions: which network, or which attack, a result is of."""
 
+import ast
 import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,20 +34,57 @@ def identify_code(function: Callable[..., Any]) -> str:
     return f"{module.__name__}:{name}@{digest.hexdigest()[:16]}"
 
 
+def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
+    """Return the package folders and single files without which `modules` cannot be imported on another machine.
+
+    Modules that they use are included. This project and installed distributions are not: they must be installed there.
+    """
+    found = set[Path]()
+    for module in {used for start in modules for used in _used_modules(start)}:
+        path = _source_file(module)
+        if path is None or any(path.is_relative_to(folder) for folder in _INSTALLED):
+            continue
+        package = sys.modules.get(module.__name__.partition(".")[0])
+        folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+        found.add(next((folder.resolve() for folder in folders if path.is_relative_to(folder.resolve())), path))
+    return sorted(found)
+
+
 def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
-    """`start` and the modules whose code it can reach through its globals."""
+    """`start` and the modules whose code it can reach through its globals or names in its import statements."""
     package = start.__name__.partition(".")[0]
     seen, waiting = {start.__name__}, [start]
     while waiting:
         module = waiting.pop()
         yield module
-        for value in list(vars(module).values()):
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        values = list(vars(module).values())
+        names = [value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) for value in values]
+        for name in [*names, *_imported_names(module)]:
             if not isinstance(name, str) or name in seen or (other := sys.modules.get(name)) is None:
                 continue
             seen.add(name)
             if _is_followed(other, package):
                 waiting.append(other)
+
+
+def _imported_names(module: ModuleType) -> Iterator[str]:
+    """Names in the import statements of a module, which may be modules: a number that was imported does not say where from."""
+    path = _source_file(module)
+    if path is None or path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # edited since it was imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = (module.__package__ or "").split(".")
+            above = parents[: len(parents) - node.level + 1] if node.level else []
+            base = ".".join(filter(None, (*above, node.module)))
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _is_followed(module: ModuleType, package: str) -> bool:

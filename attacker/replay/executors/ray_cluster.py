@@ -6,12 +6,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from attacker.replay.checkpoints import run_of
 from attacker.replay.executors import PATIENCE, RETRIES, OnProgress
 from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
+from defenses._registry import references
+from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
 from fedsim.recording.index import path_of
@@ -57,6 +60,8 @@ def _connect(address: str) -> None:
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         settings["include_dashboard"] = False
+    elif references.admitted():
+        settings["runtime_env"] = _foreign_code()
     try:
         _knock(address)
         for left in reversed(range(TRIES if address == "local" else 1)):
@@ -71,6 +76,16 @@ def _connect(address: str) -> None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         mend = "is there less to do on this machine?" if address == "local" else "--ray local starts one on this machine"
         raise RuntimeError(f"no Ray cluster at {address!r}: {first}; {mend}") from None
+
+
+def _foreign_code() -> dict[str, Any]:
+    """Return the runtime environment in which the cluster's workers find the code that was admitted here as `module:function`.
+
+    Workers of a cluster on this machine inherit the environment and need none.
+    """
+    names = references.admitted()
+    modules = [import_module(name.partition(":")[0]) for name in names]
+    return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.VARIABLE: ",".join(names)}}
 
 
 TRIES = 3

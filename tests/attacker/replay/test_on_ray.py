@@ -1,10 +1,17 @@
 """A Ray cluster does the same work as one process, in a process of its own."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction
@@ -19,6 +26,7 @@ EXPERIMENT = {
     "clients": {"count": 2},
     "training": {"learning_rate": 0.1, "batch_size": 2, "steps": 1},
 }
+REPOSITORY = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from attacker.cli import main; main()", "replay"]
 OPTIONS = ["--attack", "inverting_gradients", "--set", "steps=3", "--no-null", "--chunk", "2", "--device", "cpu", "--json"]
 
@@ -51,3 +59,89 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no Ray cluster at '127.0.0.1:1'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+THEIRS = """
+import sys
+from pathlib import Path
+
+from their_values import GREY
+
+from attacker.attacks import Need
+from attacker.attacks.base import reconstruction_of
+
+
+class Grey:
+    device = "cpu"
+    needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES})
+
+    def null(self):
+        return self
+
+    def __call__(self, cases, *, rng, progress=None, memory=None):
+        return [self._answer(case, rng) for case in cases]
+
+    def _answer(self, case, rng):
+        import torch
+
+        count = case.observations[0].num_examples
+        x = torch.full((count, *case.observations[0].data.shape), GREY)
+        shipped = [Path(entry) for entry in sys.path if "py_modules_files" in entry]  # behind the folders of this machine
+        files = {path.name for folder in shipped for path in folder.glob("their_*.py")}
+        route = " and ".join(sorted(files)) or "nothing"
+        return reconstruction_of(case, x, torch.zeros(count, dtype=torch.int64), attack="grey", rng=rng, route=route)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """The address of a cluster that somebody else started, elsewhere: it inherits nothing from the replay."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    (tmp_path / "elsewhere").mkdir()
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus",
+        "1",
+        "--disable-usage-stats",
+    ]
+    command += ["--include-dashboard=false", "--port", address.rpartition(":")[2]]
+    head = subprocess.Popen(
+        command, cwd=tmp_path / "elsewhere", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until = time.monotonic() + 300
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=1).close()
+            break
+        except OSError:
+            assert head.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.2)
+    yield address
+    head.terminate()
+    try:
+        head.wait(60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+
+
+def test_code_that_the_user_names_reaches_a_cluster_that_does_not_have_it(tmp_path: Path, cluster: str) -> None:
+    run, app = tmp_path / "run", tmp_path / "app"
+    app.mkdir()
+    (app / "their_attack.py").write_text(THEIRS)
+    (app / "their_values.py").write_text("GREY = 0.25\n")
+    experiment = validate({**EXPERIMENT, "rounds": 1}, source="test")
+    engine.run(FederationRun(experiment=experiment, out=run, client_seed=1), engine="local")
+    options = ["--attack", "their_attack:Grey", "--no-null", "--device", "cpu", "--json", "--ray", cluster]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run([*COMMAND, str(run), *options], cwd=app, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)
+    assert (told["done"], told["routes"]) == (2, {"their_attack.py and their_values.py": 2})
+    assert all(Reconstruction.read(path).x.unique().tolist() == [0.25] for path in Path(told["folder"]).glob("*.safetensors"))

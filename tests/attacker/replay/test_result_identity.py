@@ -23,13 +23,15 @@ from fedsim.recording import Recording
 NETWORK = """
 from torch import nn
 from their_layers import activation
+from their_sizes import HIDDEN
 
 def first(shape, num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), activation(), nn.Linear(8, num_classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), activation(), nn.Linear(HIDDEN, num_classes))
 
 def second(shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, num_classes))
 """
+SIZES = "HIDDEN = 8\n"
 LAYERS = "from torch import nn\n\ndef activation():\n    return nn.Sigmoid()\n"
 
 
@@ -40,6 +42,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     (folder / "their_network.py").write_text(NETWORK)
     (folder / "their_layers.py").write_text(LAYERS)
+    (folder / "their_sizes.py").write_text(SIZES)
     monkeypatch.syspath_prepend(str(folder))
     forget()
     yield folder
@@ -48,7 +51,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Import the app's modules anew, as a later command does."""
-    for name in ("their_network", "their_layers"):
+    for name in ("their_network", "their_layers", "their_sizes"):
         sys.modules.pop(name, None)
 
 
@@ -81,12 +84,14 @@ def test_results_of_one_network_are_not_taken_for_those_of_another(app: Path, tm
     assert (other.done, other.skipped) == (1, 0)
 
 
-@pytest.mark.parametrize("file", ["their_network.py", "their_layers.py"])
+@pytest.mark.parametrize("file", ["their_network.py", "their_layers.py", "their_sizes.py"])
 def test_results_of_a_network_are_not_taken_for_those_of_its_edited_source(app: Path, tmp_path: Path, file: str) -> None:
     run = federate(tmp_path / "run", "their_network:first")
     before = replay(run, "their_network:first").folder
     source = app / file
-    source.write_text(source.read_text().replace("Sigmoid", "Tanh").replace("nn.Flatten(), ", "nn.Flatten(1), "))
+    source.write_text(
+        source.read_text().replace("Sigmoid", "Tanh").replace("nn.Flatten(), ", "nn.Flatten(1), ").replace("= 8", "= 4 + 4")
+    )
     assert replay(run, "their_network:first").folder == before  # this process still runs what it imported
     forget()
     assert replay(run, "their_network:first").folder != before
