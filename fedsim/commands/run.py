@@ -120,11 +120,11 @@ def run(
 def failures_in(folder: Path, result: dict[str, Any]) -> str:
     """What went wrong in a run that came to its end, in words; empty where nothing did. result: of `shown`."""
     from fedsim.recording import Recording
-    from fedsim.recording.files import read_json_lines
+    from fedsim.recording.round_metrics import read_metrics
 
     if failed := sum(row["failed"] for row in result["per_round"]):
         return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
-    losses = [row.get("loss") for row in read_json_lines(folder / "metrics.jsonl") if "loss" in row]
+    losses = [row["loss"] for row in read_metrics(folder) if "loss" in row]
     if losses and losses[0] is not None and losses[-1] is None:
         return "the model diverged: its loss is no number after the last round; lower training.learning_rate"
     observations = Recording(folder / "recording").observations(on_damage=lambda error: None)

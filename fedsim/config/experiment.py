@@ -121,7 +121,7 @@ class Experiment(_Frozen):
     """A complete federation. `seed` determines the public randomness: data split, sampling, initial weights."""
 
     seed: int = Field(default=0, ge=0, lt=2**32)
-    rounds: int = Field(gt=0)
+    rounds: int = Field(gt=0, le=10_000_000)
     model: Named
     data: Named
     partition: Named = Named(name="iid")

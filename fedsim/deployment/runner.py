@@ -13,7 +13,8 @@ from fedsim.deployment.flower_commands import NotReached, OnWords, RunFailed, Su
 from fedsim.deployment.folders import Layout
 from fedsim.deployment.native import Native, Party
 from fedsim.deployment.processes import Ended, Processes, ended_in_order, is_healthy
-from fedsim.recording.files import make_private, read_json_lines
+from fedsim.recording.files import make_private
+from fedsim.recording.round_metrics import read_metrics
 
 OnRound = Callable[[dict[str, Any]], None]
 Config = dict[str, str | int | bool]
@@ -104,13 +105,13 @@ class _Rounds:
     """Reporter of the rounds that appear in a run's folder, each once."""
 
     def __init__(self, out: Path, on_round: OnRound | None) -> None:
-        self.path, self.on_round = out / "metrics.jsonl", on_round
-        self.told = max((row["round"] for row in read_json_lines(self.path)), default=-1)
+        self.run, self.on_round = out, on_round
+        self.told = max((row["round"] for row in read_metrics(self.run)), default=-1)
 
     def tell(self) -> None:
         if self.on_round is None:
             return
-        for row in read_json_lines(self.path):
+        for row in read_metrics(self.run):
             if row["round"] > self.told:
                 self.told = row["round"]
                 self.on_round({key: nan if value is None else value for key, value in row.items()})

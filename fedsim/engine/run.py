@@ -24,10 +24,11 @@ from fedsim.data import client_parts as parts
 from fedsim.data import partition
 from fedsim.data.public_pool import public_images
 from fedsim.engine.locations import EVERYWHERE, Places
-from fedsim.recording.files import make_private, read_json_lines, write_bytes, write_json
+from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.masked_vectors import MASKED
 from fedsim.recording.observation import DataSpec, ModelSpec
+from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import read_json
 from fedsim.recording.selection import Wanted
@@ -150,7 +151,7 @@ class FederationRun:
         if not path.exists() or read(path) != self.experiment:
             raise ValueError(f"{self.out} holds something else; choose another --out, or delete it")
         done, rounds = rounds_done(self.out / "state"), self.experiment.rounds
-        if done is None and (rows := read_json_lines(self.out / "metrics.jsonl")):  # its checkpoint is gone
+        if done is None and (rows := read_metrics(self.out)):  # its checkpoint is gone
             done = rows[-1]["round"]
         if done == rounds:
             return True
@@ -171,10 +172,9 @@ class FederationRun:
         kept = 3 * (strategy.name in KEEPING) + ("central" in strategy.arguments)
         return self._model_bytes() * (1 + kept)
 
-    def _recorded_bytes(self, number: int) -> int:
+    def _round_bytes(self) -> int:
+        """Return the approximate number of bytes of a recorded round."""
         clients, wanted = self.experiment.clients, self.wanted()
-        if wanted.rounds is not None and number not in wanted.rounds:
-            return 0
         limits = [clients.drawn]
         limits += [] if wanted.clients is None else [len(wanted.clients)]
         limits += [] if wanted.at_most is None else [wanted.at_most]
@@ -183,13 +183,15 @@ class FederationRun:
 
     def needs(self, number: int) -> int:
         """Return the approximate number of bytes that round `number` writes: recording and checkpoint."""
-        return self._checkpoint_bytes() + self._recorded_bytes(number)
+        wanted = self.wanted().rounds
+        return self._checkpoint_bytes() + (self._round_bytes() if wanted is None or number in wanted else 0)
 
     def megabytes(self) -> float:
         """Return the approximate number of megabytes that the remaining rounds write, including checkpoints."""
-        done = rounds_done(self.out / "state") or 0
-        recorded = sum(self._recorded_bytes(number) for number in range(done + 1, self.experiment.rounds + 1))
-        return (recorded + 2 * self._checkpoint_bytes()) / 1e6
+        first, stop, wanted = (rounds_done(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.wanted().rounds
+        ranges = (range(first, stop),) if wanted is None else wanted.ranges
+        recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
+        return (recorded * self._round_bytes() + 2 * self._checkpoint_bytes()) / 1e6
 
     def wanted(self) -> Wanted:
         """Return the selection of what is recorded."""

@@ -20,8 +20,9 @@ from torch import Tensor
 from fedsim import models
 from fedsim.flower import records
 from fedsim.recording.disk_space import check_room, explain_full_disk, is_full_disk
-from fedsim.recording.files import alone, append_json_lines, make_private, read_json_lines, replace_json_lines
+from fedsim.recording.files import alone, append_json_lines, make_private, replace_json_lines
 from fedsim.recording.manifest import Manifest
+from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 from fedsim.recording.selection import Wanted
 from fedsim.recording.writer import Recorder
@@ -156,7 +157,7 @@ class FederationServer:
         for path in (*self.settings.folder.rglob(".*.partial"), *self.recorder.folder.rglob(".*.partial")):  # it may be a link
             path.unlink(missing_ok=True)
         if self.metrics.exists():
-            rows = read_json_lines(self.metrics)
+            rows = read_metrics(self.settings.folder)
             replace_json_lines(self.metrics, *(row for row in rows if found and row["round"] <= done))
         if found is None:
             random.seed(self.settings.seed)  # Flower draws each round's clients from the global generator,

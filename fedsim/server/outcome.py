@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fedsim.recording.files import read_json_lines
 from fedsim.recording.reader import Recording
+from fedsim.recording.round_metrics import read_metrics
 
 
 class EmptyRunError(RuntimeError):
@@ -17,7 +17,7 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     tell: called with one line about missing replies, if there are any.
     Raises EmptyRunError if no client answered in any round, or nothing was recorded.
     """
-    rounds = [row for row in read_json_lines(folder / "metrics.jsonl") if row["round"]]
+    rounds = [row for row in read_metrics(folder) if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
     words = f"{missing} of {answers + missing} replies are missing, {_first(recording)}" if missing else ""

@@ -106,6 +106,15 @@ def test_the_size_on_disk_is_foretold(federate: Federate, planned: Callable[...,
     assert foretold / 6 < fewer < foretold / 3
 
 
+def test_the_size_of_any_number_of_rounds_is_foretold_at_once(planned: Callable[..., FederationRun]) -> None:
+    one = planned(rounds=10_000_000, record={"rounds": "10000000-99999999999", "clients": "all"})
+    all_of_them = planned(rounds=10_000_000)
+    kept = 2 * all_of_them._checkpoint_bytes() / 1e6
+    assert all_of_them.megabytes() - kept == pytest.approx(10_000_000 * (one.megabytes() - kept))
+    with pytest.raises(ValueError, match="rounds"):
+        planned(rounds=10_000_000_000)
+
+
 def test_a_run_is_done_when_this_very_experiment_came_to_its_end(
     federate: Federate, planned: Callable[..., FederationRun]
 ) -> None:

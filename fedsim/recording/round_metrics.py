@@ -1,0 +1,37 @@
+"""`metrics.jsonl` of a run: a row for each round as its server wrote it, checked before anybody counts with it."""
+
+from pathlib import Path
+from typing import Any
+
+from fedsim.recording.files import read_json_lines
+from fedsim.recording.safe_files import DamagedFile, shorten
+
+FILE = "metrics.jsonl"
+COUNTS = ("round", "clients", "missing")
+"""Keys of a row that hold whole numbers: the round, replies that came, and those that did not. Round 0 has no replies."""
+MEASURES = ("loss", "accuracy")
+"""Keys of a row that hold numbers, or null for what is none."""
+MAX_COUNT = 2**53
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Read the rows in order; none if there is no file.
+
+    Raises DamagedFile, naming the row and the key, for a value that no server writes.
+    """
+    path = run / FILE
+    rows = read_json_lines(path)
+    for number, row in enumerate(rows, start=1):
+        for key in (*COUNTS, *MEASURES):
+            value = row.get(key)
+            if key not in row and (key in MEASURES or row.get("round") == 0):
+                continue
+            good = _is_count(value) if key in COUNTS else value is None or type(value) in (int, float)
+            if not good:
+                told = f"{shorten(value)} is not to be in {key}" if key in row else f"{key} is missing"
+                raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")
+    return rows
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
