@@ -15,6 +15,7 @@ from attacker.service.jobs.job import JobSpec, Value, Word
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 from attacker.service.jobs.run_names import PART, folder_of
+from fedsim.recording.array_archives import read_text
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +94,10 @@ class Rule(BaseModel):
 def read(path: Path) -> tuple[Rule, ...]:
     """The rules of a file. Raises ValueError, naming file, rule and key, where it holds anything else."""
     try:
-        found = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        found = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        words = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
+        raise ValueError(f"{path}: {words}") from None
     if unknown := sorted(found.keys() - {"rule"}):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}; rules are written as [[rule]]")
     listed = found.get("rule", [])

@@ -1,11 +1,12 @@
 """The cohort of a round that is repeated: sums over two cohorts would differ by the updates of those in one of them only."""
 
-import json
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedsim.recording.files import write_json
+from fedsim.recording.safe_files import read_json
 from fedsim.secagg.protocol.aggregator import Lost
 
 
@@ -22,9 +23,9 @@ class Cohorts:
     def __init__(self, path: Path | None = None) -> None:
         self._path, self._turn = path, threading.Lock()
         self._round, self._members = 0, frozenset[str]()
-        if path is not None and path.exists():
+        if path is not None and os.path.lexists(path):
             try:
-                found = json.loads(path.read_bytes())
+                found = read_json(path)
                 self._round, self._members = int(found["round"]), frozenset(map(str, found["members"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read, and a repeated round could have another cohort: {error}") from None

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedsim.recording.array_archives import read_arrays
 from fedsim.recording.observation import DataSpec
 
 Init = Callable[[DataSpec, Tensor, Generator], Tensor]
@@ -64,8 +65,11 @@ def insider(path: str) -> Init:
         raise ValueError(f"auxiliary file {path} does not exist")
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-        with np.load(Path(path), allow_pickle=False) as archive:
-            images, classes = archive["images"], torch.from_numpy(archive["labels"])
+        found = read_arrays(Path(path), ("images", "labels"))
+        images, classes = found["images"], torch.from_numpy(found["labels"])
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or classes.shape != images.shape[:1]:
+            there = f"{images.dtype} of shape {images.shape} and labels of shape {tuple(classes.shape)}"
+            raise ValueError(f"{path}: expected images (M, H, W[, C]) of uint8 and labels (M,), got {there}")
         chosen = []
         for label in labels.tolist():
             members = torch.nonzero(classes == label).flatten()

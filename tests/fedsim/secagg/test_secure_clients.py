@@ -1,5 +1,6 @@
 """What a client keeps and refuses, and what becomes of messages that make no sense."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -278,7 +279,12 @@ def test_a_damaged_file_of_the_cohort_ends_the_server(tmp_path: Path) -> None:
     with pytest.raises(Lost, match="round 2 may have been summed before with 1 more"):
         again.keep(2, ["a"])
     again.keep(2, ["b", "a"])
-    (tmp_path / "cohort.json").write_text("{}")
+    for content in ("{}", '{"round": Infinity, "members": []}', "[" * 100_000):
+        (tmp_path / "cohort.json").write_text(content)
+        with pytest.raises(ValueError, match=r"cohort\.json cannot be read"):
+            Cohorts(tmp_path / "cohort.json")
+    (tmp_path / "cohort.json").unlink()
+    os.mkfifo(tmp_path / "cohort.json")
     with pytest.raises(ValueError, match=r"cohort\.json cannot be read"):
         Cohorts(tmp_path / "cohort.json")
 

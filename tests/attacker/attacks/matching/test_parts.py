@@ -85,6 +85,20 @@ def test_an_insider_starts_from_an_image_of_the_same_class(tmp_path) -> None:
         start("insider")
 
 
+def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> None:
+    import os
+
+    import numpy as np
+
+    data, rng = DataSpec(shape=(3, 4, 4), num_classes=2), torch.Generator().manual_seed(0)
+    os.mkfifo(tmp_path / "pipe.npz")
+    np.savez(tmp_path / "wide.npz", images=np.zeros((3, 4, 4, 3)), labels=np.zeros(3, int))
+    np.savez(tmp_path / "short.npz", images=np.zeros((3, 4, 4, 3), np.uint8), labels=np.zeros(2, int))
+    for name, words in (("pipe", "is no regular file"), ("wide", "got float64"), ("short", "labels of shape")):
+        with pytest.raises(ValueError, match=words):
+            start("insider", str(tmp_path / f"{name}.npz"))(data, torch.tensor([0]), rng)
+
+
 def test_the_simulated_gradient_is_autograds_own_on_normalised_inputs() -> None:
     network = models.build(MODEL, DATA, seed=1)
     weights = {name: p.detach() for name, p in network.named_parameters()}
