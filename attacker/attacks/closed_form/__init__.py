@@ -1,1 +1,1 @@
-"""Closed-form attacks: inputs computed layer by layer from the gradient, without a search."""
+"""Closed-form attacks: they compute the examples from the gradient by solving equations, without an iterative search."""

@@ -1,8 +1,8 @@
-"""Route `features`: reads the features of each example off the last layer's gradient, and inverts them separately.
+"""Route `features`: computes the features of each example from the last layer's gradient, and inverts each separately.
 
-A search for a whole batch mixes its examples. Their features can be separated without a search (`head_features`). Each example is
-then the maximum a posteriori (MAP) estimate given its own features and a smoothness prior, computed by Gauss-Newton. The
-gradients of earlier layers, which mix all examples, are not used here; a following search can use them.
+Features are the inputs of the last linear layer. They can be separated by example without a search (`read_features`). Each
+example is then the maximum a posteriori (MAP) estimate given its own features and a smoothness prior, computed by Gauss-Newton.
+The gradients of earlier layers, which mix all examples, are not used here; a following search can use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +23,21 @@ from attacker.attacks.labels.rules import inferred
 from attacker.attacks.linking import HeadFeatures
 from fedsim import models
 
-ENTRIES = 2**24
+MAX_JACOBIAN_ENTRIES = 2**24
 """Largest number of entries of the Jacobian of the features with respect to the input; one per example is held in memory."""
-MOST_FEATURES = 4096
+MAX_FEATURES = 4096
 """Largest number of features; the cost of an iteration grows with its third power."""
-FEWEST = 0.1
+MIN_FEATURE_RATIO = 0.1
 """Smallest number of features relative to the values of an example; with fewer, the answer is hardly more than the prior."""
 DAMPING = (1e-2, 1e-4, 1e-5)
 """Assumed error of the features in each iteration, relative to their variation over examples (Levenberg-Marquardt damping)."""
-CORRECTIONS = 3
+FINAL_STEPS = 3
 """Number of final steps that reuse the last Jacobian, which hardly changes any more."""
-LENGTHS = (1.0, 0.5, 0.25)
+STEP_LENGTHS = (1.0, 0.5, 0.25)
 """Step lengths, tried in this order until the distance to the features decreases."""
-CHUNK = 256
+JACOBIAN_CHUNK = 256
 """Number of rows of the Jacobian that are computed at once."""
-APART = 0.1
+SEPARATING_NOISE = 0.1
 """Standard deviation of the noise that separates examples whose features are known only as their mean."""
 
 Features = Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ Features = Callable[[Tensor], Tensor]
 
 
 def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Invert each example's features. Raises ValueError, with the reason, if they cannot be read or not per example."""
+    """Invert the features of each example. Raises ValueError with the reason if the features of each cannot be determined."""
     _require(observed)
     return [_answer(observed, i, generator_for(rng, case, "features")) for i, case in enumerate(observed.cases)]
 
@@ -53,28 +53,28 @@ def features(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedF
 def _require(observed: Observed) -> None:
     first, model = observed.cases[0].observations[0], observed.model
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
-        raise ValueError("features are read off the last linear layer, and this model has none")
+        raise ValueError("features are computed from the gradient of the last linear layer, and this model has none")
     weight, _ = models.head(model)
     count, width = observed.weights[weight].shape[1:]
     if count == 1:
-        raise ValueError("a single logit tells the features of a batch as one weighted mean")
+        raise ValueError("with a single logit, only a weighted mean of the batch's features can be computed")
     if weight in observed.omitted:
-        raise ValueError(f"features are read off the gradient of {weight}, which the defense makes misleading")
+        raise ValueError(f"features are computed from the gradient of {weight}, which the defense makes misleading")
     if first.training.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        raise ValueError("features of one example depend on its batch: batch norm goes by the statistics of the batch")
-    if width < FEWEST * observed.data.size:
-        raise ValueError(f"{width:,} features are too few to tell {observed.data.size:,} values of an example")
-    if width > MOST_FEATURES or width * observed.data.size > ENTRIES:
+        raise ValueError("features of an example depend on the other examples: batch norm uses the statistics of the batch")
+    if width < MIN_FEATURE_RATIO * observed.data.size:
+        raise ValueError(f"{width:,} features are too few to determine {observed.data.size:,} values of an example")
+    if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
         raise ValueError(f"{width:,} features of {observed.data.size:,} values are too many to be inverted")
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i; without examples if the features do not explain the gradient of the last layer."""
     if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
-        return _nothing(observed, "nothing came of the last layer's gradient, off which features are read")
+        return _nothing(observed, "the last layer's gradient, from which features are computed, is zero or was not sent")
     read = _read(observed, i, rng)
     if read.misfit > MISFIT:
-        return _nothing(observed, f"features leave {read.misfit:.2g} of the last layer's gradient unexplained")
+        return _nothing(observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained")
     spread = smooth_spread(observed.data, observed.dtype, observed.device)
     made = _features_of(observed, i)
     each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
@@ -82,7 +82,7 @@ def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     pairs = zip(each.to(observed.device), errors, strict=True)
     x = torch.stack([likeliest(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
     noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
-    x[read.shared.to(x.device)] += APART * noise[read.shared.to(x.device)]
+    x[read.shared.to(x.device)] += SEPARATING_NOISE * noise[read.shared.to(x.device)]
     free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
     return ClosedFormAnswer(
         x, read.labels.to(x.device), "features", doubts=_doubts(read, free), determined=1 - free, likeliest=True
@@ -94,7 +94,7 @@ def _nothing(observed: Observed, why: str) -> ClosedFormAnswer:
 
 
 def _doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
-    words = [f"features leave {free:.0%} of the values of an example to the belief that it is smooth"] if free else []
+    words = [f"features determine {1 - free:.0%} of an example's values; the smoothness prior fills in the rest"] if free else []
     if bool(read.shared.any()):
         words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
     return tuple(words)
@@ -130,7 +130,7 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
     """
     z = target.new_zeros(tuple(shape))
     off = target - made(0.5 + z)
-    for turn in range(len(DAMPING) + CORRECTIONS):
+    for turn in range(len(DAMPING) + FINAL_STEPS):
         if turn < len(DAMPING):
             jacobian = _jacobian(made, spread, z)
             normal = jacobian @ jacobian.T
@@ -138,7 +138,7 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z
-        length = next((one for one in LENGTHS if (target - made(0.5 + spread(z + one * step))).norm() < off.norm()), 0.0)
+        length = next((one for one in STEP_LENGTHS if (target - made(0.5 + spread(z + one * step))).norm() < off.norm()), 0.0)
         if not length:
             break
         z = z + length * step
@@ -148,5 +148,5 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
 
 def _jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
     """Return the Jacobian (F, D) of the features with respect to z, in float32; the next step corrects its rounding."""
-    rows = jacrev(made, chunk_size=CHUNK)((0.5 + spread(z)).float())
+    rows = jacrev(made, chunk_size=JACOBIAN_CHUNK)((0.5 + spread(z)).float())
     return spread(rows).double().flatten(1)

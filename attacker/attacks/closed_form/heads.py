@@ -1,7 +1,7 @@
-"""Readings of the last layer's gradient: the features that entered it, and dL/dlogits (R-GAP, section 3.1.1).
+"""Solution of the last layer for one example: its input features f, and k = dL/dlogits (R-GAP, section 3.1.1).
 
-For one example, dL/dW = k f^T with k = dL/dlogits. With a bias, k is the gradient of the bias. Without one, k and f are known up
-to a factor, which the loss determines. For two classes there may be two solutions: the example and its twin (R-GAP, appendix B).
+For one example, dL/dW = k f^T. With a bias, k is the gradient of the bias. Without one, k and f are known up to a factor, which
+the loss determines. For two classes there may be two solutions: the example and its twin (R-GAP, appendix B).
 """
 
 from collections.abc import Callable
@@ -11,28 +11,31 @@ from math import log
 import torch
 from torch import Tensor
 
-TURN = 1.2784645427610738
-"""The mu that minimises -mu / (1 + exp(mu)): exp(mu) (mu - 1) = 1."""
-LOWEST = -0.2784645427610738
-"""The minimum of -mu / (1 + exp(mu)); R-GAP, figure 1. No gradient of one example is below it."""
+MINIMISER = 1.2784645427610738
+"""The mu that minimises -mu / (1 + exp(mu)); it solves exp(mu) (mu - 1) = 1."""
+MINIMUM = -0.2784645427610738
+"""The minimum of -mu / (1 + exp(mu)); R-GAP, figure 1. The gradient of one example never lies below it."""
 
-GRID = 512
-TURNS = 3
-NEAR = 0.25
-"""Smallest magnitude of the label's entry, relative to the largest entry."""
-FAINTEST = 1e-14
-"""Smallest 1 - p_y that is searched for."""
-SECOND = 1e-3
-"""Largest second singular value, relative to the first, of a gradient of one example."""
+GRID_POINTS = 512
+"""Number of values of 1 - p_y at which roots are bracketed."""
+MAX_REFINED_EXTREMA = 3
+"""Number of local extrema near zero per problem that are refined, because two roots may lie close to each other there."""
+MIN_LABEL_ENTRY = 0.25
+"""Smallest magnitude of an entry that may belong to the label, relative to the largest entry."""
+MIN_LOSS_SHARE = 1e-14
+"""Smallest 1 - p_y that is searched for, with p_y the probability of the label."""
+MAX_SECOND_SINGULAR_VALUE = 1e-3
+"""Largest second singular value, relative to the first, of a gradient that counts as that of one example."""
 
 
 @dataclass(frozen=True)
 class HeadReading:
-    """One solution for each of N last layers.
+    """One solution of the last layer for each of N problems.
 
-    features: (N, F). k: (N, K), dL/dlogits. y: (N,) int64 labels. valid: (N,) whether the solution exists.
-    clamped:  (N,) whether no example gives exactly this gradient, so that the nearest possible one was used.
-    misfit:   (N,) distance between k and dL/dlogits of these features, relative to its norm.
+    features: inputs of the layer, (N, F). k: dL/dlogits, (N, K). y: labels, (N,) int64.
+    valid:    (N,) whether the solution exists.
+    clamped:  (N,) whether no single example has exactly this gradient, so that the nearest possible solution was used.
+    misfit:   (N,) distance between k and dL/dlogits at these features, relative to the norm of k.
     """
 
     features: Tensor
@@ -43,7 +46,7 @@ class HeadReading:
     misfit: Tensor
 
     def where(self, condition: Tensor, other: "HeadReading") -> "HeadReading":
-        """Itself where `condition` (N,) holds, `other` elsewhere."""
+        """Return this solution for problems where `condition` (N,) is true, and `other` for the rest."""
         pairs = {key: (value, getattr(other, key)) for key, value in vars(self).items()}
         return HeadReading(
             **{key: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b) for key, (a, b) in pairs.items()}
@@ -53,15 +56,16 @@ class HeadReading:
 def read_heads(
     loss: str, weight: Tensor, bias: Tensor | None, gradient: Tensor, bias_gradient: Tensor | None
 ) -> list[HeadReading]:
-    """Return all solutions of N last layers, likelier ones first: for ambiguous labels, then for twins.
+    """Return all solutions of the last layer for N problems, likelier ones first: each possible label, then each twin.
 
-    weight, gradient: (1 or N, K, F) and (N, K, F). bias, bias_gradient: (1 or N, K) and (N, K), or None. In float64.
+    loss: name of the loss. weight, gradient: (1 or N, K, F) and (N, K, F) in float64. bias, bias_gradient: (1 or N, K) and
+    (N, K), or None.
     """
     if bias is not None and bias_gradient is not None and bool((bias_gradient != 0).any()):
         return [_from_bias(loss, weight, bias, gradient, bias_gradient)]
     if loss == "logistic" and bias is not None:
         raise ValueError(
-            "the gradient of the last layer's bias is zero or was not sent, and without it a single logit says too little"
+            "the gradient of the last layer's bias is zero or was not sent, and a model with a single logit needs it"
         )
     if loss == "logistic":
         return _from_product(weight, gradient)
@@ -69,33 +73,33 @@ def read_heads(
 
 
 def more_than_one(gradient: Tensor) -> Tensor:
-    """Return (N,) booleans: whether dL/dW (N, K, F) of the last layer has rank above one, which several examples cause."""
+    """Return a mask (N,): whether dL/dW (N, K, F) of the last layer has a rank above one, so that it is not of one example."""
     values = torch.linalg.eigvalsh(gradient @ gradient.mT).clamp(min=0)
     if values.shape[1] < 2:
         return torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
-    several: Tensor = values[:, -2] > SECOND**2 * values[:, -1]
+    several: Tensor = values[:, -2] > MAX_SECOND_SINGULAR_VALUE**2 * values[:, -1]
     return several
 
 
 def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
-    For s > 0 there is one solution, below 0. For s in (LOWEST, 0) there are two, below and above `TURN` (twins). Below LOWEST
-    there is none, and TURN is the nearest. Returns (lower, upper, whether upper exists, whether s < LOWEST), each of the shape
-    of s.
+    For s > 0 there is one solution, below 0. For s in (MINIMUM, 0) there are two (twins), below and above MINIMISER. For lower s
+    there is none, and MINIMISER is the nearest. Returns (lower solution, upper solution, whether the upper one exists,
+    whether s < MINIMUM), each of the shape of s.
     """
-    clamped = s < LOWEST
-    inside = s.clamp(min=LOWEST)
+    clamped = s < MINIMUM
+    inside = s.clamp(min=MINIMUM)
     low = torch.where(inside > 0, -2 * inside, torch.zeros_like(s))
-    high = torch.where(inside > 0, -inside, torch.full_like(s, TURN))
+    high = torch.where(inside > 0, -inside, torch.full_like(s, MINIMISER))
     lower = _bisect(lambda mu: -mu / (1 + mu.exp()) - inside, low, high)
     most = 2 * (-inside).clamp(min=1e-300, max=1).log().neg() + 2
-    upper = _bisect(lambda mu: mu / (1 + mu.exp()) + inside, torch.full_like(s, TURN), most.clamp(min=TURN))
+    upper = _bisect(lambda mu: mu / (1 + mu.exp()) + inside, torch.full_like(s, MINIMISER), most.clamp(min=MINIMISER))
     return lower, upper, (inside < 0) & ~clamped, clamped
 
 
 def _bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: int = 80) -> Tensor:
-    """Return the zero of a decreasing function, elementwise."""
+    """Return the elementwise root of a decreasing function in [low, high], by bisection."""
     for _ in range(rounds):
         middle = (low + high) / 2
         above = f(middle) > 0
@@ -111,9 +115,9 @@ def _from_bias(loss: str, weight: Tensor, bias: Tensor, gradient: Tensor, k: Ten
 
 
 def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
-    """Return the solutions for a single logit without bias: each label and each root."""
+    """Return the solutions for a single logit without bias: one for each label and each root of the loss equation."""
     lower, upper, two, clamped = logistic_roots((weight * gradient).sum(dim=(1, 2)))
-    first = gradient[:, 0].sum(dim=1) < 0  # right where features are positive for the most part
+    first = gradient[:, 0].sum(dim=1) < 0  # a guess that is right if most features are positive
     heads = []
     for mu, valid in ((lower, torch.ones_like(two)), (upper, two)):
         for y in (first.long(), 1 - first.long()):
@@ -124,55 +128,59 @@ def _from_product(weight: Tensor, gradient: Tensor) -> list[HeadReading]:
 
 
 def _from_direction(weight: Tensor, bias: Tensor | None, gradient: Tensor) -> list[HeadReading]:
-    """Return the solutions for several logits: k = c u, u the left singular vector of dL/dW, softmax(W f + b) - e_y = k."""
+    """Return the solutions for several logits: k = c u with u the left singular vector of dL/dW.
+
+    The factor c follows from the loss, softmax(W f + b) - e_y = k, for each candidate of the label y.
+    """
     rough = torch.linalg.eigh(gradient @ gradient.mT)[1][:, :, -1:]
-    u = (gradient @ (gradient.mT @ rough))[..., 0]  # so that small entries, too, are right in all their digits
+    u = (gradient @ (gradient.mT @ rough))[..., 0]  # one power iteration makes small entries accurate as well
     u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
     heads: list[HeadReading] = []
-    for y, possible in _labels(u):
-        readings = _scaled(weight, bias, gradient, u, y)
+    for y, possible in _candidate_labels(u):
+        readings = _solve_scale(weight, bias, gradient, u, y)
         heads += [replace(head, valid=head.valid & possible) for head in readings]
-    return _as_good(heads)
+    return _sort_by_misfit(heads)
 
 
-def _labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Candidates (N,) for the label, and whether they are any: its entry of u (N, K) alone has its sign, and is minus the
-    sum of all others.
+def _candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return candidates (N,) for the label, each with a mask (N,) of the problems for which it is one; u: (N, K).
 
-    The longest; and, where that may be longer for rounding alone, the longest of the other sign. Where all have one sign,
-    1 - p_y was lost in rounding, and the label is where nothing is.
+    The label's entry of dL/dlogits is the only one with its sign, and is minus the sum of all others, so that it has the largest
+    magnitude. That entry is the first candidate. If the largest entry of the other sign is almost as large, rounding may have
+    swapped them, and it is the second candidate. If all entries have the same sign, that of the label was rounded to zero, so
+    that the smallest entry is the candidate.
     """
     longest = u.abs().argmax(dim=1)
     across = (-u.gather(1, longest[:, None]).sign() * u).clamp(min=0)
     found = (across > 0).any(dim=1)
-    near = across.amax(dim=1) > NEAR * u.abs().amax(dim=1)
+    near = across.amax(dim=1) > MIN_LABEL_ENTRY * u.abs().amax(dim=1)
     labels = [(torch.where(found, longest, u.abs().argmin(dim=1)), torch.ones_like(near))]
     return [*labels, (across.argmax(dim=1), near)] if bool(near.any()) else labels
 
 
-def _but(y: Tensor, like: Tensor) -> Tensor:
-    """(N, K): 0 at the label, 1 elsewhere."""
+def _mask_label(y: Tensor, like: Tensor) -> Tensor:
+    """Return a mask (N, K) in the data type of `like`: 0 at the label, 1 at all other classes."""
     return torch.ones_like(like).scatter(1, y[:, None], 0)
 
 
-def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[HeadReading]:
-    """The readings with k = c u: all crossings of 1 - p_y and the sum of the other entries of k.
+def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[HeadReading]:
+    """Return the solutions k = c u for given labels y (N,): all c at which 1 - p_y equals the sum of the other entries of k.
 
-    Not -k_y, which is the same but for rounding: of a confident example, float32 has few digits of p_y - 1.
+    The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
     """
     v = (u[:, None] @ gradient)[:, 0]  # f = v / c
     slope, offset = (weight @ v[..., None])[..., 0], torch.zeros_like(u) if bias is None else bias.expand_as(u)
-    others = _but(y, u)
+    others = _mask_label(y, u)
     share = (u * others).sum(dim=1)  # 1 - p_y = c * share
 
     def excess(q: Tensor) -> Tensor:
-        """(N, M): 1 - p_y of the features that q (N, M) = 1 - p_y stands for, less q."""
+        """Return (1 - p_y) - q, (N, M), where p_y is computed from the features that follow from assuming 1 - p_y = q (N, M)."""
         c = q / share[:, None]
         p = (slope[:, None] / c[..., None] + offset[:, None]).softmax(dim=-1)
         return (p * others[:, None]).sum(dim=-1) - q
 
-    exponents = torch.linspace(log(FAINTEST), log(0.5), GRID, dtype=u.dtype, device=u.device).exp()
-    grid = _with_turns(torch.cat([exponents, 1 - exponents[:-1].flip(0)]).expand(len(u), -1), excess)
+    exponents = torch.linspace(log(MIN_LOSS_SHARE), log(0.5), GRID_POINTS, dtype=u.dtype, device=u.device).exp()
+    grid = _add_extrema(torch.cat([exponents, 1 - exponents[:-1].flip(0)]).expand(len(u), -1), excess)
     value = excess(grid)
     crossing = (value[:, :-1] > 0) != (value[:, 1:] > 0)
     most = max(1, int(crossing.sum(dim=1).max()))
@@ -193,13 +201,13 @@ def _scaled(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y:
     return heads
 
 
-def _with_turns(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
-    """`grid` (N, M) and, for each problem, where the function comes nearest to 0 and turns: two crossings may hide there."""
+def _add_extrema(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `grid` (N, M) with the function's local extrema nearest to 0 added, since two roots may lie on their two sides."""
     value = excess(grid)
     left, middle, right = (value[:, i : i - 2 or None].abs() for i in range(3))
     sides = value[:, :-2].sign() + value[:, 1:-1].sign() + value[:, 2:].sign()
     turning = (middle <= left) & (middle <= right) & (sides.abs() == 3)
-    at = torch.where(turning, middle, torch.inf).topk(TURNS, dim=1, largest=False).indices
+    at = torch.where(turning, middle, torch.inf).topk(MAX_REFINED_EXTREMA, dim=1, largest=False).indices
     low, high, sign = grid.gather(1, at), grid.gather(1, at + 2), value.gather(1, at + 1).sign()
     for _ in range(40):
         a, b = low + (high - low) * 0.382, low + (high - low) * 0.618
@@ -208,8 +216,8 @@ def _with_turns(grid: Tensor, excess: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([grid, (low + high) / 2], dim=1).sort(dim=1).values
 
 
-def _as_good(heads: list[HeadReading]) -> list[HeadReading]:
-    """For each problem its readings by how well they fit, the best first; of the others those that fit as well."""
+def _sort_by_misfit(heads: list[HeadReading]) -> list[HeadReading]:
+    """Sort the solutions of each problem by misfit, and mark those that fit clearly worse than the best one as not valid."""
     misfits = torch.stack([torch.where(h.valid, h.misfit, torch.inf) for h in heads])
     order = misfits.argsort(dim=0, stable=True)
     enough = 1e-6 + 10 * misfits.amin(dim=0)
@@ -226,12 +234,15 @@ def _as_good(heads: list[HeadReading]) -> list[HeadReading]:
 
 
 def _misfit(loss: str, weight: Tensor, bias: Tensor | None, features: Tensor, k: Tensor, y: Tensor) -> Tensor:
-    """Of all entries but the label's, which says nothing that the others do not, in fewer digits; or of the only one."""
+    """Return the distance (N,) between k and dL/dlogits at these features, relative to the norm of k.
+
+    The label's entry is left out if there are several: it is minus the sum of the others, and less accurate.
+    """
     logits = (weight @ features[..., None])[..., 0] + (0 if bias is None else bias)
     if loss == "logistic":
         sign = 1 - 2 * y[:, None]
         off, whole = sign * torch.sigmoid(sign * logits) - k, k
     else:
-        off, whole = (logits.softmax(dim=1) - k) * _but(y, k), k * _but(y, k)
+        off, whole = (logits.softmax(dim=1) - k) * _mask_label(y, k), k * _mask_label(y, k)
     share: Tensor = off.norm(dim=1) / whole.norm(dim=1).clamp(min=torch.finfo(k.dtype).tiny)
     return share

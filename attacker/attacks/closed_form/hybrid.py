@@ -1,4 +1,4 @@
-"""H-GAP: runs a closed form and a search, and returns the more plausible answer (R-GAP, section 5)."""
+"""H-GAP: an attack that runs a closed form and a search, and returns the more plausible answer (R-GAP, section 5)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.reconstruction import Reconstruction
 
 Judge = Callable[[Reconstruction, int, Observed], float]
-"""Maps (answer, index of its case, observations) to a score; lower is better."""
+"""Maps (answer, index of its case, stacked observations) to a score; lower is better."""
 
 
 def judge(name: str) -> Judge:
@@ -31,7 +31,10 @@ def _number(value: Tensor) -> float:
 
 @dataclass(kw_only=True)
 class Hybrid:
-    """An attack that runs both attacks independently on every case. criterion: a name that `judge` accepts."""
+    """An attack that runs a closed form and a search on every case, and keeps the better answer of each.
+
+    criterion: how answers are compared, a name that `judge` accepts.
+    """
 
     name: str
     closed: ClosedForm
@@ -56,7 +59,7 @@ class Hybrid:
         both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
         if not self.sees_gradient:
             return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
-        kept = (None, memory)  # the search's: a closed form takes no time
+        kept = (None, memory)  # only the search is long enough to need checkpoints
         answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
         pairs = zip(*answers, strict=True)
         observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), judge(self.criterion)

@@ -31,9 +31,14 @@ ROUNDING = 2.0**-24
 
 @dataclass(frozen=True)
 class Observed:
-    """N observations of the same model, data and training, in float64.
+    """N stacked observations of the same model, data and training settings, in float64.
 
-    weights: by name, (1 or N, ...). gradient: by name, (N, ...), as read off the updates.
+    weights:   by parameter name, (1 or N, *shape); 1 if all observations share them.
+    gradient:  by parameter name, (N, *shape), as `as_gradient` recovers it from the updates.
+    buffers:   by name, (N, *shape), or (*shape) if `same_buffers`.
+    simulated: function that computes the gradient of candidate examples.
+    channel, omitted: model of the defense, and the parameters left out of comparisons, if the attacker knows the defense.
+    steps:     number of local steps.
     """
 
     cases: Sequence[Case]
@@ -61,7 +66,7 @@ class Observed:
 
     @cached_property
     def chain(self) -> Chain | str:
-        """The model as a chain of layers, or the reason why it is none."""
+        """The model as a chain of layers, or the reason why it is not one, as a string."""
         first = self.cases[0].observations[0]
         try:
             return chain_of(models.layout(first.model, first.data), first.data.shape)
@@ -69,7 +74,7 @@ class Observed:
             return str(error)
 
     def of(self, rows: Sequence[int]) -> "Observed":
-        """Return the observations of these cases."""
+        """Return only the observations of the cases with indices `rows`."""
         at = torch.tensor(list(rows), device=self.device)
         return replace(
             self,
@@ -83,10 +88,12 @@ class Observed:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
     def missed(self, i: int, x: Tensor, y: Tensor) -> float:
-        """Return the relative distance between the gradient of an answer x (B, *shape) in [0, 1] and the observed one.
+        """Return the distance between the gradient of an answer and the observed gradient of case i, relative to its norm.
 
-        Both after the defense, if it is known. 0 is exact; 1 explains nothing and is also returned for NaN. With fewer examples
-        than there are, their part of the gradient is compared.
+        If the defense is known, its model is applied to the answer's gradient first. 0 means exact; 1, as for a zero gradient,
+        means that nothing is explained, and is also returned for NaN and for no examples. An answer with fewer examples than the
+        client has contributes only its part of the mean gradient.
+        x: (B, *shape) in [0, 1]. y: (B,).
         """
         if not len(x):
             return 1.0
@@ -109,7 +116,10 @@ class Observed:
         return {name: u.to(self.device) for name, u in self.cases[i].observations[0].update.items()}
 
     def noise(self, i: int) -> float:
-        """Return the norm of the known noise relative to the observed gradient: approximately what the true example misses."""
+        """Return the expected norm of the defense's noise relative to the observed gradient of case i; 0 without noise.
+
+        The gradient of the true examples has about this distance to the observed one.
+        """
         power = self.channel.noise(self._received(i)) / total_step(self.training, self.steps) ** 2
         whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
         return float((power / whole).sqrt())
@@ -123,7 +133,7 @@ class Observed:
         return next(iter(self.gradient.values())).dtype
 
     def jittered(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """Return the gradient with other rounding errors. rngs: one per observation."""
+        """Return the gradient with random relative errors as large as float32 rounding. rngs: one per observation."""
         return {
             name: g
             * (1 + ROUNDING * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g))
@@ -132,7 +142,7 @@ class Observed:
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> Observed:
-    """Stack the observations of `cases`. Raises ValueError if a gradient is zero or not finite."""
+    """Stack the first observation of each case. Raises ValueError if a gradient is zero or not finite."""
     observations = [case.observations[0] for case in cases]
     first = observations[0]
     model = network_of(first).to(device)
@@ -162,6 +172,6 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
 
 def _check(gradient: dict[str, Tensor], key: str) -> None:
     if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
-        raise ValueError(f"the update of {key} holds values that are no numbers: no equation can be made of it")
+        raise ValueError(f"the update of {key} contains NaN or infinite values, so it cannot be inverted")
     if not any(bool((g != 0).any()) for g in gradient.values()):
-        raise ValueError(f"the update of {key} is zero: it says nothing of the examples behind it")
+        raise ValueError(f"the update of {key} is zero, so it contains no information on the client's examples")

@@ -1,4 +1,4 @@
-"""Plausibility of reconstructions without a reference: functions of x (N, *shape) in [0, 1] that return (N,); lower is better."""
+"""Criteria for how plausible a reconstruction is, without a reference: they map x (N, *shape) to (N,); lower is better."""
 
 from collections.abc import Callable
 

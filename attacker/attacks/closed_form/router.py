@@ -1,4 +1,4 @@
-"""Router: tries closed forms in order, checks each answer by simulating its gradient, and searches if none is exact."""
+"""Router: an attack that tries closed forms in order, checks each answer by its gradient, and searches if none is exact."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,23 +19,25 @@ from attacker.attacks.nulls import blinded
 from attacker.attacks.simulation.client import schedule
 from attacker.reconstruction import Reconstruction, slots_of
 
-OVERFITTED = 1.1
-"""A search is finished if its unexplained part is at most this multiple of the known noise. A closed form that explains more fits
-the noise."""
-EXACT = 1e-3
-"""Largest distance between the gradient of an exact answer and the observed one, relative to its norm."""
+MAX_NOISE_RATIO = 1.1
+"""A search result is preferred to a closed form if its distance to the observed gradient is at most this multiple of the known
+noise: a closed form with a smaller distance then fits the noise."""
+EXACT_DISTANCE = 1e-3
+"""Largest distance between the gradient of an exact answer and the observed one, relative to the norm of the latter."""
 
 
 @dataclass(kw_only=True)
 class ClosedForm:
     """An attack that tries closed forms before a search.
 
-    routes:    names of `ROUTES`, tried in order until an answer is exact.
-    fallback:  search for cases without an exact answer, started from the best one; None returns the best closed form.
-    walk:      settings of the walk through layers.
-    stability: whether to answer again from a gradient with other rounding errors, and lower the confidence by what changes.
-    knows_defense: as in `GradientMatching`; closed forms themselves use the gradient as received.
-    sees_gradient: False gives the null: that of the fallback, or a grey image.
+    routes:    names of closed forms in `ROUTES`, tried in order until an answer is exact.
+    fallback:  search for cases without an exact answer, started from the best answer; None returns the best closed form.
+    walk:      settings of R-GAP.
+    stability: whether to repeat an exact closed form on a gradient with other rounding errors, and lower the confidence by how
+               much the answer changes.
+    knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
+               gradient as received in either case.
+    sees_gradient: False gives the null, which is the fallback's null, or a grey image without a fallback.
     """
 
     name: str
@@ -58,16 +60,20 @@ class ClosedForm:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, which agree in model, data, training, defense and number of examples.
+        """Attack `cases`, which must agree in model, data, training settings, defense and number of examples.
 
-        Raises ValueError, with the reasons, if no route applies and there is no fallback.
+        Raises ValueError with the reasons if no closed form applies and there is no fallback.
         """
         return Routing(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()
 
 
 @dataclass
 class _Found:
-    """The best answer to one case so far, by the distance between its gradient and the observed one."""
+    """The best answer to one case so far.
+
+    missed: distance between its gradient and the observed one, relative. tried: number of answers checked.
+    reasons: why closed forms did not apply, by name.
+    """
 
     answer: ClosedFormAnswer | None = None
     missed: float = float("inf")
@@ -76,16 +82,16 @@ class _Found:
 
     @property
     def exact(self) -> bool:
-        return self.missed <= EXACT
+        return self.missed <= EXACT_DISTANCE
 
     @property
     def open(self) -> bool:
-        """Whether other inputs have the same gradient, so that another route may give a better answer."""
+        """Whether other inputs have the same gradient as the answer, so that another route may find a better one."""
         return self.answer is not None and self.answer.determined < 1
 
 
 class Routing:
-    """One call of a `ClosedForm`."""
+    """The state of one call of a `ClosedForm`: the best answers so far to its cases."""
 
     def __init__(
         self, attack: ClosedForm, cases: Sequence[Case], rng: Generator, progress: Progress | None, memory: Memory | None = None
@@ -106,7 +112,7 @@ class Routing:
         return [self._reconstruction(i, seconds, searched.get(i)) for i in said]
 
     def answer(self) -> None:
-        """Try the routes in order for the cases that have no exact answer yet, or an answer that is not unique."""
+        """Try the routes in order on the cases that have no exact answer yet, or an exact answer that is not unique."""
         self.observed = observe(self.cases, knows_defense=self.attack.knows_defense, device=self.attack.device)
         for i, route in enumerate(self.attack.routes):
             pending = [row for row, found in enumerate(self.found) if not found.exact or found.open]
@@ -115,14 +121,14 @@ class Routing:
                 self._try(route, pending)
 
     def start(self, i: int) -> Given | None:
-        """Return the start of a search for case i: an answer that explains part of the gradient, or None."""
+        """Return the warm start of a search for case i, its best answer, or None if that explains nothing of the gradient."""
         found = self.found[i]
         if found.answer is None or found.missed >= 1:
             return None
         return Given(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
-        """Try one route for the remaining cases, and keep answers that are better than the present ones."""
+        """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones."""
         observed = self.observed.of(pending)
         try:
             answers = ROUTES[route](observed, self.rng, self.attack.walk)
@@ -135,13 +141,13 @@ class Routing:
             found.tried += 1
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
-            elif bool(torch.isfinite(answer.x).all()) and (missed < found.missed or (found.open and missed <= EXACT)):
+            elif bool(torch.isfinite(answer.x).all()) and (missed < found.missed or (found.open and missed <= EXACT_DISTANCE)):
                 found.answer, found.missed = answer, missed
         if self.attack.stability:
-            self._doubt(route, observed, pending, answers)
+            self._measure_stability(route, observed, pending, answers)
 
-    def _doubt(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
-        """Measure how much of each exact answer stays the same if the gradient is rounded differently."""
+    def _measure_stability(self, route: str, observed: Observed, pending: list[int], answers: Sequence[ClosedFormAnswer]) -> None:
+        """Repeat a route on a gradient with other rounding errors, and store how much of each exact answer stays the same."""
         new = [
             self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
         ]
@@ -159,7 +165,7 @@ class Routing:
             found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
-        """Return the fallback's reconstructions of the cases without an exact answer."""
+        """Return the fallback's reconstructions of the cases `rest`, which have no exact answer, by index."""
         attack = self.attack.fallback
         if attack is None:
             return {}
@@ -180,17 +186,17 @@ class Routing:
         found = self.found[i]
         if searched is not None:
             missed = self.observed.missed(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
-            if found.answer is None or not found.missed <= missed or missed <= OVERFITTED * self.observed.noise(i):
+            if found.answer is None or not found.missed <= missed or missed <= MAX_NOISE_RATIO * self.observed.noise(i):
                 route = searched.route.replace("a closed form", found.answer.route if found.answer is not None else "")
                 return replace(
                     searched,
                     attack=self.attack.name,
                     route=route,
                     seconds=searched.seconds + seconds,
-                    notes=(*self._why(found), *_how_far(missed)),
+                    notes=(*self._explain(found), *_describe_distance(missed)),
                 )
         if found.answer is None:
-            raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "no route gave an answer that is a number")
+            raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")
         own = self._of_answer(i, found, found.answer, seconds + (searched.seconds if searched else 0.0))
         return replace(own, interrupted=searched is not None and searched.interrupted)
 
@@ -216,15 +222,15 @@ class Routing:
             attack=self.attack.name,
             oracles=("labels",) if case.known_labels is not None else (),
             seed=self.rng.initial_seed(),
-            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_how_far(found.missed), *judged.notes),
+            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_describe_distance(found.missed), *judged.notes),
         )
 
-    def _why(self, found: _Found) -> list[str]:
-        """Return the reasons why no closed form answered."""
+    def _explain(self, found: _Found) -> list[str]:
+        """Return the reasons why no closed form was used for a case."""
         told = [f"{route}: {reason}" for route, reason in found.reasons.items()]
         if found.answer is not None:
-            words = (f"its gradient is off by {found.missed:.2g}", *found.answer.notes, *found.answer.doubts)
-            told += [f"{found.answer.route}: {one}" for one in words]
+            distance = f"its gradient differs from the observed one by {found.missed:.2g} of its norm"
+            told += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
         return told
 
     def _null(self) -> list[Reconstruction]:
@@ -235,7 +241,7 @@ class Routing:
         return [self._grey(case) for case in self.cases]
 
     def _grey(self, case: Case) -> Reconstruction:
-        """Return the answer without any gradient: a grey image and a random label."""
+        """Return the null without a fallback: grey images and random labels."""
         observation = case.observations[0]
         count, data = observation.num_examples or 0, observation.data
         labels = torch.randint(data.num_classes, (count,), generator=generator_for(self.rng, case, "labels"))
@@ -263,5 +269,7 @@ class Routing:
             self.progress(done, len(self.attack.routes), words)
 
 
-def _how_far(missed: float) -> tuple[str, ...]:
-    return () if missed <= EXACT else (f"the gradient of this answer is off by {missed:.2g} of the observed one's length",)
+def _describe_distance(missed: float) -> tuple[str, ...]:
+    if missed <= EXACT_DISTANCE:
+        return ()
+    return (f"the gradient of this answer differs from the observed one by {missed:.2g} of its norm",)

@@ -1,4 +1,4 @@
-"""Routes: closed forms by name, in the order in which they are tried."""
+"""Routes: the closed forms by name, in the order in which the router tries them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,37 +19,37 @@ from attacker.attacks.closed_form.rgap.walk import Walk, finish
 from attacker.attacks.networks.chain import Chain
 
 Route = Callable[[Observed, Generator, Walk], Sequence[ClosedFormAnswer]]
-"""Maps N observations to N answers, each with the examples that were found. Raises ValueError if the route does not apply."""
+"""Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
 
 
 def linear(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Solve a first linear layer for one example or a batch; labels follow from the gradient behind it."""
+    """Solve for the input of a first linear layer, for one example or a batch; labels follow from the layer's gradient."""
     chain = observed.chain
     if isinstance(chain, str):
-        raise ValueError(f"this model is no chain of layers: {chain}")
+        raise ValueError(f"this model is not a chain of layers: {chain}")
     if chain.layers[0].kernel is not None:
-        raise ValueError(f"its first layer, {chain.layers[0].name}, is a convolution")
+        raise ValueError(f"its first layer, {chain.layers[0].name}, is a convolution, and this route needs a linear layer")
     return [_linear(observed, chain, i, rng) for i in range(len(observed.cases))]
 
 
 def layers(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP from the last layer to the first; if the input is not unique, return the one of smallest norm."""
+    """Run R-GAP from the last layer to the first. If several inputs have the same gradient, it finds one of small norm."""
     chain = require_single(observed)
     found, report = walk_through(observed, walk=walk), rank_report(chain, prove=0)
     if not report.undetermined:
         return found
     size = report.layers[0].unknowns
-    words = f"by count, the gradient leaves {report.undetermined:,} of {size:,} values open: many inputs have it, this is one"
+    words = f"the gradient leaves about {report.undetermined:,} of {size:,} values undetermined: many inputs have it, this is one"
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
 def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Run R-GAP to the last layer that lacks equations, then solve the rest as one system with a smoothness prior."""
+    """Run R-GAP back to the last layer that lacks equations, then solve all remaining layers jointly with a smoothness prior."""
     chain = require_single(observed)
     report = rank_report(chain)
     deficient = report.deficient_layers or (0,) * bool(report.unused)
     if not deficient:
-        raise ValueError("no layer lacks equations: there is nothing to peel off")
+        raise ValueError("every layer has enough equations, so that the route `layers` applies instead")
     readings = read(observed, chain, observed.gradient, walk)
     point = finish(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
     low, high = _range(observed)
@@ -69,7 +69,7 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
     ]
 
 
-TWIN = "an example of another length has the same gradient: of the two, the one in the range of data is given"
+TWIN_NOTE = "a multiple of the example has the same gradient; of the two, the one in the range of the data is returned"
 
 ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled, "features": features}
 
@@ -84,7 +84,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedF
     try:
         whole = explain(observed.model, chain, weights, observed.training.loss, found, observed.examples, bounds=_range(observed))
         x, y, source = whole.x, whole.y, whole.source
-        words += (TWIN,) * bool(whole.twins.any())
+        words += (TWIN_NOTE,) * bool(whole.twins.any())
     except ValueError:  # only some examples were isolated
         x, source = found.x, torch.arange(found.found)
         y = labelled(
@@ -101,7 +101,7 @@ def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedF
 
 
 def _range(observed: Observed) -> tuple[Tensor, Tensor]:
-    """Return the model's inputs for values of 0 and of 1."""
+    """Return the model's normalised inputs for examples of all zeros and of all ones, each (*shape)."""
     ends = (torch.full(observed.data.shape, value, dtype=observed.dtype, device=observed.device) for value in (0.0, 1.0))
     low, high = (observed.data.normalise(end) for end in ends)
     return low, high
@@ -110,10 +110,10 @@ def _range(observed: Observed) -> tuple[Tensor, Tensor]:
 def _shaped(found: Peeled, i: int, layer: str) -> tuple[str, ...]:
     if bool(found.exact[i]):
         return ()
-    return (f"layer {layer} lacks equations, and what the gradient leaves open is filled in by a prior",)
+    return (f"layer {layer} lacks equations, and a smoothness prior fills in what the gradient does not determine",)
 
 
 def _seen(found: Peeled, i: int, determined: float) -> Tensor:
-    """Return (1,) the share of the answer that the equations determine; determined: the largest share, by count."""
+    """Return the share of answer i that the equations determine, (1,), at most `determined`, the share found by counting."""
     share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

@@ -1,4 +1,4 @@
-"""Warm starts of a search from closed forms."""
+"""Warm starts that let a search begin at the answer of a closed form."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,19 +13,19 @@ from attacker.attacks.matching.warm_starts import Given
 
 
 def from_features(attack: GradientMatching) -> GradientMatching:
-    """Return the search with an additional start from the features of each example, if they can be read."""
+    """Return the search with an additional start from the closed form `features`, for cases to which that applies."""
     return from_closed_form(attack, routes=("features",))
 
 
 def from_closed_form(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
-    """Return the search with an additional start from the best closed form, if it explains part of the gradient."""
+    """Return the search with an additional start from the best closed form, if that explains part of the gradient."""
     closed = ClosedForm(name=attack.name, routes=routes, stability=False, knows_defense=attack.simulation.knows_defense)
 
     def first(cases: Sequence[Case], rng: Generator) -> list[Given | None]:
         routing = Routing(replace(closed, device=attack.device), cases, rng, None)
         try:
             routing.answer()
-        except ValueError:  # which says that there is nothing to start from
+        except ValueError:  # no closed form applies
             return [None] * len(cases)
         return [routing.start(i) for i in range(len(cases))]
 

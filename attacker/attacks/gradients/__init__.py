@@ -1,1 +1,1 @@
-"""Gradients of many problems that share weights, batched."""
+"""Batched gradients of many independent problems that share the network's weights, and layer-wise tools to compute them."""

@@ -1,14 +1,15 @@
-"""Gradients of many problems that share weights, and how a distance between gradients depends on the guess, both written out.
+"""Explicit formulas for the weight gradients of many problems that share weights, and for their derivative by the examples.
 
 In a chain of layers, z[i] = w[i] * a[i] + b[i] and a[i + 1] = f[i](z[i]). With d[i] = dL/dz[i], the gradient of w[i] is the
-product of a[i] and d[i], for each problem by itself. Of a distance D between gradients, v[i] = dD/d(dL/dw[i]) given, dD/dx is the
-gradient by x of the derivative of L along v, and that is one more pass forwards and backwards (Pearlmutter 1994, "Fast exact
-multiplication by the Hessian", section 3, with its R{w} = v):
+product of a[i] and d[i], for each problem separately. Let D be a distance that depends on these gradients, and
+v[i] = dD/d(dL/dw[i]). Then dD/dx is the gradient by x of the directional derivative of L along v. It takes one more forward and
+backward pass (Pearlmutter 1994, "Fast exact multiplication by the Hessian", section 3, with its R{w} = v):
 
     Rz[i] = w[i] * Ra[i] + v[i] * a[i] + v_b[i],    Ra[i + 1] = f'(z[i]) Rz[i],                             Ra[0] = 0
     Ru[i] = w[i]^T Rd[i] + v[i]^T d[i],             Rd[i - 1] = f'(z) Ru[i] + f''(z) Rz[i - 1] u[i],        dD/dx = Ru[0]
 
-Nothing is noted on the way, as autograd does; patches of images and slopes are had once; PyTorch can compile it as a whole.
+Compared with double backward in autograd, no graph is recorded, image patches and activation slopes are computed once and reused,
+and PyTorch can compile the whole evaluation.
 """
 
 import logging
@@ -34,15 +35,18 @@ from fedsim.recording.observation import DataSpec
 log = logging.getLogger(__name__)
 
 Back = Callable[[Gradient], tuple[Tensor, ...]]
-"""From how something depends on gradients, how it does on x, (P, N, *shape), and on y, (P, N, K), where that is soft."""
+"""Vector-Jacobian product: maps the derivative of a function by the weight gradients to its derivatives by x (P, N, *shape) and,
+if labels are soft, by y (P, N, K)."""
 
 
 class Adjoints(Protocol):
-    """From x (P, N, *shape), as the network is fed, and y (P, N) or soft (P, N, K), to dL/dw of each problem's own mean loss by
-    name, one row a problem, and the way back. Not differentiable otherwise.
+    """Protocol of a function that returns the weight gradients of P problems and their vector-Jacobian product.
 
-    Of convolutions, gradients lie as (P, out, *kernel, in). Of one problem, `shaped` gives them the shapes of the weights, and
-    `laid` is its inverse.
+    x: normalised inputs (P, N, *shape). y: labels (P, N), or soft labels (P, N, K). It returns dL/dw of each problem's mean loss
+    by parameter name, one row per problem, and the function that maps derivatives back to x and y. Autograd does not work on it.
+
+    Gradients of convolutions are stored as (P, out, *kernel, in). For one problem, `shaped` converts them to the shape of the
+    weights, and `laid` converts back.
     """
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Gradient, Back]: ...
@@ -53,10 +57,10 @@ class Adjoints(Protocol):
 
 
 def adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Adjoints | None:
-    """Those of a network with these weights.
+    """Return the explicit gradient formulas of a network with these weights, or None if they do not apply.
 
-    None where it is no chain of linear layers and small two-dimensional convolutions with activations between them, another
-    device than the processor is to compute it, or what is written out is not what PyTorch computes, which is tried once.
+    They apply if the network is a chain of linear layers and small 2D convolutions with activations between them, the weights are
+    on the CPU, and the results agree with those of PyTorch in a test, which runs once per network.
     """
     chain = _checked_chain(model, data, loss)
     if chain is None or any(w.device.type != "cpu" for w in weights.values()):
@@ -66,7 +70,7 @@ def adjoints(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> A
 
 @lru_cache(maxsize=2)
 def _checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | None:
-    """The chain that a network is, if gradients and slopes by it are those of PyTorch on a probe."""
+    """Return the network as a chain of layers if its explicit gradients agree with PyTorch on the test problems, else None."""
     chain = _small_chain(model, data)
     if chain is None:
         return None
@@ -79,7 +83,7 @@ def _checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | None:
     stacked = {name: torch.stack([row[name] for row in rows]) for name in found}
     if agree((stacked, slope), probed(gradient_of(model, data, loss), model, data, loop=True)):
         return chain
-    log.warning("%s is not what its layers say: its gradients are left to autograd", type(model).__name__)
+    log.warning("%s: gradients from its traced layers differ from those of PyTorch, so autograd is used", type(model).__name__)
     return None
 
 
@@ -101,7 +105,15 @@ def _is_simple(layer: Layer) -> bool:
 
 
 class _Weighted(Protocol):
-    """A layer's product, and what it needs of its inputs for the products with weights of each problem's own."""
+    """Protocol of a layer with weights: its product with the shared weights, and with a separate weight tensor per problem.
+
+    product:             weight * a + bias for inputs a. transposed: the transposed product, for the backward pass.
+    seen:                what `weight_gradient` and `by_own` need of the inputs: inputs per problem, or image patches.
+    weight_gradient, bias_gradient: gradients (P, ...) from the derivatives z by the layer's outputs.
+    by_own:              product with a weight tensor of each problem.
+    transposed_with_own: transposed product of z with the shared weights plus that of `other` with the weights of each problem.
+    offset:              the biases of each problem, in the shape of the layer's outputs.
+    """
 
     def product(self, a: Tensor, biased: bool) -> Tensor: ...
 
@@ -183,9 +195,10 @@ class _Convolution:
 
 @dataclass
 class _Passed:
-    """What is known once all examples went forwards and back: of each layer, what it saw, and dL/dz.
+    """The intermediate results of one forward and backward pass, one entry per layer.
 
-    made: what the activations gave. slopes: their derivatives there. examples: of each problem.
+    seen:     inputs as `_Weighted.seen` prepares them. made: outputs of the activations. slopes: their derivatives.
+    errors:   dL/dz, the derivatives by the layers' outputs. examples: number of examples per problem.
     """
 
     seen: list[Tensor]
@@ -223,7 +236,7 @@ class _Written:
         return {name: g.movedim(1, -1) if name in self.of_images else g for name, g in gradient.items()}
 
     def _loss(self, logits: Tensor, y: Tensor, problems: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """dL/dlogits, and from a change of the logits what it adds to that, and to dL/dy where y is soft."""
+        """Return dL/dlogits, and its vector-Jacobian product by the logits and, if y is soft, by y."""
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 
         def error(logits: Tensor, *own: Tensor) -> Tensor:
@@ -263,7 +276,7 @@ class _Written:
         return change.reshape(shape), *(c.reshape(*shape[:2], -1) for c in of_labels)
 
     def _changes(self, v: Gradient, passed: _Passed) -> list[Tensor]:
-        """Rz of each layer."""
+        """Return the directional derivatives Rz of each layer's output along v, see the module's formulas."""
         changes: list[Tensor] = []
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
             change = layer.by_own(passed.seen[i], v[known.weight])

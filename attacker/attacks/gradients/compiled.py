@@ -1,4 +1,7 @@
-"""Evaluations compiled by PyTorch: up to a minute at first, and then two thirds of the time for many, a third for one."""
+"""Gradient evaluations compiled by `torch.compile`.
+
+Compiling takes up to a minute. An evaluation then takes about two thirds of the time for many problems, one third for one.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -9,20 +12,22 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 Evaluate = Callable[..., tuple[Tensor, Tensor]]
-"""From latents (P, D), and what belongs to their problems in rows, gradients (P, D) and values (P,)."""
+"""Maps latents (P, D), and data of the problems with one row each, to gradients (P, D) and losses (P,)."""
 
-LEAST = 0.6
-"""Share of the problems below which the rest is evaluated as it is: a compiled evaluation takes as long as at first, and that is
-two thirds of the time where there are many.
+MIN_SHARE = 0.6
+"""Share of the problems below which the uncompiled function is used. The compiled one always computes the initial number of
+problems, so that it is slower once few are left.
 """
 
 
 class Compiled:
-    """`evaluate`, compiled for `size` problems; fewer are made up for by copies of the first.
+    """A compiled version of a gradient evaluation for a fixed number of problems.
 
-    So that a search which goes on after it was killed computes what it would have, `size` is known before.
-
-    Where PyTorch finds no compiler, or cannot compile it, that is warned of once, and `otherwise` takes over.
+    evaluate:  the function to compile.
+    otherwise: the uncompiled function, used for few problems, and after one warning if PyTorch finds no compiler or cannot
+               compile.
+    size:      number of problems of the compiled function; smaller batches are padded with copies of the first problem. It is
+               given by the caller, so that a search that resumes from a checkpoint computes bitwise the same.
     """
 
     def __init__(self, evaluate: Evaluate, otherwise: Evaluate, size: int) -> None:
@@ -30,13 +35,13 @@ class Compiled:
         self.otherwise, self.size = otherwise, size
 
     def __call__(self, z: Tensor, *rows: Any) -> tuple[Tensor, Tensor]:
-        if self.compiled is None or len(z) > self.size or len(z) < LEAST * self.size:
+        if self.compiled is None or len(z) > self.size or len(z) < MIN_SHARE * self.size:
             return self.otherwise(z, *rows)
         missing = self.size - len(z)
         try:
             slope, value = self.compiled(*tree_map(lambda t: _filled(t, missing), (z.detach(), *rows)))
         except (RuntimeError, ImportError, OSError) as error:
-            warnings.warn(f"not compiled: {str(error).strip().splitlines()[0]}", stacklevel=2)
+            warnings.warn(f"not compiled, which is slower: {str(error).strip().splitlines()[0]}", stacklevel=2)
             self.compiled = None
             return self.otherwise(z, *rows)
         return slope[: len(z)], value[: len(z)]

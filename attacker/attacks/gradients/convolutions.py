@@ -1,9 +1,9 @@
-"""Convolutions to be differentiated twice, by what goes in: weights get no gradient. Images lie channels last.
+"""Convolutions that can be differentiated twice by their input; weights get no gradient. Images are stored channels last.
 
-`library` is torch's; of torch's own derivative, the second one works out the gradient of the weights too, wanted or not.
-`convolution` is for few channels on processors. There, torch's gradient of the input takes several times as long as the
-convolution, the more so with strides. Here it is a convolution too: of stride 1, whose channels are the pixels of a cell of
-stride x stride.
+`library` calls PyTorch's convolution, but avoids that its double backward computes the weight gradient even if unneeded.
+`convolution` is faster for few channels on a CPU, where PyTorch's input gradient takes several times as long as the convolution,
+in particular with strides. It computes the input gradient as a convolution of stride 1. For that, the image is divided into cells
+of stride x stride pixels, and the pixels of a cell become channels.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ Setting = tuple[Pair, Pair, Pair, int]
 
 
 def channels_last(t: Tensor) -> Tensor:
-    """The same values, as convolutions want them: of (..., in, H, W), the channels of a pixel next to each other."""
+    """Return a tensor (..., in, H, W) with the same values, with the channels of a pixel adjacent in memory."""
     return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
 
 
 def library(x: Tensor, weight: Tensor, setting: Setting) -> Tensor:
-    """(M, out, H', W') from images (M, in, H, W) and weights (out, in / groups, *kernel)."""
+    """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in / groups, *kernel)."""
     found: Tensor = _Library.apply(x, weight, setting)
     return found
 
@@ -58,14 +58,21 @@ class _LibraryTransposed(torch.autograd.Function):
 
 
 def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: Setting, wanted: tuple[bool, bool, bool]) -> Any:
-    """By input, weight and bias, from that of its output; for the first, only the shape of x counts."""
+    """Return the derivatives of a convolution by input, weight and bias, None for those that are not `wanted`.
+
+    output: derivative by the convolution's output. For the derivative by the input, only the shape of x is used.
+    """
     stride, padding, dilation, groups = setting
     return torch.ops.aten.convolution_backward(output, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """kernel, padding, sides of the image: rows and columns. stride: of both. What follows from them is rows and columns too."""
+    """The sizes of a convolution; pairs are (rows, columns).
+
+    kernel, padding: of the convolution. stride: of rows and columns alike. sides: height and width of the input images.
+    A cell is a block of stride x stride pixels of the input.
+    """
 
     kernel: Pair
     stride: int
@@ -74,27 +81,27 @@ class Geometry:
 
     @property
     def out(self) -> Pair:
-        """The sides of the output."""
+        """Height and width of the output."""
         return self._each(lambda k, p, side: (side + 2 * p - k) // self.stride + 1)
 
     @property
     def grid(self) -> Pair:
-        """How many cells the image has."""
+        """Number of cells in the image, rounded up."""
         return self._each(lambda k, p, side: -(-side // self.stride))
 
     @property
     def lead(self) -> Pair:
-        """Zeros before the kernel, so that it starts with a cell."""
+        """Number of zeros to prepend to the kernel, so that it starts at the boundary of a cell."""
         return self._each(lambda k, p, side: -p % self.stride)
 
     @property
     def cells(self) -> Pair:
-        """How many cells the kernel covers then."""
+        """Number of cells that the kernel covers after `lead` zeros were prepended."""
         return self._each(lambda k, p, side: -(-(-p % self.stride + k) // self.stride))
 
     @property
     def margins(self) -> tuple[int, int, int, int]:
-        """Zeros left, right, above and below an output, with which the turned kernel gives all cells of the image."""
+        """Zero padding (left, right, top, bottom) of the output, with which the flipped kernel yields all cells of the image."""
         before = self._each(lambda k, p, side: -(-p // self.stride))
         (top, bottom), (left, right) = (
             (cells - 1 - first, grid + first - out)
@@ -107,29 +114,30 @@ class Geometry:
         return rows, columns
 
 
-SMALL = 8e6
-"""Multiplications of a convolution of stride 1, on one image: LeNets lie below, residual networks above, and no more is known."""
+MAX_SMALL_PRODUCTS = 8e6
+"""Multiplications per image, at stride 1, up to which a convolution counts as small. LeNets are below, residual networks above;
+sizes in between have not been measured."""
 
 
 def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
-    """Whether a convolution with such weights of such images, (in, H, W), is for what follows, or for torch's."""
-    return prod(weight) * prod(image[1:]) < SMALL
+    """Return whether `convolution` is expected to be faster than `library` for these shapes of weights and image (in, H, W)."""
+    return prod(weight) * prod(image[1:]) < MAX_SMALL_PRODUCTS
 
 
 def convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """(M, out, H', W') from images (M, in, H, W) and weights (out, in, *kernel) that get no gradient."""
+    """Return the convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in, *kernel), which get no gradient."""
     found: Tensor = _Convolution.apply(x, channels_last(weight), cell_weights(weight, geometry), geometry)
     return found
 
 
 def cell_weights(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Weights (out, in, *kernel) as `transposed` takes them, (stride * stride * in, out, *cells)."""
+    """Return weights (out, in, *kernel) rearranged for `transposed`, (stride * stride * in, out, *cells)."""
     turned = _turned(weight.permute(0, 2, 3, 1)[None], geometry)[0]
     return channels_last(turned.reshape(*geometry.cells, len(weight), -1).permute(3, 2, 0, 1))
 
 
 class _Convolution(torch.autograd.Function):
-    """By weights as they are; its derivative by weights `turned` round."""
+    """Autograd function of `convolution`, whose backward pass is `_Transposed`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
@@ -143,7 +151,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """The transpose of a convolution."""
+    """Autograd function of the transposed convolution, whose backward pass is `_Convolution`."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, weight: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
@@ -157,25 +165,31 @@ class _Transposed(torch.autograd.Function):
 
 
 def convolved(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
-    """`convolution`, which is not to be differentiated."""
+    """Return the same values as `convolution`, outside of autograd, and with an optional bias."""
     laid = x.contiguous(memory_format=torch.channels_last)
     return functional.conv2d(laid, weight, bias, stride=geometry.stride, padding=geometry.padding)
 
 
 def transposed(output: Tensor, cells: Tensor, geometry: Geometry) -> Tensor:
-    """The cells of images, to be `spread`, from outputs (M, out, H', W') and `cell_weights`: the transpose of `convolved`."""
+    """Return the transposed convolution of outputs (M, out, H', W') as cells, which `spread` turns into images.
+
+    cells: weights as `cell_weights` returns them.
+    """
     padded = functional.pad(output, geometry.margins)
     return functional.conv2d(padded.contiguous(memory_format=torch.channels_last), cells)
 
 
 def weight_gradient(x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
-    """(P, out, in, *kernel) from images (P * N, in, H, W) and output gradients (P * N, out, H', W'); differentiable once."""
+    """Return the weight gradients (P, out, in, *kernel) of P problems; differentiable once.
+
+    x: images (P * N, in, H, W). output: derivatives by the convolution's output, (P * N, out, H', W').
+    """
     found: Tensor = _WeightGradient.apply(x, output, problems, geometry)
     return found.permute(0, 1, 4, 2, 3)
 
 
 class _WeightGradient(torch.autograd.Function):
-    """The patches of the images serve both ways."""
+    """Autograd function of `weight_gradient`; the image patches of the forward pass are reused in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, output: Tensor, problems: int, geometry: Geometry) -> Tensor:
@@ -196,30 +210,36 @@ class _WeightGradient(torch.autograd.Function):
 
 
 def patches(x: Tensor, problems: int, geometry: Geometry) -> Tensor:
-    """(P, N * H' * W', kh * kw * in) from images (P * N, in, H, W): what the kernel sees at each position."""
+    """Return the image patches under the kernel at each position, (P, N * H' * W', kh * kw * in), of images (P * N, in, H, W)."""
     top, left = geometry.padding
     return _patches(x, problems, geometry.kernel, geometry.stride, (left, left, top, top))
 
 
 def correlated(columns: Tensor, output: Tensor, geometry: Geometry) -> Tensor:
-    """(P, out, *kernel, in), the gradient of each problem's weights, from `patches` and output gradients (P * N, out, H', W')."""
+    """Return the weight gradients (P, out, *kernel, in) of P problems from image patches and output gradients.
+
+    columns: as `patches` returns them. output: derivatives by the convolution's output, (P * N, out, H', W').
+    """
     rows = output.permute(0, 2, 3, 1).reshape(len(columns), -1, output.shape[1])
     return (rows.transpose(1, 2) @ columns).reshape(len(columns), output.shape[1], *geometry.kernel, -1)
 
 
 def convolved_by_own(columns: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """(P * N, out, H', W') from `patches` and weights (P, out, *kernel, in) of each problem's own."""
+    """Return the convolutions (P * N, out, H', W') of image patches with separate weights (P, out, *kernel, in) per problem."""
     return _images(weight.flatten(2) @ columns.transpose(1, 2), geometry.out)
 
 
 def transposed_by_own(output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """The cells of images, from outputs (P * N, out, H', W') and weights (P, out, *kernel, in): the transpose of the last one."""
+    """Return the transpose of `convolved_by_own` as cells, which `spread` turns into images.
+
+    output: (P * N, out, H', W'). weight: separate weights per problem, (P, out, *kernel, in).
+    """
     columns = _patches(output, len(weight), geometry.cells, 1, geometry.margins)
     return _images(_turned(weight, geometry).transpose(1, 2) @ columns.transpose(1, 2), geometry.grid)
 
 
 def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple[int, int, int, int]) -> Tensor:
-    """The same with the zeros around an image as they are asked for."""
+    """Return image patches as `patches` does, for a given kernel, stride and zero padding (left, right, top, bottom)."""
     padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *margins)).contiguous()
     count, height, width, depth = padded.shape
     (kh, kw), (image, row, column, _) = kernel, padded.stride()
@@ -228,13 +248,16 @@ def _patches(x: Tensor, problems: int, kernel: Pair, stride: int, margins: tuple
 
 
 def _images(rows: Tensor, sides: Pair) -> Tensor:
-    """(P * N, C, *sides) from (P, C, N * H * W)."""
+    """Reshape rows (P, C, N * H * W) to images (P * N, C, *sides)."""
     problems, channels, _ = rows.shape
     return rows.reshape(problems, channels, -1, *sides).transpose(1, 2).reshape(-1, channels, *sides)
 
 
 def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
-    """(P, cells * out, stride * stride * in) from weights (P, out, *kernel, in): of the transposed convolution, cell by cell."""
+    """Return weights (P, out, *kernel, in) flipped and grouped by cells, (P, cells * out, stride * stride * in).
+
+    These are the weights of the transposed convolution.
+    """
     problems, out, kh, kw, depth = weight.shape
     s, (top, left), (rows, columns) = geometry.stride, geometry.lead, geometry.cells
     padded = functional.pad(weight, (0, 0, left, columns * s - kw - left, top, rows * s - kh - top))
@@ -243,7 +266,7 @@ def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
 
 
 def spread(cells: Tensor, geometry: Geometry) -> Tensor:
-    """(M, C, H, W) from (M, stride * stride * C, H / stride, W / stride), rounded up: the pixels of each cell."""
+    """Return images (M, C, H, W) from their cells (M, stride * stride * C, ceil(H / stride), ceil(W / stride))."""
     s, (height, width) = geometry.stride, geometry.sides
     if s == 1:
         return cells

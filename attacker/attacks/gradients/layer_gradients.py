@@ -1,8 +1,9 @@
-"""What one call of a layer adds to the weight gradients of many problems that share its weights.
+"""Gradients of a layer's weights for many problems that share them, computed from the layer's input and output gradient.
 
-Each function takes what went into the layer and the gradient of its output, both (P * N, ...) with the N examples of a problem
-next to each other, and gives the gradient of each problem's loss, (P, *shape of the weight), or a tuple with that of each problem
-where they are large: what is as large as the weights of all problems together is mostly waited for. All are differentiable.
+Each function takes the layer's input x and the derivative `output` of the loss by its output. Both have the shape (P * N, ...),
+with the N examples of a problem next to each other. It returns the gradients of the P problems, (P, *shape of the weight), or
+a tuple of P tensors if they are large, since writing one tensor for all problems would then dominate the time. All functions are
+differentiable.
 """
 
 from typing import Any
@@ -15,29 +16,32 @@ from attacker.attacks.gradients.convolutions import channels_last, derivatives
 
 Pair = tuple[int, int]
 Stack = Tensor | tuple[Tensor, ...]
-"""One row for each problem."""
+"""Gradients of all problems: one tensor with a row per problem, or a tuple with a tensor per problem."""
 
 
 def of_linear_weight(x: Tensor, output: Tensor, problems: int) -> Tensor:
-    """(P, out, in) from inputs (P * N, ..., in) and output gradients (P * N, ..., out)."""
+    """Return the weight gradients (P, out, in) of a linear layer; x: (P * N, ..., in), output gradients: (P * N, ..., out)."""
     rows, columns = (t.reshape(problems, -1, t.shape[-1]) for t in (output, x))
     return rows.transpose(1, 2) @ columns
 
 
 def of_linear_bias(output: Tensor, problems: int) -> Tensor:
-    """(P, out) from output gradients (P * N, ..., out)."""
+    """Return the bias gradients (P, out) of a linear layer from its output gradients (P * N, ..., out)."""
     return output.reshape(problems, -1, output.shape[-1]).sum(dim=1)
 
 
 def of_channel_bias(output: Tensor, problems: int) -> Tensor:
-    """(P, C) from output gradients (P * N, C, ...)."""
+    """Return the gradients (P, C) of a bias per channel from output gradients (P * N, C, ...)."""
     return output.reshape(problems, -1, *output.shape[1:]).transpose(1, 2).flatten(2).sum(dim=2)
 
 
 def of_convolution_weight(
     x: Tensor, output: Tensor, problems: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Stack:
-    """P of (out, in / groups, *kernel) from images (P * N, in, H, W) and output gradients (P * N, out, H', W')."""
+    """Return the P weight gradients (out, in / groups, *kernel) of a convolution.
+
+    x: images (P * N, in, H, W). output: output gradients (P * N, out, H', W').
+    """
     if x.device.type == "cpu":
         found: tuple[Tensor, ...] = _OneByOne.apply(x, output, problems, kernel, stride, padding, dilation, groups)
         return found
@@ -51,7 +55,10 @@ def of_convolution_weight(
 
 
 class _OneByOne(torch.autograd.Function):
-    """By torch's convolutions, a problem at a time: on processors these have twice the speed of products of matrices."""
+    """Autograd function that computes the weight gradient of one problem after the other with PyTorch's convolutions.
+
+    On a CPU this is twice as fast as matrix products of image patches.
+    """
 
     @staticmethod
     def forward(
@@ -67,7 +74,7 @@ class _OneByOne(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, output)
         ctx.setting = stride, padding, dilation, groups
-        like = channels_last(x.new_empty(output.shape[1], x.shape[1] // groups, *kernel))  # else a third as fast
+        like = channels_last(x.new_empty(output.shape[1], x.shape[1] // groups, *kernel))  # otherwise 3 times slower
         pairs = zip(x.chunk(problems), output.chunk(problems), strict=True)
         return tuple(derivatives(o, i, like, ctx.setting, (False, True, False))[1] for i, o in pairs)
 

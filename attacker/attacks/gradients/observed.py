@@ -1,4 +1,4 @@
-"""Observed gradients: one observation of every case, stacked, with the weights that they were taken at."""
+"""The observed gradients of a batch of cases, with the weights at which they were computed and the defense."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,15 @@ from fedsim.recording.observation import Observation
 
 
 class ObservedGradients:
-    """The same observation of every case, stacked: of clients of one run it is the same round, so that weights may be shared.
+    """The gradients recovered from one observation per case, stacked. Clients of the same round share the weights sent.
 
-    gradients: (cases, ...) by name, as read off the updates. seen: the updates themselves, likewise.
-    weights, buffers: by name; once where `shared` and `same_buffers`, else one row a case.
-    channel, omitted, rule: of the defense, where the attacker knows it. defended: whether it changes what was sent.
-    variance: (cases,) of the noise of known power in each coordinate of the gradient. A sum is a mean of its clients.
+    gradients:       gradients by parameter name, (cases, *shape), as `as_gradient` recovers them from the updates.
+    seen:            the updates themselves, by parameter name, (cases, *shape).
+    weights, buffers: by name. They have one row per case, unless `shared` (weights) or `same_buffers` (buffers) is set.
+    channel, omitted, rule: the model of the defense, the parameters left out and the gradient rule, if the attacker knows them.
+    defended:        whether the defense changes what was sent.
+    variance:        known noise variance per coordinate of the gradient, (cases,). For a secure sum, that of the mean over its
+                     clients.
     """
 
     def __init__(self, observations: Sequence[Observation], *, model: nn.Module, device: str, knows_defense: bool = True) -> None:
@@ -45,7 +48,7 @@ class ObservedGradients:
         self.variance = self._variance(observations)
 
     def state(self, i: int) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and buffers of case i."""
+        """Return the weights and buffers of case i, by name."""
         weights = self.weights if self.shared else {name: w[i] for name, w in self.weights.items()}
         buffers = self.buffers if self.same_buffers else {name: b[i] for name, b in self.buffers.items()}
         return {"weights": weights, "buffers": buffers}

@@ -1,4 +1,4 @@
-"""Where numbers of half the length make a search faster."""
+"""Selection of a reduced floating-point precision for devices on which it makes a search faster."""
 
 import torch
 
@@ -6,7 +6,7 @@ CPU_FEATURES = ("avx512_bf16", "amx_bf16")
 
 
 def fast(device: str) -> torch.dtype | None:
-    """bfloat16 where the device multiplies such numbers faster than float32; else None."""
+    """Return bfloat16 if the device multiplies it faster than float32, else None."""
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
     able = torch.cpu.get_capabilities() if device == "cpu" else {}

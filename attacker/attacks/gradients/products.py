@@ -1,4 +1,4 @@
-"""Norms and inner products of gradients; those of large ones write nothing of their size, and one tensor each on the way back."""
+"""Norms and inner products of gradients that allocate no temporary tensors in the forward pass, and one each in the backward."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,10 @@ def squared_norm(gradient: Gradient) -> Tensor:
 
 
 def products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the names of the observed one, the inner products of both, of the simulated with itself, of the observed with itself.
+    """Return three inner products: <simulated, observed>, <simulated, simulated> and <observed, observed>.
 
-    Differentiable once, and by the simulated one. Not to be called under `vmap` or `torch.func.grad`.
+    Only parameters of the observed gradient enter. Differentiable once, by the simulated gradient. Do not call it under `vmap` or
+    `torch.func.grad`.
     """
     dot, simulated_square, observed_square = _Products.apply(*(simulated[name] for name in observed), *observed.values())
     return dot, simulated_square, observed_square
@@ -45,7 +46,7 @@ def _pairs(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _flat(simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as vectors, their values in the order in which the simulated one has them."""
+    """Flatten both tensors in the memory order of the simulated one, which avoids a copy."""
     if simulated.ndim == 4 and simulated.is_contiguous(memory_format=torch.channels_last):
         simulated, observed = (t.permute(0, 2, 3, 1) for t in (simulated, observed))
     return simulated.reshape(-1), observed.reshape(-1)

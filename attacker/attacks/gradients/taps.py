@@ -1,4 +1,4 @@
-"""Notes, while a network runs, which layers its weights go into and what went in with them."""
+"""Taps: records, made during a forward pass, of the layer calls that use a network's weights, with their inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,26 @@ from attacker.attacks.gradients import layer_gradients as layers
 from attacker.attacks.gradients.convolutions import Geometry, convolution, is_small, library, weight_gradient
 
 TapRule = Callable[[Tensor], layers.Stack]
-"""From the gradient of a layer's output, (P * N, ...), that of a weight for each problem."""
+"""Maps the gradient of a layer's output, (P * N, ...), to the gradients of one of its weights for each of the P problems."""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """One call of a layer. edge: its output in the graph, as it was before anything was written over it. rules: by weight."""
+    """The record of one layer call.
+
+    edge:  the autograd graph's edge of its output, before any in-place operation on it.
+    rules: for each weight of the layer, by name, the function from the output's gradient to the weight's gradients.
+    """
 
     edge: GradientEdge
     rules: Mapping[str, TapRule]
 
 
 class Taps(TorchFunctionMode):
-    """While it is entered, `found` grows by every call of a layer that some of `weights` go into, by the tensors themselves.
+    """A context manager that records in `found` every layer call that uses one of `weights`; tensors are compared by identity.
 
-    precision: of the convolutions that torch computes; all else is in the precision of the weights.
+    problems:  number P of problems whose examples are in the batch.
+    precision: data type for convolutions that PyTorch computes; None, and everything else, uses that of the weights.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], problems: int, precision: torch.dtype | None = None) -> None:
@@ -43,7 +48,7 @@ class Taps(TorchFunctionMode):
         return func(*args, **kwargs or {}) if layer is None else layer(self, *args, **kwargs or {})
 
     def note(self, output: Tensor, *rules: tuple[Tensor | None, TapRule]) -> Tensor:
-        """The output, once it is written down how the gradient of each weight comes from the output's."""
+        """Record a layer call with one (weight, rule) pair for each of its weights, and return its output unchanged."""
         named = {self.names[id(weight)]: rule for weight, rule in rules if id(weight) in self.names}
         if named:
             self.found.append(Tap(get_gradient_edge(output), named))
@@ -92,7 +97,7 @@ def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
 
 
 def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
-    """Whether calls of torch's convolutions, one a problem, would take longer than laying out what products of matrices need."""
+    """Return whether matrix products of image patches are faster than one call of PyTorch's convolution per problem."""
     return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 
@@ -107,9 +112,9 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """By its buffers, as a scale and an offset: torch's own is slow to differentiate twice."""
+    """Compute batch norm with the running statistics as a scale and an offset; PyTorch's own has a slow double backward."""
     if training or running_mean is None or running_var is None:
-        raise ValueError("batch norm that goes by the batch makes its examples act on each other")
+        raise ValueError("batch norm uses the statistics of the batch, so several problems cannot be computed in one batch")
     problems = taps.problems
     shape = (1, -1, *(1,) * (input.ndim - 2))
     root = (running_var + eps).rsqrt()
@@ -127,7 +132,7 @@ LAYERS: Mapping[Any, Callable[..., Tensor]] = {
     functional.conv2d: _convolution,
     functional.batch_norm: _batch_norm,
 }
-"""What weights may go into, by torch's function."""
+"""The layer functions of PyTorch whose weight gradients can be recorded, and their replacements."""
 
 
 def _pair(setting: int | Sequence[int]) -> layers.Pair:
@@ -141,5 +146,5 @@ def _padding(padding: int | Sequence[int] | str, weight: Tensor, dilation: int |
         return _pair(padding)
     spread = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
     if padding == "same" and any(total % 2 for total in spread):
-        raise ValueError("a convolution that pads one side more than the other")
+        raise ValueError(f"padding='same' of a {tuple(weight.shape[2:])} kernel is uneven; use a kernel with odd sides")
     return (0, 0) if padding == "valid" else (spread[0] // 2, spread[1] // 2)

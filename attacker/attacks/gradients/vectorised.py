@@ -1,8 +1,8 @@
-"""Gradients of many problems that share weights, by one ordinary pass over all of their examples.
+"""Gradients of many problems that share weights, from one forward and backward pass over the examples of all problems.
 
-Examples meet in the loss only, where batch norm goes by its buffers: the batches of all problems run through the network as one.
-What went into a layer and what came back to it then give the gradient of its weights for each problem by itself, by products of
-matrices, where `vmap` of a gradient takes convolutions with one group a problem.
+If batch norm uses its running statistics, examples interact only in the loss, so that the batches of all problems can be
+concatenated. The weight gradients of each problem then follow from a layer's inputs and output gradients by matrix products. This
+is faster than `vmap` of a gradient, which runs convolutions with one group per problem.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,13 @@ StackedGradients = dict[str, Stack]
 
 
 class PerProblem(Protocol):
-    """From shared weights, x (P, N, *shape) in [0, 1], y (P, N) or soft (P, N, K), and shared buffers to the gradients.
+    """Protocol of a function that returns the gradients dL/dw of the mean losses of P problems, by parameter name.
 
-    precision: of large convolutions; None for that of the weights. Gives dL/dw of each problem's own mean loss by name: a row of
-    one tensor, or where these are large a tensor, for each problem. Differentiable by x and by soft y. Not to be called under
-    `vmap` or `torch.func.grad`: problems are what it maps over.
+    weights, buffers: shared by all problems. x: examples (P, N, *shape) in [0, 1]. y: labels (P, N), or soft labels (P, N, K).
+    precision: data type for large convolutions; None for that of the weights.
+
+    Each value is one tensor with a row per problem, or a tuple of P tensors if they are large. Differentiable by x and by soft
+    labels. Do not call it under `vmap` or `torch.func.grad`: it is already batched over problems.
     """
 
     def __call__(
@@ -38,23 +40,22 @@ class PerProblem(Protocol):
 
 
 def apart(gradients: StackedGradients) -> list[Gradient]:
-    """The gradient of each problem by itself."""
+    """Split batched gradients into a list with one gradient per problem."""
     rows = {name: g if isinstance(g, tuple) else g.unbind() for name, g in gradients.items()}
     return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
 def together(gradients: StackedGradients) -> Gradient | None:
-    """(P, *shape) of each parameter; None where one tensor would be too large for that."""
+    """Return the gradients with one tensor (P, *shape) per parameter; None if large ones are stored as tuples."""
     return None if any(isinstance(g, tuple) for g in gradients.values()) else cast(Gradient, gradients)
 
 
 @lru_cache(maxsize=2)
 def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | None:
-    """What `simulation.gradient_of` gives for one problem, for many at once.
+    """Return a batched version of the gradient function `simulation.gradients.gradient_of`, or None if the network has none.
 
-    None where that cannot be had in this way: where a parameter goes into anything but linear layers, two-dimensional
-    convolutions and batch norm that goes by its buffers, or where the examples of a batch act on each other. Tried once, on two
-    problems of two examples each.
+    It requires that parameters are used only by linear layers, 2D convolutions and batch norm with running statistics, and that
+    the examples of a batch do not interact. This is tested once per network, on two problems of two examples each.
     """
     gradients = _untried(model, data, models.loss_of(loss))
     return gradients if _agrees(gradients, model, data, loss) else None
@@ -65,7 +66,7 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
         weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < LARGE:
+        if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:
             return _of_one(weights, x[0], y[0], buffers, searched)
         taps = Taps(weights, len(x), precision)
         with torch.enable_grad():
@@ -79,7 +80,7 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
             return _collected(weights, len(x), taps.found, outputs)
 
     def _of_one(weights: Weights, x: Tensor, y: Tensor, buffers: Weights, searched: bool) -> StackedGradients:
-        """What torch does by itself: taps cost more than they bring where there is but one small problem."""
+        """Compute the gradient of a single small problem by autograd alone, which is faster than recording layer calls."""
         with torch.enable_grad():
             own = {name: w.detach().requires_grad_() for name, w in weights.items()}
             total = measure(forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
@@ -90,7 +91,7 @@ def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
 
 
 def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]) -> StackedGradients:
-    """Sums over the calls of each layer; zeros for weights that the loss does not depend on."""
+    """Return the gradient of each weight, summed over its layer's calls; zeros for weights that the loss does not depend on."""
     found: StackedGradients = {}
     for tap, output in zip(taps, outputs, strict=True):
         if output is None:
@@ -101,8 +102,8 @@ def _collected(weights: Weights, problems: int, taps: Sequence[Tap], outputs: Se
     return {name: found[name] if name in found else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
 
 
-LARGE = 1e6
-"""Values of all weights."""
+MAX_AUTOGRAD_WEIGHTS = 1e6
+"""Number of weights below which the gradient of a single problem is computed by autograd alone."""
 
 
 def _sum(one: Stack, other: Stack) -> Stack:
@@ -112,9 +113,9 @@ def _sum(one: Stack, other: Stack) -> Stack:
 
 
 def _agrees(gradients: PerProblem, model: nn.Module, data: DataSpec, loss: str) -> bool:
-    """Whether two problems of two examples have the gradients that each has by itself, and their squared lengths the slopes.
+    """Return whether batched gradients and their derivatives by x agree with those computed one problem at a time.
 
-    Weights lie as they do in a search.
+    They are compared on the test problems of `probe`, with weights in the memory layout of a search.
     """
     weights, buffers, x, y = probe(model, data)
     laid = {name: channels_last(w) for name, w in weights.items()}

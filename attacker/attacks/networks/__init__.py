@@ -1,1 +1,1 @@
-"""Networks as chains of layers, traced by torch.fx, for attacks that go through them layer by layer."""
+"""Views of a network for attacks: as a chain of layers traced by torch.fx, and as a twice differentiable forward pass."""

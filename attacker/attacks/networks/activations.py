@@ -1,4 +1,4 @@
-"""Activations as R-GAP uses them: forwards, backwards from their output, and their slope there."""
+"""Activation functions with their inverses and derivatives, as R-GAP and the explicit gradient formulas use them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,18 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EDGE = 1e-12
-"""How near a sigmoid's output may come to 0 or 1 before its inverse is cut off."""
+SATURATION_MARGIN = 1e-12
+"""Outputs of sigmoid and tanh are clamped to this distance from the ends of their range before they are inverted."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise monotonic function.
+    """An elementwise monotonic activation function f(z). All derivatives are functions of the output f.
 
-    forward: from pre-activations z to outputs f. inverse: from f to z; slope: from f to the derivative at z.
-    bend:    from f to the derivative of the slope by f, 0 where pieces are straight.
-    known:   from f, where z can be told: everywhere but for the zeros of ReLU, which remove a constraint (R-GAP, section 3.1.2).
-    bounds:  of the outputs that exist.
+    forward: maps pre-activations z to outputs f. inverse: maps f to z. slope: maps f to df/dz.
+    bend:    maps f to the derivative of the slope by f; 0 for piecewise linear functions.
+    known:   maps f to 1 where z can be computed from f and to 0 elsewhere. It is 0 only at the zeros of ReLU, for which R-GAP has
+             no equation (R-GAP, section 3.1.2).
+    bounds:  range of the outputs.
+    smooth:  whether the second derivative can be nonzero.
     """
 
     name: str
@@ -31,11 +33,11 @@ class Activation:
 
 
 def _inside(f: Tensor, low: float, high: float) -> Tensor:
-    return f.clamp(low + EDGE, high - EDGE)
+    return f.clamp(low + SATURATION_MARGIN, high - SATURATION_MARGIN)
 
 
 def leaky_relu(slope: float) -> Activation:
-    """max(z, slope z), of a positive slope."""
+    """Return the leaky ReLU with a positive slope for negative z."""
 
     def slope_at(f: Tensor) -> Tensor:
         return torch.where(f >= 0, torch.ones_like(f), torch.full_like(f, slope))
@@ -76,13 +78,16 @@ TANH = Activation(
     bounds=(-1.0, 1.0),
 )
 
-DEAD = 4.0
-"""An output of a ReLU within so many times the rounding of its neighbours is a zero."""
+ZERO_TOLERANCE = 4.0
+"""An output of a ReLU counts as zero up to this multiple of the estimated numerical error."""
 
 
 def settled(activation: Activation, f: Tensor) -> Tensor:
-    """Outputs f (N, ...) as they were solved for, with the zeros of a ReLU as zeros: those below 0 tell how far rounding goes."""
+    """Set outputs (N, ...) of a ReLU that are zero up to numerical errors to zero; return those of other activations unchanged.
+
+    f: outputs that were computed by solving equations. Their largest negative value estimates the numerical error, per example.
+    """
     if activation is not RELU:
         return f
     rounding = (-f).flatten(1).amax(dim=1).clamp(min=0).reshape(-1, *[1] * (f.ndim - 1))
-    return torch.where(f > DEAD * rounding, f, 0)
+    return torch.where(f > ZERO_TOLERANCE * rounding, f, 0)

@@ -1,6 +1,7 @@
-"""A network as a chain of layers: what R-GAP can walk back through.
+"""A network as a chain of layers, the form that closed-form attacks such as R-GAP can invert layer by layer.
 
-x[i + 1] = activation(after(weight * before(x[i]) + bias)),  with * a convolution or a matrix product
+x[i + 1] = activation(after(weight * before(x[i]) + bias)), where * is a convolution or a matrix product, and `before` and `after`
+are linear maps without weights, such as average pooling.
 """
 
 from dataclasses import dataclass, replace
@@ -16,22 +17,26 @@ from attacker.attacks.networks.traced import Linear, NotAChain, activation_of, k
 __all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "chain_of", "only_reshapes"]
 
 JOINS = ("add", "add_", "iadd", "cat", "concat")
-"""Looked for first: of a residual network it is the reason that matters."""
+"""Operations that join several paths. They are looked for first, so that the error for a residual network names them."""
 
 Sides = tuple[int, int]
 
-BATCH = 1_000_003
-"""Examples in the batch of which shapes are read: a number that nothing else in a network is, nor divides."""
+BATCH_SIZE = 1_000_003
+"""Batch size for shape inference: a prime that equals no other size in a network, so that the batch axis is recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer with weights. Shapes are of one example.
+    """One layer with weights. Shapes are those of one example, without batch axis.
 
-    name:    of the module. weight, bias: of its parameters; bias is None where it has none.
-    inputs:  what the layer before gave, the unknowns of this one. taken: what the product takes, after `before`.
-    given:   what the product gives. outputs: of the layer, after `after`.
-    kernel, stride, padding, dilation: of a convolution; kernel None for a matrix.
+    name:         of the module. weight, bias: parameter names; bias is None if there is none.
+    inputs:       shape of the layer's input, the output of the layer before.
+    taken:        shape of the input of the product, after the maps `before` were applied.
+    given:        shape of the output of the product. outputs: shape after the maps `after` were applied.
+    shape:        of the weight.
+    kernel, stride, padding, dilation: of a convolution; kernel is None for a matrix product.
+    before, after: linear maps without weights, applied before and after the product.
+    activation:   applied last.
     """
 
     name: str
@@ -51,7 +56,7 @@ class Layer:
     activation: Activation = IDENTITY
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """weight * x for x (N, *taken), without bias."""
+        """Return weight * x for x (N, *taken), without bias: a convolution or a matrix product."""
         if self.kernel is None:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
@@ -59,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers from the input to the logits."""
+    """A network as a sequence of layers from the input to the logits."""
 
     layers: tuple[Layer, ...]
 
@@ -69,10 +74,10 @@ class Chain:
 
 
 def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
-    """The chain that `model` is in evaluation mode, for inputs of `shape`; its weights may be on the meta device.
+    """Return `model` in evaluation mode as a chain of layers, for inputs of `shape`; its weights may be on the meta device.
 
-    Raises NotAChain, with the reason, where it is none: paths that join (residual networks), maximum pooling, normalisation,
-    groups, weights that are shared or computed from others, or code that cannot be traced.
+    Raises NotAChain with the reason if it is not a chain. Reasons are paths that join (residual networks), max pooling,
+    normalisation, grouped convolutions, weights that are shared or computed from others, and code that cannot be traced.
     """
     graph, modules = trace(model)
     for node in graph.nodes:
@@ -90,7 +95,7 @@ def _joined(node: fx.Node) -> str:
 
 
 class _Reader:
-    """Takes the nodes of a traced network one after the other."""
+    """The builder of a chain, which is passed the nodes of a traced network in order."""
 
     def __init__(self, model: nn.Module, modules: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
         self.modules, self.parameters = modules, dict(model.named_parameters())
@@ -116,23 +121,23 @@ class _Reader:
         if node.op != "placeholder":
             self._step(node)
         self.last = node
-        self.shapes[node] = torch.Size((BATCH, *self.shape))
+        self.shapes[node] = torch.Size((BATCH_SIZE, *self.shape))
 
     def chain(self) -> Chain:
         if not self.layers:
             raise NotAChain("it has no layer with weights")
         last = self.layers[-1]
         if self.pending or last.activation is not IDENTITY:
-            raise NotAChain("something stands between its last layer with weights and its logits")
+            raise NotAChain("there is an activation or another map between its last layer with weights and its logits")
         if not only_reshapes(last.after):
-            raise NotAChain(f"its logits are averages of what its last layer with weights, {last.name}, gives")
+            raise NotAChain(f"its logits are averages of the outputs of its last layer with weights, {last.name}")
         if len(last.outputs) != 1:
-            raise NotAChain(f"its last layer gives {last.outputs} and no logits")
+            raise NotAChain(f"its last layer returns shape {last.outputs} per example, and logits are a vector")
         return Chain(tuple(self.layers))
 
     def _step(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise NotAChain(f"its code uses {str(node.target)[2:]} by itself, and only as a layer's weights is that followed")
+            raise NotAChain(f"its code uses {str(node.target)[2:]} directly, and only as a weight of a layer that is supported")
         tensors = {a for a in node.all_input_nodes if a not in self.sizes}
         if len(tensors) > 1:
             raise NotAChain(_joined(node))
@@ -150,7 +155,7 @@ class _Reader:
         prefix, shown = f"{name}." if name else "", name or "the model"
         convolution: dict[str, Any] = _convolution(shown, module) if isinstance(module, nn.Conv2d) else {}
         if isinstance(module, nn.Linear) and len(self.shape) != 1:
-            raise NotAChain(f"{shown} takes {self.shape}, and only a matrix that takes vectors is walked back through")
+            raise NotAChain(f"{shown} takes inputs of shape {self.shape}, and linear layers are inverted only for vectors")
         if any(layer.weight == f"{prefix}weight" for layer in self.layers):
             raise NotAChain(f"{shown} is used twice, and its gradient is a sum of both uses")
         for own, value in (("weight", module.weight), ("bias", module.bias)):
@@ -168,7 +173,7 @@ class _Reader:
             before=tuple(self.pending),
             **convolution,
         )
-        x, weight = torch.empty(BATCH, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
+        x, weight = torch.empty(BATCH_SIZE, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
         given = self._given(shown, lambda x: layer.product(x, weight), x)
         self.layers.append(replace(layer, given=given, outputs=given))
         self.pending, self.shape, self.inputs = [], given, given
@@ -187,7 +192,7 @@ class _Reader:
         arguments = tuple(a for a in values[0] if not isinstance(a, fx.Node))
         keywords = {key: a for key, a in values[1].items() if not isinstance(a, fx.Node)}
         try:
-            function = map_of(node, module, (BATCH, *self.shape), arguments, keywords)
+            function = map_of(node, module, (BATCH_SIZE, *self.shape), arguments, keywords)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{name_of(node)} does not take {self.shape}: {error}") from error
         x = torch.zeros(2, *self.shape)  # and none on the meta device, for which torch takes seconds to load adaptive pooling
@@ -200,13 +205,13 @@ class _Reader:
             self.pending.append(function)  # the unknowns are what comes before it
 
     def _given(self, name: str, function: Linear, x: Tensor) -> tuple[int, ...]:
-        """The shape of one example after `function`, which is shown a batch x."""
+        """Return the shape of one example after `function`, which is applied to the batch x; `name` is for errors."""
         try:
             given = tuple(function(x).shape)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{name} does not take {self.shape}: {error}") from error
         if not given or given[0] != len(x):
-            raise NotAChain(f"{name} does not take {self.shape}: it makes one batch of it")
+            raise NotAChain(f"{name} does not take {self.shape}: it changes the size of the batch")
         return given[1:]
 
     def _value(self, node: fx.Node) -> Any:
@@ -219,7 +224,7 @@ class _Reader:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Whether a node asks for a shape, or computes with what such nodes gave."""
+    """Return whether a node reads the shape of a tensor, or computes with values that were read so."""
     if node.op == "call_method":
         return bool(node.target == "size")
     if node.op != "call_function":
@@ -232,13 +237,13 @@ def _is_size(node: fx.Node) -> bool:
 
 def _convolution(name: str, module: nn.Conv2d) -> dict[str, Sides]:
     if module.groups != 1:
-        raise NotAChain(f"{name} has {module.groups} groups, and only 1 is walked back through")
+        raise NotAChain(f"{name} is a convolution with {module.groups} groups, and only convolutions with 1 group are inverted")
     if module.padding_mode != "zeros":
-        raise NotAChain(f"{name} pads by {module.padding_mode!r}, and only zeros are walked back through")
+        raise NotAChain(f"{name} has padding_mode {module.padding_mode!r}, and only 'zeros' is supported")
     if isinstance(module.padding, str):
         whole = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
         if module.padding == "same" and any(side % 2 for side in whole):
-            raise NotAChain(f"{name} pads its sides unevenly")
+            raise NotAChain(f"{name} pads more on one side than on the other, because its kernel has an even size")
         padding = (0, 0) if module.padding == "valid" else (whole[0] // 2, whole[1] // 2)
     else:
         padding = _pair(module.padding)

@@ -1,4 +1,4 @@
-"""The forward pass of a network as attacks run it: with given weights, in any memory layout, differentiable twice."""
+"""The forward pass of a network with given weights, in any memory layout, and differentiable twice."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the logits (N, K) of `model` with the weights and buffers `state` for inputs x (N, *shape), as it is fed.
+    """Return the logits (N, K) of `model` with weights and buffers `state` for normalised inputs x (N, *shape).
 
-    Attacks lay convolutions out channels last, batch their problems with `vmap`, and need the second derivative. What a network's
-    own code does not stand of that is replaced by what computes the same values.
+    Attacks store images channels last, batch problems with `vmap`, and need second derivatives. Operations that do not support
+    this, such as `Tensor.view` or fused attention, are replaced by equivalent ones.
     """
     with differentiable_twice(model), _AnyLayout():
         logits: Tensor = functional_call(model, dict(state), (x,))
@@ -25,7 +25,7 @@ def forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Te
 
 @contextmanager
 def differentiable_twice(model: nn.Module) -> Iterator[None]:
-    """Let PyTorch choose kernels that have a second derivative: fused attention and cuDNN's recurrent layers have none."""
+    """Restrict PyTorch to kernels that have a second derivative, which fused attention and cuDNN's recurrent layers lack."""
     with ExitStack() as chosen:
         chosen.enter_context(sdpa_kernel([SDPBackend.MATH]))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
@@ -34,7 +34,7 @@ def differentiable_twice(model: nn.Module) -> Iterator[None]:
 
 
 class _AnyLayout(TorchFunctionMode):
-    """Let `view` take tensors of any memory layout, and hard sigmoids be differentiated twice."""
+    """A mode in which `view` accepts tensors of any memory layout, and hard sigmoids can be differentiated twice."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replaced = _REPLACED.get(func)
@@ -47,7 +47,7 @@ def _view(x: Tensor, *shape: Any, **keywords: Any) -> Tensor:
     except RuntimeError:
         if keywords or (shape and isinstance(shape[0], torch.dtype)):
             raise
-        return x.reshape(*shape)  # raises as well where the sizes do not fit
+        return x.reshape(*shape)  # still raises if the sizes do not match
 
 
 def _view_as(x: Tensor, other: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _view_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def _hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """PyTorch's own has no second derivative."""
+    """Compute the hard sigmoid from elementary operations, since PyTorch's own has no second derivative."""
     found = (input + 3).clamp(0, 6) / 6
     return input.copy_(found) if inplace else found
 

@@ -1,4 +1,4 @@
-"""Functions that torch.func does not look into: differentiated by ordinary autograd, and mapped by a loop."""
+"""A wrapper for functions that torch.func cannot transform: ordinary autograd differentiates them, and a loop replaces vmap."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 Function = Callable[..., tuple[Tensor, ...]]
-"""From tensors to tensors. Its outputs have a graph where one of the inputs requires a gradient."""
+"""Maps tensors to tensors. Its outputs have an autograd graph if one of the inputs requires a gradient."""
 
 
 def opaque(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `function(*tensors)`, also under `vmap` and `torch.func.grad`, where `function` itself stands neither.
+    """Return `function(*tensors)`; it also works under `vmap` and `torch.func.grad` if `function` itself does not.
 
-    Differentiable once, by evaluating the function again.
+    Differentiable once; the derivative evaluates the function again.
     """
     found: tuple[Tensor, ...] = _Call.apply(function, *tensors)
     return found
@@ -42,7 +42,7 @@ class _Call(torch.autograd.Function):
 
 
 class _Pullback(torch.autograd.Function):
-    """From the derivatives by the outputs of a function to those by the inputs that are `wanted`."""
+    """The vector-Jacobian product of a function: maps derivatives by its outputs to those by the inputs that are `wanted`."""
 
     @staticmethod
     def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
-        raise NotImplementedError("an opaque function is differentiable once")
+        raise NotImplementedError("a function wrapped by `opaque` can be differentiated only once")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What the nodes of a traced network are: layers as torch has them, activations, linear maps, or none of these, and why."""
+"""Classification of the nodes of a traced network: layers with weights, activations, linear maps, or unsupported operations."""
 
 import copy
 import math
@@ -13,15 +13,15 @@ from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH,
 from defenses.networks import Stochastic
 
 Linear = Callable[[Tensor], Tensor]
-"""A linear map without parameters, of batches: average pooling, or another shape of the same values."""
+"""A linear map of batches without parameters: average pooling or a reshape."""
 
 
 class NotAChain(ValueError):
-    """A network that no closed form walks back through; the message says which part of it, and why."""
+    """The error for a network that closed-form attacks cannot invert; the message names the part of it and the reason."""
 
 
 class Reshaped:
-    """The same values in another shape: (N, *shape), of which one side may be -1."""
+    """A reshape of a batch to (N, *shape); one entry of the shape may be -1."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -31,7 +31,7 @@ class Reshaped:
 
 
 class Pooled:
-    """A function of torch's that averages, with the arguments that the network's code gives it."""
+    """An average pooling function of PyTorch with the arguments from the network's code."""
 
     def __init__(self, function: Linear, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.function, self.arguments, self.keywords = function, arguments, keywords
@@ -41,7 +41,7 @@ class Pooled:
 
 
 def only_reshapes(maps: Iterable[Linear]) -> bool:
-    """Whether maps of a chain keep all values, in their order."""
+    """Return whether all the maps are reshapes, which keep all values in their order."""
     return all(isinstance(one, Reshaped) for one in maps)
 
 
@@ -52,20 +52,20 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
-    """The graph of `model` in evaluation mode, and its modules by name. The model stays as it is; the weights are its own.
+    """Return the torch.fx graph of `model` in evaluation mode, and its modules by name.
 
-    Raises NotAChain where its code cannot be followed.
+    A copy of the model is traced, which shares its weights. Raises NotAChain if the model's code cannot be traced.
     """
     if hooked := [name or "the model" for name, module in model.named_modules() if _hooked(module)]:
-        raise NotAChain(f"{hooked[0]} has hooks or a forward of its own, and what they do cannot be followed")
+        raise NotAChain(f"{hooked[0]} has hooks or a replaced forward method, which cannot be traced")
     values = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor)]
     try:
         kept = {id(t): t for t in (*model.parameters(), *model.buffers(), *values)}
-        own = nn.Sequential(copy.deepcopy(model, kept)).eval()  # tracing leaves its marks on modules that remember something
+        own = nn.Sequential(copy.deepcopy(model, kept)).eval()  # a copy, since tracing changes modules that store state
         graph = _Tracer().trace(own)
     except Exception as error:  # the code of others may fail in any way
         said = (str(error).splitlines() or [""])[0]
-        raise NotAChain(f"its code cannot be followed: {type(error).__name__}: {said}") from error
+        raise NotAChain(f"its code cannot be traced: {type(error).__name__}: {said}") from error
     return graph, {name[2:]: module for name, module in own.named_modules() if name}
 
 
@@ -75,7 +75,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
-    """Which of the layers with weights a module is; None where its class computes something else."""
+    """Return nn.Conv2d or nn.Linear if the module computes exactly that, also if it is a subclass; otherwise None."""
     if isinstance(module, nn.Conv2d):
         own = type(module)
         same = own.forward is nn.Conv2d.forward and own._conv_forward is nn.Conv2d._conv_forward
@@ -84,14 +84,14 @@ def kind_of(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | Non
 
 
 def name_of(node: fx.Node) -> str:
-    """What a node calls, as a reader of the network's code knows it."""
+    """Return the name of the module, method or function that a node calls, as it appears in the network's code."""
     if node.op == "call_module":
         return str(node.target)[2:] or "the model"
     return str(node.target) if node.op != "call_function" else getattr(node.target, "__name__", str(node.target))
 
 
 def activation_of(node: fx.Node, module: nn.Module | None) -> Activation | None:
-    """The activation that a node applies. Raises NotAChain for a leaky ReLU that has no inverse."""
+    """Return the activation that a node applies, or None. Raises NotAChain for a leaky ReLU that has no inverse."""
     if module is not None:
         return _leaky(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
     if node.op == "call_method":
@@ -104,19 +104,21 @@ def activation_of(node: fx.Node, module: nn.Module | None) -> Activation | None:
 
 def _leaky(slope: Any) -> Activation:
     if not isinstance(slope, float | int) or not 0 <= slope < math.inf:
-        raise NotAChain(f"a leaky ReLU of slope {slope} has no inverse")
+        raise NotAChain(f"a leaky ReLU of slope {slope} has no inverse; the slope must be a number of at least 0")
     return leaky_relu(float(slope)) if slope else RELU
 
 
 def map_of(
     node: fx.Node, module: nn.Module | None, shape: tuple[int, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Linear:
-    """The linear map that a node is, of one tensor (N, *shape), with all that its code gives it beside that tensor.
+    """Return the linear map that a node computes.
 
-    shape: with the batch before it. Raises NotAChain where it is none.
+    module:    the module that the node calls, or None. shape: of the node's input, with batch axis.
+    arguments, keywords: the arguments in the network's code besides the input.
+    Raises NotAChain if the node does not compute a linear map.
     """
     if isinstance(module, Stochastic):
-        raise NotAChain(f"{name_of(node)} draws at random while a client trains, and what it drew is not known")
+        raise NotAChain(f"{name_of(node)} draws random numbers during training, which the server does not know")
     called = type(module) if module is not None else node.target
     if called in _POOLING:
         function = module if module is not None else node.target
@@ -124,7 +126,7 @@ def map_of(
     if called in _DROPOUT or (called in _FUNCTIONAL_DROPOUT and not _drops(arguments, keywords)):
         return Reshaped(shape[1:])
     if called in _FUNCTIONAL_DROPOUT:
-        raise NotAChain("its code drops values in evaluation mode, too: pass training=self.training")
+        raise NotAChain("its code applies dropout in evaluation mode as well; pass training=self.training")
     if called in _SHAPING:
         function = module if module is not None else _SHAPING[called]
         given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
@@ -159,15 +161,15 @@ _SHAPING: dict[Any, Callable[..., Tensor]] = {
 }
 
 _REASONS = {
-    "maxpool": "which of its inputs is the largest cannot be told from its output",
-    "norm": "normalisation is not walked back through",
-    "softmax": "its outputs are no logits, and the loss of them is another",
+    "maxpool": "its output does not tell which of its inputs was the largest",
+    "norm": "normalisation layers are not supported by closed forms",
+    "softmax": "its outputs are probabilities, and logits are needed",
     "chunk": "it splits one path into several, and a closed form follows a single one",
-    "conv": "of convolutions only torch.nn.Conv2d is walked back through",
-    "linear": "only torch.nn.Linear is walked back through",
+    "conv": "of the convolutions only torch.nn.Conv2d is supported by closed forms",
+    "linear": "only torch.nn.Linear is supported by closed forms",
 }
 
 
 def _reason(what: str) -> str:
     plain = what.lower().replace("_", "")
-    return next((why for part, why in _REASONS.items() if part in plain), "neither a layer, an activation nor a linear map")
+    return next((why for part, why in _REASONS.items() if part in plain), "it is not a supported layer, activation or linear map")

@@ -1,1 +1,1 @@
-"""Inputs of a first linear layer, of one example or a batch."""
+"""Closed forms for networks that begin with a linear layer: the inputs of one example or of a whole batch, with labels."""

@@ -1,4 +1,7 @@
-"""Labels of a batch with known inputs: those that best explain each example's part of dL/dz. Also the inputs' norm if unknown."""
+"""Labels of a batch whose inputs are known: those that best explain each example's part of the first layer's gradient dL/dz.
+
+The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,26 +18,26 @@ from fedsim import models
 
 Tensors = Mapping[str, Tensor]
 
-MULTISETS = 3000
+MAX_LABEL_COMBINATIONS = 3000
 """Largest number of combinations of labels that are tried for an example that occurs several times."""
 
-LENGTHS = (1e-3, 1e3)
+NORM_RANGE = (1e-3, 1e3)
 """Range of norms that are tried if the norm is unknown, in units of the square root of the number of values."""
 
-GRID, ZOOMS = 121, 12
+GRID_POINTS, REFINEMENTS = 121, 12
 """Number of norms tried first, and number of refinements around the best ones, each four times finer."""
 
-TWIN = 1e-4
-"""Largest additional unexplained share at which a second norm counts as possible, too."""
+TWIN_TOLERANCE = 1e-4
+"""Largest increase of the unexplained share at which a second norm counts as another solution (twin)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Examples with their labels: x (N, F), y (N,). Examples that occur several times are repeated.
+    """Examples with their labels: x (N, F), y (N,). Examples that occur several times in the batch are repeated.
 
-    source: (N,) row of the answer that an example is.
-    misfit: (found,) unexplained part of each row's share of the gradient, relative to its norm.
-    twins:  (found,) whether another norm explains the row equally well.
+    source: (N,) index of each example in the `LinearAnswer` that it comes from, of `found` examples.
+    misfit: (found,) unexplained part of each example's gradient dL/dz, relative to its norm.
+    twins:  (found,) whether another norm explains that gradient equally well.
     """
 
     x: Tensor
@@ -54,15 +57,18 @@ def explain(
     *,
     bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Explained:
-    """Choose labels by simulating, for each example alone, the gradient at the first layer's pre-activations.
+    """Choose the label of each example so that its simulated gradient at the first layer's pre-activations fits the observed one.
 
-    model: as its clients have it, taking normalised inputs; weights: by name. loss: by name. examples: of the batch, of which
-    the loss is a mean. An example that came n times is given n labels. Where the layer has no bias, the one length is chosen with
-    which the loss gives an example's part of the gradient; of two that do, the one within `bounds`, the longer if both are.
-    Raises ValueError where `answer` does not tell the examples' parts: none was found, or not all of a batch were isolated.
+    model, weights: the network, which takes normalised inputs, and its weights by name. loss: name of the loss.
+    answer:   the examples found, with their parts of the gradient. examples: number of examples in the batch.
+    bounds:   lowest and highest normalised inputs.
+
+    An example that occurs n times in the batch gets n labels. If the layer has no bias, the norm of the example is chosen by the
+    same criterion; of two possible norms, the one within `bounds`, or the larger one if both are.
+    Raises ValueError if `answer` lacks the parts of the gradient: no example was found, or only isolated ones of a batch.
     """
     if not answer.found or not bool((answer.d != 0).any(dim=1).all()):
-        raise ValueError(f"what the examples have of the gradient is not known, so their labels are not either; {answer.note}")
+        raise ValueError(f"labels cannot be found, because the gradient of each single example is not known; {answer.note}")
     simulate = _Simulation(model, chain, weights, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
     x, y, source, misfit, twins = [], [], [], [], []
@@ -70,7 +76,7 @@ def explain(
         if answer.scaled:
             one, twin = answer.x[i], False
         else:
-            one, twin = simulate.with_length(answer.x[i], answer.d[i] * examples, bounds)
+            one, twin = simulate.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
         labels, missed = simulate.labels(one, answer.d[i] * examples / length, spare)
         spare -= len(labels) - 1
@@ -92,7 +98,7 @@ class _Simulation:
         self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
 
     def parts(self, x: Tensor, y: Tensor) -> Tensor:
-        """(N, width), dL/dz of each of x (N, F) with label y (N,), each a batch of its own."""
+        """Return dL/dz, (N, width), of each of the examples x (N, F) with label y (N,), each as a batch of one."""
         offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
         hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
         try:
@@ -102,19 +108,19 @@ class _Simulation:
         return torch.autograd.grad(self.measure(logits, y) * len(x), offset)[0]
 
     def of_all_labels(self, x: Tensor) -> Tensor:
-        """(N, K, width) of x (N, F) with every label."""
+        """Return dL/dz, (N, K, width), of each of the examples x (N, F) with each of the K labels."""
         y = torch.arange(self.classes, device=x.device).repeat(len(x))
         return self.parts(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
 
     def labels(self, x: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
-        """The labels of x (F,) whose parts add up to `part` (width,), one and up to `spare` more; and what they leave of it.
+        """Return the labels of x (F,) whose gradients add up to `part` (width,), and the relative norm of the difference.
 
-        More labels are taken only where they leave ten times less.
+        There are at least one and at most 1 + `spare` labels. More labels are used only if the difference is then ten times less.
         """
         each, length = self.of_all_labels(x[None])[0], part.norm()
         best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
         for count in range(1, spare + 2):
-            if comb(self.classes + count - 1, count) > MULTISETS:
+            if comb(self.classes + count - 1, count) > MAX_LABEL_COMBINATIONS:
                 break
             sets = list(combinations_with_replacement(range(self.classes), count))
             missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / length
@@ -123,17 +129,20 @@ class _Simulation:
                 best = (sets[least], float(missed[least]))
         return best
 
-    def with_length(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
-        """x (F,) of length 1 at the length s at which one label gives s dL/dz = part; whether another length does, too."""
-        low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in LENGTHS)
-        grid = torch.linspace(float(low), float(high), GRID, dtype=x.dtype, device=x.device)
+    def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
+        """Return x (F,), a unit vector, scaled to the norm s at which s dL/dz = `part` for some label, and whether it has a twin.
+
+        A twin is another norm that fulfils the equation equally well. bounds: as in `explain`.
+        """
+        low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in NORM_RANGE)
+        grid = torch.linspace(float(low), float(high), GRID_POINTS, dtype=x.dtype, device=x.device)
         missed = self._missed(x, part, grid)
         padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
         valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
         near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
         found = [self._zoomed(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()]
         least = min(missed for _, missed in found)
-        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= least + TWIN}.values())
+        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= least + TWIN_TOLERANCE}.values())
         candidates = [s.exp() * x for s in torch.stack(lengths)]
         if bounds is not None:
             low_, high_ = (b.double().flatten() for b in bounds)
@@ -142,7 +151,7 @@ class _Simulation:
         return candidates[-1], len(candidates) > 1
 
     def _missed(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
-        """(len(grid), K)."""
+        """Return the relative misfit (G, K) of x at each norm of `grid` (G,), given as logarithms, with each of K labels."""
         lengths = grid.exp()
         each = self.of_all_labels(lengths[:, None] * x)
         result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()
@@ -150,7 +159,7 @@ class _Simulation:
 
     def _zoomed(self, x: Tensor, part: Tensor, place: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
         around, missed = torch.linspace(-1, 1, 9, dtype=x.dtype, device=x.device), torch.tensor(float("inf"))
-        for _ in range(ZOOMS):
+        for _ in range(REFINEMENTS):
             grid = place + step * around
             values = self._missed(x, part, grid)[:, label]
             place, missed, step = grid[values.argmin()], values.amin(), step / 4

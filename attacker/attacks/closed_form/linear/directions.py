@@ -1,4 +1,8 @@
-"""Pool of directions with many zeros, refined to the precision of the data and sorted by trust."""
+"""A pool of candidate directions for the search of `sparse`, refined to the precision of the data, and sorted by trust.
+
+A direction q (R,) is a linear combination of the factors' coordinates. That of a true example is zero at all neurons that are off
+for the example.
+"""
 
 import torch
 from torch import Tensor
@@ -7,39 +11,42 @@ from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sampling import Space
 from attacker.attacks.closed_form.linear.zeros import NEAR, balanced, pattern, separable, unit_rows
 
-MOST = 0.05
+MAX_TOLERANCE = 0.05
 """Largest tolerance for zeros under noise; beyond it, every direction has zeros."""
 
-KNOWN = 1e-5
-"""Largest 1 - cosine at which a sampled direction equals one in the pool."""
+KNOWN_TOLERANCE = 1e-5
+"""Largest 1 - cosine at which a sampled direction counts as already in the pool."""
 
-POOL = 400
+POOL_SIZE = 400
 """Number of directions that are kept."""
 
-ROUNDS = 5
-"""Number of sharpening rounds."""
+SHARPENING_ROUNDS = 5
+"""Number of iterations that refine a direction."""
 
-SCREENED = 256
+MAX_SCREENED = 256
 """Number of directions of each batch of samples that are examined closely."""
 
-SAME = 1e-6
+EQUAL_TOLERANCE = 1e-6
 """Largest 1 - cosine of two directions that count as equal."""
 
-VOTES = 8
-"""Number of directions that unmixing one direction gives."""
+MAX_UNMIXED = 8
+"""Number of directions that unmixing one direction returns."""
 
-SEPARABLE = 0.985
-"""Smallest share of neurons on the correct side of a separating plane."""
+MIN_SEPARABLE = 0.985
+"""Smallest share of neurons on the correct side of a separating plane at which a direction is certain."""
 
 PENALTIES = (5.0, 1.0, 20.0)
-"""Number of zeros that one neuron on the wrong side outweighs; several orders are tried."""
+"""Number of zeros that one neuron on the wrong side outweighs; the directions are sorted once for each value."""
 
-INDEPENDENT = 1e-4
-"""Smallest part of a unit direction outside the span of the others."""
+MIN_INDEPENDENT = 1e-4
+"""Smallest norm of the part of a unit direction outside the span of the others."""
 
 
 class DirectionPool:
-    """Distinct directions with many zeros, sorted by how well their zeros fit an example."""
+    """Distinct directions with many zeros, sorted by how well their zeros fit an example.
+
+    q: unit directions (K, R). off: zeros (K, M') of the informative rows along each. score: `separable` of each, (K,).
+    """
 
     def __init__(self, space: Space, factors: Factors, forward: Tensor) -> None:
         self.space, self.factors, self.forward = space, factors, forward
@@ -53,16 +60,16 @@ class DirectionPool:
         order = count.argsort(descending=True, stable=True)
         order = order[count[order] >= self.space.rank + 2]
         q, off = q[order], off[order]
-        fresh = _first_of_alike(off) & ((q @ self.q.T).abs() < 1 - KNOWN).all(dim=1)
+        fresh = _first_of_alike(off) & ((q @ self.q.T).abs() < 1 - KNOWN_TOLERANCE).all(dim=1)
         q, off = q[fresh], off[fresh]
         if len(q):
             likeness = self._screened(off)
-            likeness[: SCREENED // 2] += 1  # of those with most zeros, all
-            promising = likeness.topk(min(SCREENED, len(off))).indices.sort().values
+            likeness[: MAX_SCREENED // 2] += 1  # always keep those with most zeros
+            promising = likeness.topk(min(MAX_SCREENED, len(off))).indices.sort().values
             self._take(self.sharpened(q[promising]))
 
     def _screened(self, off: Tensor) -> Tensor:
-        """(K,) a cheap likeness of `separable`, by linear regression, which all directions share."""
+        """Return a cheap approximation of `separable` (K,), by one linear regression for all directions."""
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
         x = unit_rows(self.forward)
@@ -74,13 +81,14 @@ class DirectionPool:
         off = self.off_in(q, 1e-9)
         q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
         order = self._ranked(off, score, PENALTIES[0])
-        order = order[_first_of_same(q[order])][:POOL]
+        order = order[_first_of_same(q[order])][:POOL_SIZE]
         self.q, self.off, self.score = q[order], off[order], score[order]
 
     def unmix(self, found: Tensor, doubtful: Tensor) -> None:
-        """Add, for each doubtful direction (a column of `found`, (R, R)), the direction minus a multiple of another one.
+        """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction.
 
-        The multiple is the one that creates most zeros: each row votes for the multiple that makes it zero.
+        Two mixed directions are separated by the multiple that creates most zeros; each row proposes the multiple that makes it
+        zero. found: directions in the columns, (R, R). doubtful: (R,) mask.
         """
         q = torch.linalg.solve(self.space.back, found).T
         q = q / q.norm(dim=1, keepdim=True)
@@ -92,28 +100,31 @@ class DirectionPool:
             trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
             trial = trial[trial.isfinite().all(dim=1)]
             off = self.off_in(trial, NEAR)
-            most = off.sum(dim=1).topk(min(4 * VOTES, len(off))).indices
+            most = off.sum(dim=1).topk(min(4 * MAX_UNMIXED, len(off))).indices
             trial, off = trial[most], off[most]
-            self._take(self.sharpened(trial[_first_of_alike(off)][:VOTES]))
+            self._take(self.sharpened(trial[_first_of_alike(off)][:MAX_UNMIXED]))
 
     def original(self, q: Tensor) -> Tensor:
-        """(R, K) unit directions, one a column, in the coordinates of the factors."""
+        """Return the directions q (K, R) as unit vectors in the coordinates of the factors, one per column, (R, K)."""
         back = self.space.back @ q.T
         result: Tensor = back / back.norm(dim=0)
         return result
 
     def off_in(self, q: Tensor, least: float) -> Tensor:
-        """(K, M') which rows are zero in q (K, R), by noise or within `least`."""
-        return (q @ self.space.rows.T).abs() <= self.space.tolerance(q).clamp(min=least).clamp(max=MOST)
+        """Return a mask (K, M') of the rows that are zero along q (K, R), up to noise or up to `least`."""
+        return (q @ self.space.rows.T).abs() <= self.space.tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 
     def sharpened(self, q: Tensor) -> Tensor:
-        """(K, R) each direction to the precision of the data, from what its zeros agree on; those nearly zero have no say."""
+        """Return the directions (K, R) refined to the precision of the data.
+
+        Each becomes the direction with the smallest weighted sum of squares over its zero rows (iteratively reweighted).
+        """
         rows, rank = self.space.rows, self.space.rank
-        for _ in range(ROUNDS):
+        for _ in range(SHARPENING_ROUNDS):
             noise = self.space.noise_along(q)
             size = (q @ rows.T).abs()
-            off = size <= self.space.tolerance(q).clamp(min=NEAR).clamp(max=MOST)
-            middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # of those not sampled
+            off = size <= self.space.tolerance(q).clamp(min=NEAR).clamp(max=MAX_TOLERANCE)
+            middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # unsampled zeros
             scale = size.sort(dim=1).values.gather(1, middle[:, None])
             least = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)
             weight = off / (size.square() + least.square())
@@ -124,17 +135,17 @@ class DirectionPool:
         return q
 
     def on_for(self) -> Tensor:
-        """(M, K) which neurons are on in the directions that are surely those of examples."""
-        sure = self.score[: self.space.rank] >= SEPARABLE
+        """Return a mask (M, K) of the neurons that are on in the K directions that certainly belong to examples."""
+        sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return pattern(self.original(self.q[: self.space.rank][sure]), self.factors).on
 
     def chosen(self, penalty: float) -> list[int] | None:
-        """R independent directions, the first ones in the order of a penalty; None where there are fewer."""
+        """Return the indices of the first R independent directions, sorted with this penalty (see PENALTIES); None if fewer."""
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)
         for i in self._ranked(self.off, self.score, penalty).tolist():
             new = left @ self.q[i]
-            if float(new.norm()) > INDEPENDENT:
+            if float(new.norm()) > MIN_INDEPENDENT:
                 left = left - torch.outer(new, new) / new.square().sum()
                 found.append(i)
             if len(found) == self.space.rank:
@@ -147,7 +158,7 @@ class DirectionPool:
 
 
 def _first_of_alike(off: Tensor) -> Tensor:
-    """(K,) whether a direction is the first of those with much the same zeros."""
+    """Return a mask (K,) that keeps the first of all directions with nearly the same zeros."""
     z = off.to(torch.float32)
     common, size = z @ z.T, z.sum(dim=1)
     alike = common > 0.95 * (size[:, None] + size[None] - common).clamp(min=1)
@@ -155,5 +166,5 @@ def _first_of_alike(off: Tensor) -> Tensor:
 
 
 def _first_of_same(q: Tensor) -> Tensor:
-    """(K,) whether a unit direction is the first of those that are the same but for their sign."""
-    return ~torch.tril((q @ q.T).abs() > 1 - SAME, diagonal=-1).any(dim=1)
+    """Return a mask (K,) that keeps the first of all unit directions that are equal up to sign."""
+    return ~torch.tril((q @ q.T).abs() > 1 - EQUAL_TOLERANCE, diagonal=-1).any(dim=1)

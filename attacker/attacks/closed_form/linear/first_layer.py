@@ -2,9 +2,11 @@
 
     dL/dW = D^T X,  dL/db = D^T 1
 
-ratio:             one example: the ratio of the two (Aono et al. 2017; Phong et al. 2018).
-isolated:          each example that is alone at some neuron behind a ReLU.
-sparse directions: all examples, from the zeros that ReLU leaves in D (Dimitrov et al. 2024).
+with X the inputs (B, F), and D = dL/dz (B, width) the gradient at the layer's outputs. Three methods, by what is known:
+
+ratio:             for one example, the ratio of the two gradients (Aono et al. 2017; Phong et al. 2018).
+isolated:          for each example that is the only one to activate some neuron followed by a ReLU.
+sparse directions: for all examples, from the zeros that ReLU causes in D (Dimitrov et al. 2024).
 """
 
 from collections.abc import Mapping
@@ -16,34 +18,36 @@ from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.isolation import Groups, independent, parallel_rows, rounding_of
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise, polish
-from attacker.attacks.closed_form.linear.sparse import ALIKE, Directions, search
+from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import agreement, pattern
 from attacker.attacks.networks.chain import Chain, Layer
 
-SAMPLES = 2**15
+MAX_SAMPLES = 2**15
 """Number of samples after which the search for sparse directions gives up."""
 
-TURNS = 6
+MAX_ALTERNATIONS = 6
 """Number of alternations between fitting zeros to examples and examples to zeros."""
 
-EXPLAINED = 3.0
+MAX_RESIDUAL = 3.0
 """Largest residual of an explained gradient, in standard deviations of its noise."""
 
-LONE = 0.25
-"""Certainty of a ratio from a single neuron."""
+SINGLE_NEURON_CERTAINTY = 0.25
+"""Certainty of an example that is computed from a single neuron."""
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAnswer:
-    """Examples found in a batch. If none were found, the note says why.
+    """The examples found in a batch. If none were found, `note` says why.
 
     x:         (found, F) normalised inputs of the layer; unit vectors if the layer has no bias.
     d:         (found, width) each example's part of the gradient of the mean loss at the pre-activations; zeros if `how` is
                "isolated" and not all examples were found.
-    certainty: (found,) in [0, 1]. rank: number of distinct examples behind the gradient; 0 if unknown.
-    how:       "ratio", "isolated" or "sparse directions"; "" for none. scaled: whether the norm of x is known.
+    certainty: (found,) in [0, 1].
+    rank:      number of distinct examples that the gradient contains; 0 if unknown.
+    how:       "ratio", "isolated" or "sparse directions"; "" if none were found.
+    scaled:    whether the norm of x is known.
     """
 
     x: Tensor
@@ -67,14 +71,15 @@ def recover_linear(
     rng: Generator,
     *,
     bounds: tuple[Tensor, Tensor] | None = None,
-    samples: int = SAMPLES,
+    samples: int = MAX_SAMPLES,
 ) -> LinearAnswer:
     """Recover the examples of one batch from the gradient of the chain's first layer, computing in float64.
 
-    weights, gradient: by name, of one observation. examples: number of examples behind it, or None.
-    bounds:  lowest and highest possible inputs, of any shape with F values; without them, the ratio of a single neuron is not
-             trusted. samples: limit of the search for sparse directions.
-    Never raises for what a client may have sent: noise, NaN, zeros.
+    weights, gradient: by name, of one observation. examples: number of examples in the batch, or None if unknown.
+    bounds:  lowest and highest possible normalised inputs, of any shape with F values. Without them, an example that was computed
+             from a single neuron is not trusted.
+    samples: largest number of samples in the search for sparse directions.
+    It never raises an error because of values that a client sent, such as noise, NaN or zeros.
     """
     layer = chain.layers[0]
     if (reason := _refused(layer, gradient)) is not None:
@@ -89,8 +94,8 @@ def recover_linear(
         what = "no activation" if layer.activation.name == "identity" else layer.activation.name
         return _nothing(
             layer,
-            f"behind layer {layer.name or 'one'} stands {what}, which leaves no zeros in the gradient, and only by zeros "
-            "examples are told apart: any answer would be a mixture of them",
+            f"layer {layer.name or 'one'} is followed by {what}, which causes no zeros in the gradient, and without zeros the "
+            "examples of a batch cannot be separated: any answer would be a mixture of them",
             rank=factors.rank if factors else 0,
         )
     if factors is None or factors.saturated:
@@ -99,7 +104,7 @@ def recover_linear(
 
 
 class _Task:
-    """One observation."""
+    """The recovery of one batch: the gradient and weights of its first layer, each with the bias appended as a last column."""
 
     def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
         layer = self.layer = chain.layers[0]
@@ -108,13 +113,14 @@ class _Task:
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
         self.biased = layer.bias is not None
         self.uniform = len(chain.layers) == 2 and chain.layers[1].shape[0] <= 2
-        """Whether D has no more than a sign and a pattern of zeros an example: then the same neurons, on for the same examples,
-        give parallel rows, which confirm nothing."""
+        """Whether each example's row of D is determined by a sign and its zeros. Neurons that are on for the same examples then
+        have parallel rows, so that parallel rows are no evidence of a single example."""
 
     def ratio(self, rank: int, note: str) -> LinearAnswer:
-        """Of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
+        """Return the input of one example, x = sum_j gb_j gW_j / sum_j gb_j^2, the least-squares solution of dL/dW = gb x^T.
 
-        Values that are zero where others of their row and column are not were not sent, and are left out.
+        An entry that is zero while others in its row and column are not counts as not sent, and is left out.
+        rank, note: copied to the answer.
         """
         scale = self.rows.abs().amax()
         rows = self.rows / scale
@@ -130,7 +136,7 @@ class _Task:
         d, seen = rows[:, -1], rows[:, :-1] != 0
         power = d.square() @ seen.to(d.dtype)
         if not bool((d != 0).any()):
-            return _nothing(self.layer, "the gradient of the bias is zero, so nothing can be divided by it", rank=rank)
+            return _nothing(self.layer, "the gradient of the bias is zero, and the weight gradient is divided by it", rank=rank)
         x = torch.where(power > 0, d @ rows[:, :-1] / power.clamp(min=torch.finfo(d.dtype).tiny), 0)
         missed = ((rows[:, :-1] - torch.outer(d, x)) * seen).square().sum() / rows[:, :-1].square().sum().clamp(min=1e-300)
         unsent = seen.any(dim=0)[None] & seen.any(dim=1)[:, None] & ~seen
@@ -142,27 +148,34 @@ class _Task:
         )  # fmt: skip
 
     def batch(self, factors: Factors, examples: int | None, rng: Generator, samples: int) -> LinearAnswer:
-        """All examples, by neurons of their own where each has some, else by sparse directions; else those that can be told."""
+        """Recover all examples of a batch, from isolated neurons if each example has some, otherwise from sparse directions.
+
+        If neither succeeds, return the examples that could be recovered.
+        """
         forward, constant = self.weight @ factors.basis.T, factors.basis[:, -1] if self.biased else None
         groups = parallel_rows(factors.coordinates, factors.noise, factors.live)
         found = _of_groups(groups, factors, forward, constant)
-        if found is not None and bool((found.agreement >= ALIKE).all()):
+        if found is not None and bool((found.agreement >= MIN_AGREEMENT).all()):
             return self._whole(factors, found, examples, "isolated")
         found = search(factors, forward, rng, samples=samples, constant=constant)
         whole = None if found is None else self._whole(factors, found, examples, "sparse directions")
         if whole is not None and whole.found == factors.rank:
             return whole
         alone = self._some(groups.directions @ factors.basis, groups, factors.rank, examples, _fewer(factors.rank, examples))
-        sure = int((alone.certainty > LONE).sum())
+        sure = int((alone.certainty > SINGLE_NEURON_CERTAINTY).sum())
         return alone if whole is None or whole.found < sure or (whole.found == 0 and alone.found > 0) else whole
 
     def isolated(self, examples: int | None, note: str) -> LinearAnswer:
-        """Examples that are alone at a neuron, or at several that confirm each other, of a gradient without a rank to see."""
+        """Recover the examples that are the only ones to activate some neuron, if the rank of the gradient is not known."""
         groups = parallel_rows(self.rows, rounding_of(self.rows), self.rows.norm(dim=1) > 0)
         return self._some(groups.directions, groups, 0, examples, note)
 
     def _some(self, directions: Tensor, groups: Groups, rank: int, examples: int | None, note: str) -> LinearAnswer:
-        """Of directions (K, F'), those of several neurons, and of single ones as many as there may be, where they are data."""
+        """Recover examples from groups of parallel rows with the directions (K, F').
+
+        Groups of several rows come first. Groups of a single row are used, up to the number of examples, if their input lies
+        within the bounds of the data.
+        """
         chosen = independent(directions)
         x, fits = self._inputs(directions[chosen])
         several = groups.confirmed[chosen] & fits & (not self.uniform)
@@ -170,8 +183,9 @@ class _Task:
         most = min(rank or len(x), examples or len(x))
         order = torch.cat([several.nonzero()[:, 0], lone.nonzero()[:, 0]])[:most]
         agreeing = groups.count[chosen].clamp(min=2).double()
-        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), LONE)[order]
-        said = f"{len(order)} of {rank or examples or 'unknown'} examples are alone at some neuron" if len(order) else _NONE_ALONE
+        certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY)[order]
+        total = rank or examples or "unknown"
+        said = f"{len(order)} of {total} examples are alone at some neuron" if len(order) else _NONE_ALONE
         return LinearAnswer(
             x=x[order], d=x.new_zeros(len(order), len(self.rows)), certainty=certainty, rank=rank,
             how="isolated" if len(order) else "", note=_joined(note, said, "" if self.biased or not len(order) else _UNSCALED),
@@ -179,16 +193,16 @@ class _Task:
         )  # fmt: skip
 
     def _whole(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
-        """The examples of R directions: all where they explain the gradient, else those that agree with their own zeros."""
+        """Recover the examples of R directions: all if they explain the gradient, otherwise those consistent with their zeros."""
         p, info = torch.linalg.inv_ex(found.q)
         if int(info):
             return _nothing(self.layer, "no independent directions were found", rank=factors.rank)
         seen = pattern(found.q, factors)
         x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
-        sure = certainty >= ALIKE
+        sure = certainty >= MIN_AGREEMENT
         settled = self._settled(factors, x, seen.on, sure)
         if settled is not None:
-            (x, d), certainty, sure = settled, certainty.clamp(min=ALIKE), torch.ones_like(sure)
+            (x, d), certainty, sure = settled, certainty.clamp(min=MIN_AGREEMENT), torch.ones_like(sure)
         side = self._side(x, seen.on)
         x, d = x / side[:, None], d * side
         sure = sure & torch.isfinite(x).all(dim=1)
@@ -196,7 +210,7 @@ class _Task:
         missing = factors.rank - int(sure.sum())
         words = _joined(
             _fewer(factors.rank, examples),
-            f"{missing} of {factors.rank} examples could not be told apart" if missing else "",
+            f"{missing} of {factors.rank} examples could not be separated" if missing else "",
             "" if self.biased or missing == factors.rank else _UNSCALED,
         )
         return LinearAnswer(
@@ -205,19 +219,20 @@ class _Task:
         )  # fmt: skip
 
     def _settled(self, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor) -> tuple[Tensor, Tensor] | None:
-        """x (R, F') and D (M, R) that explain the gradient down to its noise, with zeros where x turns neurons off.
+        """Return inputs x (R, F') and gradients D (M, R) that explain the observed gradient up to its noise, or None.
 
-        Neurons and examples are fitted in turns, which mends a few wrong ones. Where that leads nowhere, zeros as they were seen
-        (M, R) if all are sure (R,), else None.
+        D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors.
+        If that fails and all examples are certain, the observed zeros are used.
+        seen: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
         """
         rows, noise, live = self.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
         there, on = x, seen
-        for _ in range(TURNS):
+        for _ in range(MAX_ALTERNATIONS):
             on = (self.weight @ (there / self._side(there, on)[:, None]).T) > 0
             d, there, error = polish(rows, noise, on[live], there)
             if not bool(torch.isfinite(there).all()):
                 break
-            if error <= EXPLAINED:
+            if error <= MAX_RESIDUAL:
                 return there, there.new_zeros(on.shape).index_put((live,), d)
         if not bool(sure.all()):
             return None
@@ -225,7 +240,10 @@ class _Task:
         return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
     def _side(self, x: Tensor, on: Tensor) -> Tensor:
-        """(R,) by what to divide vectors x (R, F') to have examples: by what stands for the 1, or by length and sign."""
+        """Return the factors (R,) by which the vectors x (R, F') have to be divided to become examples.
+
+        With a bias it is the last entry of x, which must be 1. Without, it is the norm with the sign that fits the neurons `on`.
+        """
         if self.biased:
             return x[:, -1]
         z = self.weight @ x.T
@@ -234,7 +252,10 @@ class _Task:
         return length
 
     def _inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (K, F) of directions (K, F'), and which of them leave off the neurons that are off for all examples."""
+        """Return the inputs (K, F) of directions (K, F'), and a mask (K,) of those that do not activate a dead neuron.
+
+        A neuron whose gradient is zero is off for all examples of the batch.
+        """
         z = directions @ self.weight.T
         if not self.biased:
             side = torch.where(z.sum(dim=1, keepdim=True) >= 0, 1.0, -1.0)
@@ -254,7 +275,7 @@ class _Task:
 
 
 def _of_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
-    """The directions of all examples, where as many independent groups of rows are confirmed."""
+    """Return the directions of all examples from groups of parallel rows; None if there are too few independent groups."""
     sure = groups.directions[groups.confirmed]
     chosen = independent(sure)
     if len(chosen) < factors.rank:
@@ -263,26 +284,26 @@ def _of_groups(groups: Groups, factors: Factors, forward: Tensor, constant: Tens
     return None if int(info) else Directions(q, agreement(q, pattern(q, factors), forward, constant), 0)
 
 
-_UNSCALED = "without a bias its length is not known"
-_NONE_ALONE = "no example is surely alone at some neuron"
+_UNSCALED = "the layer has no bias, so the norm of its input is not known"
+_NONE_ALONE = "no neuron is certain to be activated by a single example"
 
 
 def _augmented(layer: Layer, tensors: Tensors) -> Tensor:
-    """(width, F + 1), or (width, F) without bias, in float64."""
+    """Return weight and bias of a layer in one matrix (width, F + 1), or (width, F) if it has no bias, in float64."""
     weight = tensors[layer.weight].double()
     return weight if layer.bias is None else torch.cat([weight, tensors[layer.bias].double()[:, None]], dim=1)
 
 
 def _refused(layer: Layer, gradient: Tensors) -> str | None:
     if layer.kernel is not None:
-        return f"its first layer, {layer.name}, is a convolution: this reads linear layers"
+        return f"its first layer, {layer.name}, is a convolution, and a linear layer is needed"
     if prod(layer.inputs) != prod(layer.taken):
-        return f"what comes before its first layer, {layer.name}, leaves {prod(layer.taken)} of {prod(layer.inputs)} values"
+        return f"pooling before its first layer, {layer.name}, reduces {prod(layer.inputs)} input values to {prod(layer.taken)}"
     rows = _augmented(layer, gradient)
     if not bool(torch.isfinite(rows).all()):
-        return f"the gradient of layer {layer.name} holds values that are no numbers"
+        return f"the gradient of layer {layer.name} contains NaN or infinite values"
     if not bool((rows != 0).any()):
-        return f"the gradient of layer {layer.name} is zero: no neuron is on for any example"
+        return f"the gradient of layer {layer.name} is zero: no example activates any neuron"
     return None
 
 
@@ -301,15 +322,15 @@ def _of_one(examples: int | None) -> str:
 def _fewer(rank: int, examples: int | None) -> str:
     if examples is None or rank >= examples:
         return ""
-    return f"the gradient has rank {rank} for {examples} examples: some come twice, or are lost in its rounding or noise"
+    return f"the gradient has rank {rank} for {examples} examples: some are equal, or smaller than its rounding or noise"
 
 
 def _without_rank(rows: Tensor, examples: int | None, factors: Factors | None) -> str:
     if factors is not None:
-        return f"its gradient has full rank, {factors.rank}: there may be more examples than that, and none can be told apart"
+        return f"its gradient has full rank, {factors.rank}: there may be more examples than that, which cannot be separated"
     zeros = float((rows == 0).double().mean())
     why = f"more examples than neurons or values, noise, several steps, or values that were not sent ({zeros:.0%} are zero)"
-    return f"no rank of its gradient stands out, as that of {examples or 'few'} examples would: {why}"
+    return f"its gradient has no clear rank, as that of {examples or 'few'} examples would have: {why}"
 
 
 def _joined(*words: str) -> str:

@@ -1,22 +1,22 @@
-"""Isolated examples: if an example is alone at a neuron, that row of [dL/dW, dL/db] is a multiple of [x, 1]."""
+"""Isolated examples: if only one example activates a neuron, that neuron's row of [dL/dW, dL/db] is a multiple of [x, 1]."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.low_rank import BEYOND, ROUNDING
+from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, ROUNDING
 
-FAR = 100.0
-"""Largest distance of equal directions in standard deviations, as long as it is below `NEAR`."""
+MAX_DEVIATIONS = 100.0
+"""Largest distance of equal directions, in standard deviations of noise, if it is also below `MAX_CLOSE_DISTANCE`."""
 
-NEAR = 1e-5
-"""Largest distance of unit directions at which `FAR` applies."""
+MAX_CLOSE_DISTANCE = 1e-5
+"""Largest distance of unit directions up to which `MAX_DEVIATIONS` applies."""
 
-WIDEST = 0.02
-"""Largest distance of equal unit directions, whatever the noise."""
+MAX_DISTANCE = 0.02
+"""Largest distance of equal unit directions, for any noise."""
 
-PAIRS = 4096
+PAIRS_PER_CHUNK = 4096
 """Number of pairs of rows that are compared at once."""
 
 
@@ -33,14 +33,15 @@ class Groups:
 
     @property
     def confirmed(self) -> Tensor:
-        """(K,) whether far more rows agree than expected by chance."""
+        """Mask (K,) of the groups with far more parallel rows than expected by chance."""
         return (self.count > 1) & (self.count - 1 > 5 * self.chance)
 
 
 def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
-    """Group the live rows of (M, F) by direction, up to sign and noise (M,), the standard deviation of their values.
+    """Group the rows (M, F) by direction, up to sign and noise.
 
-    Rows of different examples, or of several examples, are parallel only by chance, so parallel rows confirm each other.
+    Rows that contain different examples, or mixtures of them, are parallel only by chance, so that parallel rows are evidence of
+    one isolated example. noise: (M,) standard deviation of the values of each row. live: (M,) mask of the rows to use.
     """
     kept, level = rows[live], noise[live]
     if not len(kept):
@@ -51,8 +52,8 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
     first, second = (cosine.abs() > 0.99).triu(diagonal=1).nonzero(as_tuple=True)
     side = torch.sign(cosine[first, second])[:, None]
     near = torch.zeros_like(cosine, dtype=torch.bool)
-    for start in range(0, len(first), PAIRS):
-        part = slice(start, start + PAIRS)
+    for start in range(0, len(first), PAIRS_PER_CHUNK):
+        part = slice(start, start + PAIRS_PER_CHUNK)
         a, b = first[part], second[part]
         near[a, b] = (unit[a] - side[part] * unit[b]).norm(dim=1) <= _allowed(error[a], error[b])
     near = near | near.T | torch.eye(len(unit), dtype=torch.bool, device=rows.device)
@@ -60,7 +61,7 @@ def parallel_rows(rows: Tensor, noise: Tensor, live: Tensor) -> Groups:
 
 
 def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
-    """Group greedily: take the row with most neighbours together with them, until all rows are in a group."""
+    """Group rows greedily: repeatedly form a group of the row with most neighbours and these neighbours."""
     free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
     directions, counts, chances = [], [], []
     while bool(free.any()):
@@ -78,18 +79,18 @@ def _grouped(unit: Tensor, error: Tensor, near: Tensor) -> Groups:
 
 
 def _allowed(first: Tensor, second: Tensor) -> Tensor:
-    """Return the largest distance of equal unit directions with these standard deviations."""
+    """Return the largest distance at which two unit directions with these standard deviations count as equal."""
     both = first.hypot(second)
-    return torch.maximum(BEYOND * both, (FAR * both).clamp(max=NEAR)).clamp(max=WIDEST)
+    return torch.maximum(NOISE_LEVEL * both, (MAX_DEVIATIONS * both).clamp(max=MAX_CLOSE_DISTANCE)).clamp(max=MAX_DISTANCE)
 
 
 def rounding_of(rows: Tensor) -> Tensor:
-    """Return (M,) standard deviations of the rounding error of rows (M, F) stored in float32."""
+    """Return the standard deviation (M,) of the rounding errors in rows (M, F) that were stored in float32."""
     return (ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
-    """Return the indices of unit directions (K, F) that lie outside the span of earlier ones by more than `least`."""
+    """Return the indices of unit directions (K, F) whose distance to the span of earlier ones exceeds `least`."""
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for i, direction in enumerate(directions):

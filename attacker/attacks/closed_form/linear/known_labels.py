@@ -1,4 +1,4 @@
-"""Labels of some examples of a batch whose other examples are unknown."""
+"""Labels for inputs of a batch that are known, while the other examples of the batch are unknown."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,15 @@ from fedsim import models
 
 Tensors = Mapping[str, Tensor]
 
-EXPLAINED = 1e-3
-"""Largest unexplained share of a neuron's gradient at which it is used to determine labels."""
+MAX_UNEXPLAINED = 1e-3
+"""Largest unexplained share of a neuron's gradient at which the neuron is used to determine labels."""
 
 
 def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int) -> Tensor:
-    """Return labels (K,) for inputs x (K, F) of a chain that begins with a matrix, from neurons that no other example affects.
+    """Return labels (K,) for inputs x (K, F) of a chain that begins with a linear layer.
 
-    The gradient at the first layer's neurons is D^T [X, 1]; each row of D depends on its example's label.
+    The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
+    known inputs explain are used, since unknown examples do not affect them. examples: batch size.
     """
     layer = chain.layers[0]
     inputs = through(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
@@ -28,14 +29,14 @@ def labelled(chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, lo
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
     d = rows @ torch.linalg.pinv(inputs)
     missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
-    seen = (missed <= EXPLAINED * length) & (length > 0)
+    seen = (missed <= MAX_UNEXPLAINED * length) & (length > 0)
     expected = _backward(chain, weights, x, loss, classes) / examples
     off: Tensor = (expected - d.T)[..., seen].square().sum(dim=-1)
     return off.argmin(dim=0)
 
 
 def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int) -> Tensor:
-    """(classes, K, width): for each label, the gradient of one example's own loss at the first layer's outputs."""
+    """Return the gradient of each example's own loss at the first layer's outputs for every label, (classes, K, width)."""
     first, measure = chain.layers[0], models.loss_of(loss)
     with torch.enable_grad():
         z = _forward(chain, weights, x, 0, 1).detach().requires_grad_()
@@ -48,7 +49,7 @@ def _backward(chain: Chain, weights: Tensors, x: Tensor, loss: str, classes: int
 
 
 def _forward(chain: Chain, weights: Tensors, x: Tensor, begin: int, end: int) -> Tensor:
-    """From the input of layer `begin` to the pre-activations of layer `end - 1`."""
+    """Compute the pre-activations of layer `end - 1` from the inputs x of layer `begin`."""
     for i, layer in enumerate(chain.layers[begin:end], start=begin):
         z = layer.product(through(layer.before, x.reshape(len(x), *layer.inputs)), weights[layer.weight])
         if layer.bias is not None:

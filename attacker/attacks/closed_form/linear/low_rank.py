@@ -1,10 +1,10 @@
-"""Low-rank factorisation of the gradient of a first linear layer: the number of examples behind it, and its noise.
+"""Low-rank factorisation of the gradient of a first linear layer. It tells the number of examples and the noise of the gradient.
 
 For z = W x + b and a batch X (B, F), with D (B, width) the gradient of the mean loss with respect to z,
 
     [dL/dW, dL/db] = D^T [X, 1]
 
-so its rows lie in the span of the B vectors [x, 1], and everything outside that span is noise or rounding.
+so that its rows lie in the span of the B vectors [x, 1], and everything outside that span is noise or rounding.
 """
 
 from typing import NamedTuple
@@ -15,22 +15,23 @@ from torch import Tensor
 ROUNDING = 2.0**-25
 """Relative standard deviation of a float32 value, with a margin for the sums that produced it."""
 
-GAP = 8.0
+MIN_GAP = 8.0
 """Smallest ratio of the last singular value within the rank to the first one beyond it."""
 
-LIKELY_GAP = 2.0
+MIN_EXPECTED_GAP = 2.0
 """The same if the number of examples is known and the gap is at that number."""
 
-BEYOND = 6.0
-"""Distance from zero, in standard deviations of noise, from which a row or value counts as nonzero."""
+NOISE_LEVEL = 6.0
+"""Magnitude, in standard deviations of noise, from which a row or value counts as nonzero."""
 
 
 class Factors(NamedTuple):
-    """Rows (M, F) of rank R as coordinates (M, R) times an orthonormal basis (R, F).
+    """A factorisation of rows (M, F) of rank R into coordinates (M, R) times an orthonormal basis (R, F).
 
-    noise: (M,) standard deviation of each value of a row. live: (M,) which rows are more than noise.
-    gap:   the last singular value kept over the first one left out.
-    saturated: whether there are no more rows or values than the rank, so that it may be that of any number of examples.
+    noise: (M,) standard deviation of each value of a row. live: (M,) mask of the rows that are more than noise.
+    gap:   the last singular value kept divided by the first one left out.
+    saturated: whether the rank is the largest possible one for the number of rows and values. The number of examples may then be
+           larger.
     """
 
     coordinates: Tensor
@@ -46,10 +47,10 @@ class Factors(NamedTuple):
 
 
 def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
-    """The factors of rows (M, F), in float64; None where no singular value stands out as the last one, or all are zero.
+    """Factorise rows (M, F) in float64; return None if all are zero, or if the singular values show no gap.
 
-    examples: how many there are at most, where that is known. The rank is lower where examples come twice or are lost to
-    rounding. Rows are weighed by their own noise, which is read off what is left of them outside of the span.
+    examples: largest possible number of examples, if known. The rank is lower if examples are equal or smaller than rounding.
+    In a second pass, rows are weighted by their noise, which is estimated from their part outside the span.
     """
     rows = rows.double()
     length = rows.norm(dim=1)
@@ -65,7 +66,7 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
         basis = vectors[:rank]
         coordinates = rows @ basis.T
         noise = _noise(rows, coordinates, basis)
-        live = (length > 0) & (coordinates.norm(dim=1) > BEYOND * noise * rank**0.5)
+        live = (length > 0) & (coordinates.norm(dim=1) > NOISE_LEVEL * noise * rank**0.5)
         saturated = rank >= min(int(live.sum()), int(rows.any(dim=0).sum()))
         found = Factors(coordinates, basis, noise, live, gap, saturated)
         weight = torch.where(length > 0, noise[length > 0].median() / noise, 0)
@@ -73,7 +74,7 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
 
 
 def _rank(values: Tensor, examples: int | None) -> tuple[int, float]:
-    """The rank, 0 where there is none to see, and its gap; singular values descending."""
+    """Return the numerical rank, or 0 if there is no clear gap, and the gap. values: singular values, descending."""
     smallest = values[0] * torch.finfo(values.dtype).eps * len(values)
     values = values.clamp(min=float(smallest))
     ratio = values[:-1] / values[1:]
@@ -81,16 +82,16 @@ def _rank(values: Tensor, examples: int | None) -> tuple[int, float]:
         return 1, float("inf")
     if examples is None:
         rank = int(ratio.argmax()) + 1
-        return (rank if ratio[rank - 1] >= GAP else 0), float(ratio[rank - 1])
-    if examples <= len(ratio) and ratio[examples - 1] >= LIKELY_GAP:
+        return (rank if ratio[rank - 1] >= MIN_GAP else 0), float(ratio[rank - 1])
+    if examples <= len(ratio) and ratio[examples - 1] >= MIN_EXPECTED_GAP:
         return examples, float(ratio[examples - 1])
-    wide = (ratio[:examples] >= GAP).nonzero()[:, 0]
+    wide = (ratio[:examples] >= MIN_GAP).nonzero()[:, 0]
     rank = int(wide[-1]) + 1 if len(wide) else 0
     return rank, float(ratio[rank - 1])
 
 
 def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
-    """(M,) of each row: what lies outside of the span, and no less than what storing its values in float32 leaves."""
+    """Return the noise (M,) of each row: its root mean square outside the span, but at least float32 rounding."""
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)
     left = rows - coordinates @ basis
@@ -98,16 +99,17 @@ def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     if spare < 1:
         return rounding.clamp(min=torch.finfo(rows.dtype).tiny)
     measured = (left.square().sum(dim=1) / spare).sqrt()
-    if spare < 16:  # too few values to tell a row's own
+    if spare < 16:  # too few values to estimate the noise of a single row
         measured = torch.maximum(measured, rounding)
     return torch.maximum(measured, rounding / 4).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor, float]:
-    """D (M, B) and x (B, F) of least squared error in units of the noise, for a given pattern of zeros of D; and its root mean.
+    """Fit rows (M, F) by D x for a given zero pattern of D, and return D (M, B), x (B, F) and the root mean squared residual.
 
-    rows: (M, F), about D x. active: (M, B), where D may differ from zero. x: (B, F) to start from.
-    The error is about 1 where the pattern is right, or has too few zeros.
+    The fit minimises the squared residual in units of `noise` (M,), by alternating least squares.
+    active: (M, B), where D may differ from zero. x: starting point. rounds: number of alternations.
+    The residual is about 1 if the zero pattern is right, or has too few zeros.
     """
     chosen = active.to(x.dtype)
     weight = 1 / noise[:, None]

@@ -1,4 +1,4 @@
-"""Sampling of directions orthogonal to random rows, preferring rows that are probably off for the same example."""
+"""Random sampling of directions that are orthogonal to many rows, preferring rows that are probably off for the same example."""
 
 from typing import NamedTuple
 
@@ -6,23 +6,24 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.zeros import NEAR, logistic, nothing, unit_rows
+from attacker.attacks.closed_form.linear.zeros import NEAR, logistic, unit_rows, zero_threshold
 
-BATCH = 2048
+SAMPLES_PER_BATCH = 2048
 """Number of samples drawn at once."""
 
-BLUNTNESS = (1.0, 8.0)
+SHARPNESS_RANGE = (1.0, 8.0)
 """Range of how strongly samples follow the estimated probabilities, from nearly uniform to nearly deterministic."""
 
-SPREAD = 0.5
+EXAMPLE_SPREAD = 0.5
 """Assumed spread of the examples, relative to the norm of their mean."""
 
 
 class Space(NamedTuple):
-    """Rows that say something, as unit vectors (M', R) in coordinates in which they lie evenly in all directions.
+    """The informative rows of a gradient, as unit vectors in whitened coordinates, in which no direction is preferred.
 
-    back:  (R, R) takes a direction to the coordinates of the factors, where a row's noise is the same in all directions.
-    level: (M',) that noise, in units of the row.
+    rows:  the unit vectors, (M', R). back: (R, R) matrix that maps whitened coordinates to those of the factors.
+    level: noise of each row relative to its norm, (M',), in the factors' coordinates, where it is equal in all directions.
+    live:  mask (M,) of the informative rows among all rows.
     """
 
     rows: Tensor
@@ -41,7 +42,7 @@ class Space(NamedTuple):
         eye = torch.eye(rank, dtype=rows.dtype, device=rows.device)
         length, back = rows.norm(dim=1), eye
         unit = rows / length[:, None]
-        for _ in range(10):  # Tyler's estimate of the scatter
+        for _ in range(10):  # Tyler's estimator of the scatter matrix
             scatter = unit.T @ unit * (rank / max(len(unit), 1))
             values, vectors = torch.linalg.eigh(scatter)
             back = back @ vectors * values.clamp(min=float(values[-1]) * 1e-14).rsqrt()
@@ -51,37 +52,45 @@ class Space(NamedTuple):
         return Space(unit, back, noise / length, factors.live)
 
     def tolerance(self, q: Tensor) -> Tensor:
-        """(K, M') up to where rows have nothing but noise along unit directions q (K, R)."""
-        return nothing(self.noise_along(q), self.rank**-0.5)
+        """Return the magnitude (K, M') up to which a row's component along unit directions q (K, R) counts as noise."""
+        return zero_threshold(self.noise_along(q), self.rank**-0.5)
 
     def noise_along(self, q: Tensor) -> Tensor:
-        """(K, M') standard deviation of the noise of unit rows along unit directions q (K, R)."""
+        """Return the standard deviation (K, M') of the noise of the rows along unit directions q (K, R)."""
         result: Tensor = (q @ self.back.T).norm(dim=1)[:, None] * self.level[None]
         return result
 
 
 def likely_on(factors: Factors, forward: Tensor, on: Tensor, rng: Generator) -> Tensor:
-    """(BATCH, M') how likely live rows are on, on a scale of its own, seen from as many points around the examples' mean.
+    """Return scores (SAMPLES_PER_BATCH, M') for how likely each informative neuron is on, standardised per sample.
 
-    By ridge logistic regression, on the weights, of which rows are on for some example, or of how many of the examples found.
-    on: (M, K), of these.
+    A ridge logistic regression on the neurons' weights predicts which neurons are on for a mean example. Each sample then uses a
+    random point around that mean. forward: weights of the neurons, (M, R). on: neurons that are on for the K examples found so
+    far, (M, K).
     """
     unit = unit_rows(forward)
     share = factors.live.to(unit.dtype)
     if on.shape[1]:
         share = share * (0.1 + 0.8 * on.to(unit.dtype).mean(dim=1))
     mean = logistic(unit, share[:, None], torch.ones_like(share[:, None]))[0]
-    around = torch.randn(BATCH, len(mean), generator=rng, dtype=unit.dtype).to(unit.device)
-    around = around / around.norm(dim=1, keepdim=True) * torch.rand(BATCH, 1, generator=rng, dtype=unit.dtype).to(unit.device)
-    likely = (mean + 2 * SPREAD * mean.norm() * around) @ unit[factors.live].T
+    around = torch.randn(SAMPLES_PER_BATCH, len(mean), generator=rng, dtype=unit.dtype).to(unit.device)
+    around = (
+        around
+        / around.norm(dim=1, keepdim=True)
+        * torch.rand(SAMPLES_PER_BATCH, 1, generator=rng, dtype=unit.dtype).to(unit.device)
+    )
+    likely = (mean + 2 * EXAMPLE_SPREAD * mean.norm() * around) @ unit[factors.live].T
     centred = likely - likely.mean(dim=1, keepdim=True)
     result: Tensor = centred / centred.std(dim=1, keepdim=True).clamp(min=torch.finfo(unit.dtype).tiny)
     return result
 
 
 def sampled(space: Space, likely: Tensor, rng: Generator) -> Tensor:
-    """(K, R) unit directions, each orthogonal to R - 1 independent rows drawn without replacement, those likely off first."""
-    low, high = BLUNTNESS
+    """Sample unit directions (K, R), each orthogonal to R - 1 independent rows that are drawn without replacement.
+
+    likely: scores of `likely_on`; rows that are probably off are drawn first.
+    """
+    low, high = SHARPNESS_RANGE
     drawn = torch.rand(len(likely), 1, generator=rng, dtype=likely.dtype).to(likely.device)
     sharp = low * (high / low) ** drawn
     uniform = torch.rand(likely.shape, generator=rng, dtype=likely.dtype).to(likely.device)
@@ -90,9 +99,9 @@ def sampled(space: Space, likely: Tensor, rng: Generator) -> Tensor:
 
 
 def _orthogonal(rows: Tensor, order: Tensor) -> Tensor:
-    """Of each row of `order` (N, K), the direction that its first R - 1 independent rows leave; none where they leave several.
+    """Return for each sequence of row indices, a row of `order` (N, K), the direction orthogonal to R - 1 of its rows.
 
-    Rows that depend on those before them are free: they are skipped.
+    These are its first R - 1 linearly independent rows; dependent ones are skipped. Sequences with fewer are left out.
     """
     count, rank = len(order), rows.shape[1]
     left = torch.eye(rank, dtype=rows.dtype, device=rows.device).repeat(count, 1, 1)

@@ -1,4 +1,4 @@
-"""Zero patterns: which neurons are on along a direction in the span of a gradient, and whether an example can cause that."""
+"""Zero patterns: which neurons are zero along a direction in a gradient's span, and whether a single example can cause that."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,20 +6,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.low_rank import BEYOND, Factors
+from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors
 
-FAR = 100.0
+MAX_DEVIATIONS = 100.0
 """Largest value that counts as zero, in standard deviations of noise, if all other values are much larger."""
 
 NEAR = 1e-3
-"""Of a unit row, how much of it along a sampled direction still counts as none; such a direction has the rounding of few rows."""
+"""Largest component of a unit row along a sampled direction that counts as zero. It is larger than rounding, since a sampled
+direction is computed from few rows and inherits their errors."""
 
-FEW = 4
+MIN_ZEROS = 4
 """Smallest number of zeros of a direction that is informative."""
 
 
 class Pattern(NamedTuple):
-    """Of K directions: on (M, K), which neurons are not zero in them. told: (M, K), of which neurons noise lets this be told."""
+    """The zero patterns of K directions at M neurons.
+
+    on:   mask (M, K) of nonzero entries.
+    told: mask (M, K) of entries for which the noise is small enough to decide.
+    """
 
     on: Tensor
     told: Tensor
@@ -30,29 +35,37 @@ class Pattern(NamedTuple):
 
 
 def pattern(q: Tensor, factors: Factors) -> Pattern:
-    """The zeros of directions q (R, K). A zero is told where noise is small beside what the direction has elsewhere."""
+    """Return the zero pattern of directions q (R, K).
+
+    A neuron counts as zero with certainty if the noise is small compared with the direction's nonzero values.
+    """
     d, noise = (factors.coordinates @ q).abs(), factors.noise[:, None] * q.norm(dim=0)
-    on = d > BEYOND * noise
+    on = d > NOISE_LEVEL * noise
     typical = (d * on).sum(dim=0) / on.sum(dim=0).clamp(min=1)
-    on = d > nothing(noise, typical)
-    return Pattern(on, on | (BEYOND * noise < typical / 10))
+    on = d > zero_threshold(noise, typical)
+    return Pattern(on, on | (NOISE_LEVEL * noise < typical / 10))
 
 
-def nothing(noise: Tensor, typical: Tensor | float) -> Tensor:
-    """Up to where a value is taken for zero: for more where all others are far larger, as rounding differs between directions."""
-    return torch.maximum(BEYOND * noise, torch.minimum(FAR * noise, NEAR * torch.as_tensor(typical).to(noise)))
+def zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
+    """Return the magnitude up to which a value counts as zero.
+
+    It is NOISE_LEVEL standard deviations of noise, or more if nonzero values are far larger: rounding differs between directions.
+    typical: typical magnitude of nonzero values.
+    """
+    return torch.maximum(NOISE_LEVEL * noise, torch.minimum(MAX_DEVIATIONS * noise, NEAR * torch.as_tensor(typical).to(noise)))
 
 
 def agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
-    """(R,) of each direction of q (R, R), the share of neurons that are zero in it exactly where its example turns them off.
+    """Return for each direction of q (R, R) the share (R,) of neurons that are zero along it exactly if its example is off there.
 
-    0 where that can be told of few neurons, or where all are on, which says nothing.
+    It is 0 if noise hides most zeros, or if all neurons are on, since both are no evidence.
+    seen: zero pattern of the directions. forward, constant: as in `sparse.search`.
     """
     p, info = torch.linalg.inv_ex(q)
     if int(info) or not bool(torch.isfinite(p).all()):
         return torch.zeros(q.shape[1], dtype=q.dtype, device=q.device)
     z = forward @ p.T
-    enough = ((seen.told & ~seen.on).sum(dim=0) >= FEW) & (seen.on.sum(dim=0) >= 1)
+    enough = ((seen.told & ~seen.on).sum(dim=0) >= MIN_ZEROS) & (seen.on.sum(dim=0) >= 1)
     count = seen.told.sum(dim=0).clamp(min=1)
     if constant is not None:
         result: Tensor = ((seen.on == (z * torch.sign(p @ constant) > 0)) & seen.told).sum(dim=0) / count * enough
@@ -62,14 +75,15 @@ def agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None
 
 
 def separable(seen: Pattern, forward: Tensor) -> Tensor:
-    """(K,) of each direction, how well a plane tells the neurons that are on in it from the others: 1 where it is of an example.
+    """Return for each of K directions how well a plane separates the neurons that are on along it from those that are off.
 
-    A neuron is on where w x + b > 0, and all w and b are known: what is on for one example lies on one side of a plane. What is
-    on for either of two, as in a mixture of their directions, does not. The mean of the shares that are right, among both kinds.
+    A neuron is on if w x + b > 0, with known w and b, so that the neurons that are on for a single example lie on one side of a
+    plane in the space of (w, b). For a mixture of two examples they do not. The result (K,) is the balanced accuracy of a
+    logistic regression: 1 for the direction of a single example.
     """
     on, off = seen.on, seen.told & ~seen.on
     x, both = unit_rows(forward), seen.told.to(forward.dtype)
-    enough = (on.sum(dim=0) > 0) & (off.sum(dim=0) >= FEW)
+    enough = (on.sum(dim=0) > 0) & (off.sum(dim=0) >= MIN_ZEROS)
     side = x @ logistic(x, on.to(x.dtype), both, ridges=(1.0, 0.1, 0.01, 1e-3, 1e-4)).T > 0
     return (balanced(side, on, off) * enough).nan_to_num(nan=0.0)
 
@@ -85,9 +99,9 @@ def unit_rows(forward: Tensor) -> Tensor:
 
 
 def logistic(x: Tensor, y: Tensor, weight: Tensor, ridges: tuple[float, ...] = (0.05,)) -> Tensor:
-    """(K, R) weights of K ridge logistic regressions of y (M, K) in [0, 1] on x (M, R), by Newton's method.
+    """Fit K ridge logistic regressions of y (M, K) in [0, 1] on x (M, R) by Newton's method, and return their weights (K, R).
 
-    weight: (M, K), of each row in each. ridges: one after the other, each from where the last one ended.
+    weight: (M, K) weight of each row. ridges: regularisation strengths, used one after the other as warm starts; the last counts.
     """
     w = x.new_zeros(y.shape[1], x.shape[1])
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)

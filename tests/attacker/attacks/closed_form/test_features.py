@@ -94,7 +94,7 @@ def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"defense": "withhold(['9.*'])"}, "nothing came of the last layer"),
+        ({"defense": "withhold(['9.*'])"}, "is zero or was not sent"),
         ({"defense": "gaussian(10.0)"}, "unexplained"),
     ],
 )

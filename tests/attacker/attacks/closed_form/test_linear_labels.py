@@ -77,7 +77,7 @@ def test_what_was_not_told_apart_has_no_labels() -> None:
     model, (x, y) = layers(activation=nn.Sigmoid), batch(4)
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
-    with pytest.raises(ValueError, match="their labels are not either"):
+    with pytest.raises(ValueError, match="labels cannot be found"):
         explain(model, chain_of(model, DATA.shape), weights, "cross_entropy", answer, 4)
 
 
