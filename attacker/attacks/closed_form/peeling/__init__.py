@@ -1,1 +1,1 @@
-"""Closed forms of networks in which one layer lacks equations."""
+"""The closed form `peeled`, for networks in which a layer has fewer equations than unknowns."""

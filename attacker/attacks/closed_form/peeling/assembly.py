@@ -1,4 +1,4 @@
-"""Assembly and scaling of the equations of a network's input from the state of a walk."""
+"""Assembly and scaling of the equations for a network's input, after R-GAP has solved the layers behind the deficient one."""
 
 from copy import copy
 from dataclasses import replace
@@ -13,9 +13,9 @@ from attacker.attacks.networks.chain import Chain, Layer
 
 
 def compose(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, low: Tensor, high: Tensor) -> Composed:
-    """Everything known of the network's input, from a walk that stands behind layer `point.at`.
+    """Return all equations for the network's input, given R-GAP's solution `point` at the output of layer `point.at`.
 
-    weights: by name, (1 or N, ...); gradient: by name, (N, ...). low, high: the network's inputs for values of 0 and of 1.
+    weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1.
     """
     system, target = equations(chain, weights, gradient, point)
     layers = chain.layers[: point.at + 1]
@@ -53,7 +53,7 @@ def alternating(x: Tensor) -> Tensor:
 
 
 def _scaled(problem: Composed) -> Composed:
-    """Scale rows to equal length, then all rows of a layer so that they answer to a change of x as those of every other."""
+    """Scale the equations of each layer to equal norms, then each layer so that all layers respond equally to a change of x."""
     x = middle(problem)
     typical = [_between(layer, slope) for layer, slope in zip(problem.below, problem.at(x).slopes, strict=True)]
     lengths = []

@@ -1,11 +1,13 @@
-"""Equations of the network's input that follow from the gradients of several layers.
+"""Equations for the network's input that follow from the gradients of several layers.
 
-If layer i has too few equations for its own input x_i, that input is still computed by the layers below, whose gradients give
-more equations. With x_0 the network's input, z_i and k_i known from the layers above, and x_j, k_j functions of x_0,
+If layer i has too few equations for its own input x_i, more equations follow from the layers before it, which compute x_i from
+the network's input x_0. The pre-activations z_i and their gradients k_i = dL/dz_i are known from the layers behind; x_j and k_j
+are functions of x_0. K is the linear map x -> dL/dW that k defines.
 
     W_i x_i(x_0) = z_i - b_i,    K_i x_i(x_0) = dL/dW_i,    K_j(x_0) x_j(x_0) = dL/dW_j    for all j < i
 
-The first two depend on x_0 through activations, the last also through their slopes, which jump where an activation has an edge.
+The first two equations depend on x_0 through activations, the last also through their derivatives, which jump where an activation
+has a kink. In this module, "layers below" are the layers j < i, and "places" are the positions of a kernel.
 """
 
 from collections.abc import Sequence
@@ -25,24 +27,29 @@ from attacker.attacks.networks.chain import Layer
 
 @dataclass(frozen=True)
 class EquationSides:
-    """One side of all equations. top: of layer i. below: (N, C_out, values under the kernel) for each layer below it."""
+    """One side, left or right, of all equations.
+
+    top: that of layer i. below: for each layer below it, (N, C_out, values under the kernel).
+    """
 
     top: EquationValues
     below: tuple[Tensor, ...]
 
     def squared_norm(self) -> Tensor:
-        """(N,)."""
+        """Return the sum of squares over all equations of each problem, (N,)."""
         return self.top.squared_norm() + sum(_squares(rows) for rows in self.below)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
-    """The equations of N inputs, rows scaled so that each answers alike to a change of the input.
+    """The equations for the inputs of N problems, scaled so that all respond equally to a change of the input.
 
-    layers:  up to layer i, `system` and `target` are its equations. weights: of the layers below it, (1 or N, C_out, taps).
-    known:   (N, *outputs) of layer i, where W x_i is known; elsewhere, as at the zeros of ReLU, it is not above the target.
-    offsets: their biases as they come out, or 0. gradients, lengths: dL/dW of those layers, and what its rows are multiplied by.
-    low, span: of the network's input, what 0 and what one unit of x in [0, 1] is.
+    layers:    layers 0 to i. system, target: the equations of layer i and their right-hand sides.
+    known:     mask (N, *outputs) of the outputs of layer i at which W x_i is known. At the others, the zeros of a ReLU, the
+               target is only an upper bound.
+    weights:   of the layers below i, (1 or N, C_out, values under the kernel). offsets: their biases after pooling, or 0.
+    gradients: dL/dW of the layers below i. lengths: factors by which their equations are scaled.
+    low, span: normalised input for a value of 0, and difference between those for 1 and 0.
     """
 
     layers: tuple[Layer, ...]
@@ -62,22 +69,22 @@ class Composed:
 
     @property
     def scale(self) -> EquationValues:
-        """What the equations of layer i are multiplied by."""
+        """The factors by which the equations of layer i are scaled."""
         assert self.system.scale is not None
         return self.system.scale
 
     @property
     def whole(self) -> Weighing:
-        """All equations of layers below as they are."""
+        """The weighting that uses all equations of the layers below unchanged."""
         return Weighing((None,) * len(self.below))
 
     @property
     def sides(self) -> EquationSides:
-        """What the equations give."""
+        """The right-hand sides of all equations, scaled."""
         return EquationSides(self.target * self.scale, tuple(g * s for g, s in zip(self.gradients, self.lengths, strict=True)))
 
     def of(self, rows: Tensor) -> Self:
-        """The problems of these rows only."""
+        """Return only the problems with the indices `rows`."""
 
         def pick(values: Tensor) -> Tensor:
             return values[rows] if len(values) > 1 or len(self.system.k) == 1 else values
@@ -97,7 +104,10 @@ class Composed:
         )
 
     def at(self, x: Tensor, weighing: Weighing | None = None) -> "Tangent":
-        """The equations near x (N, *inputs) in [0, 1]. weighing: of the equations of layers below; None leaves them out."""
+        """Linearise the equations at x (N, *inputs) in [0, 1].
+
+        weighing: weights of the equations of the layers below; None leaves these equations out.
+        """
         inputs, columns, z, slopes = self.low + self.span * x, [], [], []
         for layer, weight, offset in zip(self.below, self.weights, self.offsets, strict=True):
             columns.append(columns_of(layer, through(layer.before, inputs)))
@@ -110,7 +120,7 @@ class Composed:
         return Tangent(self, x, system, missed, tuple(columns), tuple(z), tuple(slopes), outputs, k, bends, weighing)
 
     def _top(self, inputs: Tensor) -> tuple[System, EquationValues]:
-        """The equations of layer i that hold or are broken for its `inputs`, and what they miss."""
+        """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and their residual."""
         got = self.system.apply(inputs)
         missed = (self.target * self.scale).plus(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
         if bool(self.known.all()):
@@ -120,7 +130,10 @@ class Composed:
         return system, EquationValues(missed.weights * holds, missed.gradients)
 
     def back(self, slopes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Of the layers below, the gradient at their outputs (N, *outputs) and at what their product gives (N, C_out, places)."""
+        """Return the loss gradient at the outputs (N, *outputs) and at the products (N, C_out, places) of the layers below.
+
+        slopes: derivatives of their activations.
+        """
         outputs: list[Tensor] = []
         given: list[Tensor] = []
         gradient = self.system.gradient_below() if self.below else self.system.k
@@ -133,12 +146,13 @@ class Composed:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The equations at some x, made linear: `apply` is their derivative, `adjoint` its transpose.
+    """The linearisation of the equations at some x: `apply` multiplies by the Jacobian, `adjoint` by its transpose.
 
-    system:  of layer i, without equations that only bound and hold. top: what it misses.
-    columns, z, slopes: of the layers below, what their kernels see, pre-activations, and dx/dz there.
-    outputs, k: the gradient at their outputs (N, *outputs) and at what their product gives (N, C_out, places).
-    bends:   how dL/dz changes with z, (N, *outputs); None where it does not, between the edges of an activation.
+    system:   the active equations of layer i. top: their residual.
+    columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
+    outputs, k: for each layer below, the loss gradient at its outputs (N, *outputs) and at its product (N, C_out, places).
+    bends:    for each layer below, the derivative of dL/dz by z, (N, *outputs); None for piecewise linear activations.
+    weighing: weights of the equations of the layers below; None leaves these equations out.
     """
 
     problem: Composed
@@ -155,14 +169,14 @@ class Tangent:
 
     @cached_property
     def missed(self) -> EquationSides:
-        """What is unexplained, weighed."""
+        """The weighted residual of all equations."""
         problem = self.problem
         below = (k @ u.mT * s for k, u, s in zip(self.k, self.columns, problem.lengths, strict=True))
         wanted = problem.sides.below
         return self.weighed(EquationSides(self.top, tuple(a - b for a, b in zip(wanted, below, strict=True))))
 
     def of(self, rows: Tensor) -> "Tangent":
-        """At the same x, the layers below left out, for the problems of these rows only."""
+        """Return the linearisation at the same x for the problems `rows`, without the equations of the layers below."""
         return self.problem.of(rows).at(self.x[rows])
 
     def weighed(self, sides: EquationSides, *, transposed: bool = False) -> EquationSides:
@@ -202,7 +216,7 @@ class Tangent:
         return problem.span * v
 
     def _slope_changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
-        """From changes of z, those of k, (N, C_out, places)."""
+        """Return the changes of k, (N, C_out, places), that changes of the pre-activations z cause, for the layers below."""
         found: list[Tensor] = []
         behind: Tensor | float = 0.0
         for j in reversed(range(len(changes))):
@@ -226,10 +240,11 @@ class Tangent:
         return found
 
     def doubted(self, unsure: Sequence[Tensor]) -> Weighing:
-        """Weigh the equations of layers below by what is not known of their slopes.
+        """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.
 
-        unsure: for each of them (N,), how far from 0 a pre-activation may be whose sign is not certain. A filter's equations
-        k U^T = dL/dW are off by (change of k) U^T: by a multiple of the column of U of each place of unknown slope.
+        The slope of a ReLU is uncertain if the sign of its pre-activation is. It changes k at that place, and thus the equations
+        k U^T = dL/dW of a filter by a multiple of the input patch there, a column of U. The weights whiten these errors.
+        unsure: for each layer below, (N,) magnitude of a pre-activation up to which its sign is uncertain.
         """
         problem = self.problem
         factors: list[Tensor | None] = []

@@ -1,10 +1,9 @@
-"""Route `peeled`: for a layer that lacks equations, solve for the network's input from all remaining equations and a prior.
+"""Route `peeled`: solves for the network's input from the equations of several layers and a prior, if one layer has too few.
 
     minimise over x in [0, 1]   ||residual of the equations||^2 + 2 lambda prior(x),    lambda decreasing to 0
 
-by Gauss-Newton with conjugate gradients. The smoothness prior brings x close to the solution and is removed in the end. If the
-layers below have more equations than the deficient layer lacks, and the signs of all their pre-activations are right, the input
-is exact, as if no layer were deficient.
+by Gauss-Newton with conjugate gradients. The smoothness prior brings x close to the solution and is removed in the end. The input
+is exact if the layers before the deficient one have enough equations, and the signs of all their pre-activations are right.
 """
 
 import math
@@ -21,23 +20,25 @@ from attacker.attacks.closed_form.rgap.least_squares import Weighing
 from attacker.attacks.closed_form.rgap.walk import Point, Tensors
 from attacker.attacks.networks.chain import Chain
 
-FALLEN = 0.7
-"""Largest ratio of the residuals after and before a step at which another step is worthwhile."""
+MAX_PROGRESS_RATIO = 0.7
+"""Largest ratio of the residuals after and before a step that counts as progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peeling:
-    """How to peel.
+    """The settings of `peel`.
 
-    strongest, weakest: lambda at first, and before it is 0; at 1 the belief pulls as much as one equation a value of the input.
-    levels, steps:  how many lambdas, each the same share of the one before, and Newton steps at each.
-    certain:  lambda from which on the equations of layers below are used, as far as their slopes are certain.
-    sure:     how many times its layer's last change a pre-activation must be from 0 for its slope to be certain.
-    edge:     of the total variation, in units of [0, 1].
-    inner, thorough: iterations of conjugate gradients in a step with belief, and in one without.
-    last, patience:  steps without belief at most, and how many in a row may fail to make less of what is missed.
-    rounding: share of the equations' right-hand sides that may be missed by an exact answer.
-    noise:    how many times what is missed without belief is taken for noise, where it is more than rounding (Morozov 1966).
+    strongest, weakest: first and last weight lambda of the prior before it is set to 0. At 1 the prior weighs as much as one
+              equation per input value.
+    levels:   number of lambdas, in a geometric sequence. steps: Newton steps for each.
+    certain:  lambda from which on the equations of the layers below are used, with weights for uncertain slopes.
+    sure:     the sign of a pre-activation is certain if its magnitude exceeds this multiple of the layer's last change.
+    edge:     smoothing of the total variation, in units of [0, 1].
+    inner, thorough: iterations of conjugate gradients in a step with the prior, and in one without.
+    last:     largest number of steps without the prior. patience: number of successive steps without progress that are allowed.
+    rounding: largest residual of an exact answer, relative to the right-hand sides.
+    noise:    if the residual without the prior is larger than rounding, the largest lambda is chosen whose residual is at most
+              this multiple of it (discrepancy principle, Morozov 1966).
     """
 
     strongest: float = 5e-2
@@ -60,14 +61,14 @@ PEELING = Peeling()
 
 @dataclass(frozen=True)
 class Peeled:
-    """The answers to N problems.
+    """The answers of `peel` to N problems.
 
-    x:      (N, *inputs), as the network takes it.
-    misfit: (N,) share of the right-hand sides that is missed, of all equations.
-    weight: (N,) lambda of the belief in x; 0 where it was let go.
-    free:   (N,) share of a random change of x that no equation sees, where the misfit is that of rounding; else no number.
-    exact:  (N,) whether the equations alone give x, to rounding. Elsewhere the belief has shaped it.
-    iterations: of conjugate gradients, for all N together.
+    x:      normalised inputs of the network, (N, *inputs).
+    misfit: (N,) residual of all equations, relative to the right-hand sides.
+    weight: (N,) final weight lambda of the prior; 0 if the equations alone were used.
+    free:   (N,) share of a random change of x that changes no equation; NaN if the misfit exceeds rounding.
+    exact:  (N,) whether the equations alone determine x up to rounding; otherwise the prior influences x.
+    iterations: number of conjugate gradient iterations, the sum over all steps.
     """
 
     x: Tensor
@@ -81,10 +82,11 @@ class Peeled:
 def peel(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, *, low: Tensor, high: Tensor, how: Peeling = PEELING
 ) -> Peeled:
-    """The network's input, from a walk that stands behind the deficient layer `point.at`, the last one of several.
+    """Solve for the network's input, given R-GAP's solution `point` at the output of the deficient layer `point.at`.
 
-    weights: by name, (1 or N, ...); gradient: by name, (N, ...). low, high: the network's inputs for values of 0 and of 1, of
-    shapes that broadcast to its inputs. Images (C, H, W) are believed to be smooth, rows to be near the middle.
+    weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). low, high: normalised inputs for values of 0 and of 1,
+    which broadcast to the network's inputs. The prior is total variation for images (C, H, W), and the distance to 0.5 for rows.
+    If several layers are deficient, `point.at` must be the last of them.
     """
     problem = compose(chain, weights, gradient, point, low, high)
     return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else Middle(), how).run()
@@ -95,7 +97,10 @@ def never(x: Tensor) -> bool:
 
 
 class _Peeler:
-    """One call of `peel`; x is in [0, 1] here."""
+    """The state of one call of `peel`. Here x is in [0, 1], not normalised.
+
+    path: the weights lambda of the prior so far, with the x found for each.
+    """
 
     def __init__(self, problem: Composed, belief: SmoothnessPrior, how: Peeling) -> None:
         self.problem, self.belief, self.how = problem, belief, how
@@ -106,7 +111,7 @@ class _Peeler:
         x, misfit = self._settle(*self._anneal())
         settled = misfit <= self.how.rounding
         weight = torch.zeros_like(misfit)
-        for share, earlier in self.path:  # of noise, the strongest belief that misses no more than it must
+        for share, earlier in self.path:  # discrepancy principle
             enough = ~settled & (weight == 0) & (_top(self.problem, earlier) <= self.how.noise * _top(self.problem, x))
             x, weight = torch.where(each(enough, x), earlier, x), torch.where(enough, share, weight)
         free = torch.full_like(misfit, torch.nan)
@@ -122,7 +127,7 @@ class _Peeler:
         )
 
     def _anneal(self) -> tuple[Tensor, Tangent]:
-        """From grey to the weakest belief: x, and the equations at the level before."""
+        """Minimise with decreasing lambda, from a grey image on; return x, and the linearisation at the last but one lambda."""
         how, x = self.how, middle(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
         tangent = before = self.problem.at(x, None if edges else self.problem.whole)
@@ -138,7 +143,7 @@ class _Peeler:
         return x, before
 
     def _step(self, tangent: Tangent, share: float) -> Tangent:
-        """One Newton step, halved until it does not raise what is minimised."""
+        """Make one Newton step, halved until it does not increase the objective. share: the weight lambda of the prior."""
         d, worth = self._direction(tangent, share), self._worth(tangent, share)
         length = torch.ones_like(worth)
         for _ in range(8):
@@ -168,7 +173,10 @@ class _Peeler:
         return now.doubted([self.how.sure * _root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)])
 
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
-        """Without belief: solve, look which slopes are certain now, and again, until only rounding is missed. x, misfit."""
+        """Solve without the prior until the residual is that of rounding; return x and its misfit (N,).
+
+        After each step, the weights of uncertain slopes are computed again.
+        """
         how, problem = self.how, self.problem
         best, least = x.clone(), _top(problem, x)
         misfit = _misfit(problem, x)
@@ -178,7 +186,7 @@ class _Peeler:
             before = problem.at(x, weighing)
             x = x + self._direction(before, 0)
             top = _top(problem, x)
-            fallen, better = top < FALLEN * least[active], top < least[active]
+            fallen, better = top < MAX_PROGRESS_RATIO * least[active], top < least[active]
             stalled[active] = torch.where(fallen, 0, stalled[active] + 1)
             best[active[better]], least[active[better]] = x[better], top[better]
             misfit[active[better]] = _misfit(problem, x)[better]
@@ -189,7 +197,7 @@ class _Peeler:
         return best, misfit
 
     def _free(self, problem: Composed, x: Tensor) -> Tensor:
-        """(N,) what is left of a random change where the equations have explained their share."""
+        """Return the share (N,) of a random change of x that lies in the null space of the equations at x."""
         curve, change = _squared(problem.at(x, problem.whole)), alternating(x)
 
         def left(seen: Tensor) -> Tensor:
@@ -208,9 +216,11 @@ def conjugate_gradients(
     tolerance: float = 1e-8,
     until: Callable[[Tensor], bool] = never,
 ) -> tuple[Tensor, int]:
-    """x with curve(x) = target, for each of N problems, and the iterations taken. What `curve` does not see stays 0.
+    """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
 
-    tolerance: of what is left, as a share of the target's length. until: of x, whether it will do; asked now and then.
+    The part of x in the null space of `curve`, a symmetric positive semidefinite linear map, stays 0.
+    tolerance: residual relative to the norm of the target at which a problem has converged. until: function of x that ends the
+    iteration if it returns True; it is called every 50 iterations.
     """
     x, left = torch.zeros_like(target), target
     direction, power = left, _power(left)
@@ -237,12 +247,12 @@ def _misfit(problem: Composed, x: Tensor) -> Tensor:
 
 
 def _top(problem: Composed, x: Tensor) -> Tensor:
-    """(N,) what the deficient layer's own equations miss: unlike the rest, it has no jumps."""
+    """Return the residual norm (N,) of the deficient layer's own equations, which are continuous in x, unlike the others."""
     return problem.at(x).top.squared_norm().sqrt()
 
 
 def _seen(problem: Composed) -> float:
-    """A quarter of what one direction that no equation sees holds of a random change, on average."""
+    """Return a threshold for `free`: a quarter of its mean value if the null space of the equations has one dimension."""
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 
 

@@ -1,4 +1,4 @@
-"""Priors of an input for Newton's method: smooth functions with a quadratic upper bound."""
+"""Priors of inputs for Newton's method: differentiable functions with a quadratic upper bound, and a covariance of images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,42 +11,43 @@ from torch import Tensor
 from fedsim.recording.observation import DataSpec
 
 Curvature = Callable[[Tensor], Tensor]
-"""A symmetric positive linear map of batches."""
+"""A symmetric positive semidefinite linear map of batches (N, *shape), such as a Hessian."""
 Spread = Callable[[Tensor], Tensor]
 """A symmetric square root of a covariance, as a linear map of batches (..., *shape)."""
 
-DEVIATION = 0.25
+PIXEL_DEVIATION = 0.25
 """Standard deviation of the pixels of an image."""
-FALL = 1.5
+SPECTRAL_DECAY = 1.5
 """Exponent of the squared frequency in the decay of the variance of images; about 1 for photographs."""
-FLAT = 0.01
+CUTOFF_FREQUENCY = 0.01
 """Squared frequency below which the variance is constant."""
-COLOUR = 0.1
+COLOUR_VARIANCE = 0.1
 """Variance of differences between channels, relative to the variance of their mean."""
 
 
 class SmoothnessPrior(Protocol):
-    """A convex function of x (N, *shape) in [0, 1]; lower is likelier."""
+    """Protocol of a convex prior of x (N, *shape) in [0, 1]; a lower value is likelier."""
 
     def value(self, x: Tensor) -> Tensor:
-        """(N,)."""
+        """Return the value of each x, (N,)."""
         ...
 
     def slope(self, x: Tensor) -> Tensor:
-        """Its gradient, of the shape of x."""
+        """Return the gradient at x, of the shape of x."""
         ...
 
     def curvature(self, x: Tensor) -> Curvature:
-        """Of a quadratic function that touches it at x and is nowhere below it."""
+        """Return the Hessian of a quadratic upper bound that touches the function at x."""
         ...
 
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """Sum over values of sqrt(across^2 + down^2 + edge^2) - edge, of images (N, C, H, W), each channel for itself.
+    """Smoothed total variation of images (N, C, H, W): the sum of sqrt(across^2 + down^2 + edge^2) - edge over all pixels.
 
-    edge: in units of x. Differences well below it cost their square, those above it their size, and everywhere it has a
-    derivative. Its curvature is that of lagged diffusivity (Vogel and Oman 1996).
+    across and down are the differences to neighbouring pixels of the same channel.
+    edge: smoothing in units of x. Differences well below it count quadratically, larger ones linearly, and the function is
+          differentiable everywhere. The quadratic bound is that of lagged diffusivity (Vogel and Oman 1996).
     """
 
     edge: float
@@ -94,7 +95,7 @@ def differences(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gathered(across: Tensor, down: Tensor) -> Tensor:
-    """The transpose of `differences`."""
+    """Apply the transpose of `differences`, and return the result in the shape of the images."""
     x = torch.zeros_like(across)
     x[..., 1:] += across[..., :-1]
     x[..., :-1] -= across[..., :-1]
@@ -104,25 +105,26 @@ def gathered(across: Tensor, down: Tensor) -> Tensor:
 
 
 def smooth_spread(data: DataSpec, dtype: torch.dtype, device: torch.device) -> Spread:
-    """Return a square root of the prior covariance of images; for rows, the same variance for each value.
+    """Return a square root of the prior covariance of examples, as a linear map of batches.
 
-    The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
-    dtype: dtype of the transform; its arguments may have another one.
+    For images the covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates
+    channels. For rows of a table it is a multiple of the identity.
+    dtype: data type of the stored transform; it is converted to that of the argument.
     """
     if not data.is_image:
-        return lambda x: DEVIATION * x
+        return lambda x: PIXEL_DEVIATION * x
     down, across = (_cosines(size).to(dtype=dtype, device=device) for size in data.shape[1:])
     frequency = sum(
         (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
         for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
     )
-    root = (frequency + FLAT) ** (-FALL / 2)
-    root = (DEVIATION * root / root.square().mean().sqrt()).to(dtype=dtype, device=device)
+    root = (frequency + CUTOFF_FREQUENCY) ** (-SPECTRAL_DECAY / 2)
+    root = (PIXEL_DEVIATION * root / root.square().mean().sqrt()).to(dtype=dtype, device=device)
 
     def spread(x: Tensor) -> Tensor:
         low, middle, wide = (t.to(x.dtype) for t in (down, root, across))
         common = x.mean(dim=-3, keepdim=True)
-        weighed = middle * (low @ (common + COLOUR**0.5 * (x - common)) @ wide.T)
+        weighed = middle * (low @ (common + COLOUR_VARIANCE**0.5 * (x - common)) @ wide.T)
         spread_out: Tensor = low.T @ weighed @ wide
         return spread_out
 
@@ -130,7 +132,7 @@ def smooth_spread(data: DataSpec, dtype: torch.dtype, device: torch.device) -> S
 
 
 def _cosines(size: int) -> Tensor:
-    """(size, size), the orthonormal discrete cosine transform (DCT-II)."""
+    """Return the matrix (size, size) of the orthonormal discrete cosine transform (DCT-II)."""
     k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
     rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5
     rows[0] /= 2**0.5

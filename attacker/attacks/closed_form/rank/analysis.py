@@ -1,7 +1,7 @@
-"""Rank analysis: whether a network's gradient determines its input, from the shapes of its layers alone.
+"""Rank analysis: whether the gradient of a network determines its input, from the shapes of the layers alone.
 
 It computes the index of R-GAP (Zhu and Blaschko 2021, section 4), and the number of independent equations of each layer, which
-the index only estimates. It assumes one example behind the gradient, and generic weights and data.
+the index only estimates. It assumes that the gradient is that of one example, and that weights and data are generic.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,23 @@ from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
 PROVED = 3000
-"""Largest number of open unknowns for which `attacker rank` proves ranks by elimination, in seconds per layer."""
+"""Largest number of unknowns, after the gradient constraints are used, for which `attacker rank` proves the rank of a layer by
+elimination, which takes seconds per layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank:
-    """One layer. Numbers of values or equations.
+    """The analysis of one layer; all fields but `name` and `proved` count values or equations.
 
-    unknowns:  |x|, the layer's input. gradients: |W|, gradient constraints. weights: |z|, weight constraints.
-    virtual:   |V|, as the paper estimates what the layers before must obey. index: |x| - |W| - |z| - |V|, above 0 where too few.
-    used:      of the unknowns, those that anything depends on.
-    known:     of the weight constraints, those whose right-hand side the walk knows: not behind a ReLU's zeros.
-    rank:      independent equations. alone: independent gradient constraints among them, at most. missing: used - rank.
-    proved:    the rank was found by elimination, or is that of a matrix; else it is counted, and may be lower, or depends on the
-               data: on which values a ReLU leaves at 0, or, where a leaky one is pooled, on which sides of 0 they lie.
-    near:      independent equations on the layer's input, near the true one, of this and all later layers together.
+    unknowns:  |x|, values of the layer's input. gradients: |W|, gradient constraints K x = dL/dW.
+    weights:   |z|, weight constraints W x = z - b. virtual: |V|, the paper's estimate of further constraints from earlier layers.
+    index:     |x| - |W| - |z| - |V|; above 0, the paper expects too few equations.
+    used:      unknowns that the layer's outputs depend on.
+    known:     weight constraints with known right-hand side; it is unknown where a ReLU's output is 0.
+    rank:      independent equations. alone: at most how many of them are gradient constraints. missing: used - rank.
+    proved:    whether the rank was computed by elimination, or is that of a linear layer. Otherwise it was counted and may be too
+               high, or it depends on the data: on the zeros of a ReLU, or on the signs before a leaky ReLU that is pooled.
+    near:      independent equations for the layer's input from this and all later layers, linearised at the true input.
     """
 
     name: str
@@ -54,16 +56,16 @@ class LayerRank:
 
     @property
     def dependent(self) -> int:
-        """Equations that say nothing new."""
+        """Number of equations that follow from the others."""
         return self.gradients + self.known - self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """Result of the analysis.
+    """The result of a rank analysis.
 
-    layers:   first to last. dead: assumed share of zeros after a ReLU; None if no rank depends on it.
-    readable: whether the last layer is a matrix, whose gradient determines its input; that of a convolution does not.
+    layers:   the layers from first to last. dead: assumed share of zeros after a ReLU; None if no rank depends on it.
+    readable: whether the last layer is linear, so that its gradient determines its input; a convolution's does not.
     """
 
     layers: tuple[LayerRank, ...]
@@ -72,50 +74,51 @@ class RankReport:
 
     @property
     def index(self) -> int:
-        """The paper's index of a network, the largest of its layers'."""
+        """The paper's index of the network: the largest index of its layers."""
         return max(layer.index for layer in self.layers)
 
     @property
     def critical(self) -> int:
-        """The layer that decides: the one that lacks most, or where none lacks any, the one of the largest index."""
+        """Position of the critical layer: the one that lacks most equations, or if none does, the one with the largest index."""
         return max(range(len(self.layers)), key=lambda i: (self.layers[i].missing, self.layers[i].index))
 
     @property
     def deficient_layers(self) -> tuple[int, ...]:
-        """Layers with fewer independent equations than unknowns, first to last."""
+        """Positions of the layers with fewer independent equations than unknowns, in ascending order."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.missing > 0)
 
     @property
     def unused(self) -> int:
-        """Values of the network's input that nothing depends on."""
+        """Number of values of the network's input that its output does not depend on."""
         return self.layers[0].unknowns - self.layers[0].used
 
     @property
     def full(self) -> bool:
-        """Whether the walk gives the input, each layer determined by its own equations."""
+        """Whether R-GAP finds the input: every layer has enough equations of its own."""
         return self.readable and not self.deficient_layers and not self.unused
 
     @property
     def locally_unique(self) -> bool:
-        """Whether all equations together determine the input among those near it."""
+        """Whether no other input near the true one has the same gradient, by all equations together."""
         return self.layers[0].near >= self.layers[0].unknowns
 
     @property
     def undetermined(self) -> int:
-        """Directions in which the input may change, near the true one, without any change of the gradient."""
+        """Number of directions in which the true input can change without changing the gradient, to first order."""
         return max(0, self.layers[0].unknowns - self.layers[0].near)
 
 
 def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankReport:
-    """Analyse how far the gradient of one example determines the input of each layer.
+    """Analyse how many values of each layer's input the gradient of one example determines.
 
     dead:  assumed share of outputs, in [0, 1), that are 0 after a ReLU and give no weight constraint.
-    prove: largest number of open unknowns for which the rank is proved by elimination instead of counted.
+    prove: largest number of unknowns, after the gradient constraints are used, for which the rank is computed by elimination
+           instead of counted. A counted rank is never too low.
 
-    A counted rank is never too low. Raises NotAChain if pooling cannot be analysed, and ValueError for `dead` out of range.
+    Raises NotAChain if the network pools in a way that cannot be analysed, and ValueError for `dead` out of range.
     """
     if not 0 <= dead < 1:
-        raise ValueError(f"dead must be a share of 0 or more and below 1, got {dead}")
+        raise ValueError(f"dead must be at least 0 and below 1, got {dead}")
     footprints = [footprint(layer) for layer in chain.layers]
     live = _live(chain, footprints)
     shares = [dead if layer.activation is RELU else 0.0 for layer in chain.layers]
@@ -150,10 +153,11 @@ def rank_report(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRep
 
 
 def virtual_constraints(chain: Chain) -> list[int]:
-    """|V| for each layer: the surplus of weight constraints in the layers before, less what those lack themselves.
+    """Return |V|, the number of virtual constraints of R-GAP, for each layer i.
 
+    It is the surplus of weight constraints in the layers n < i, minus the equations that those layers lack:
     sum over n < i of max(|z_n| - |x_n|, 0) - max(|x_n| - |z_n| - |W_n|, 0). The paper prints |x_n| - |z_n| in the first term,
-    against its own equations 17 to 20 and table 2, and |x_n| - |x_n| in the second.
+    which contradicts its equations 17 to 20 and table 2, and |x_n| - |x_n| in the second.
     """
     totals = [0]
     for layer in chain.layers[:-1]:
@@ -163,7 +167,7 @@ def virtual_constraints(chain: Chain) -> list[int]:
 
 
 def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
-    """For each layer, which of the values that one channel gives anything depends on."""
+    """Return for each layer a mask of the output values of one channel that later layers depend on."""
     masks: list[Tensor] = []
     for layer, shape, used in zip(chain.layers, footprints, [*used_values(chain)[1:], None], strict=True):
         places = 1 if layer.kernel is None else len(shape.sees[0]) if shape.after is None else len(shape.after)
@@ -175,14 +179,14 @@ def _live(chain: Chain, footprints: Sequence[LayerFootprint]) -> list[Tensor]:
 
 
 def _by_data(chain: Chain, at: int, dead: float) -> bool:
-    """Whether the rank of a layer depends on signs: where a ReLU is 0, or a leaky ReLU is on within one window of pooling."""
+    """Return whether the rank of a layer depends on the data: on zeros of a ReLU, or on signs before a pooled leaky ReLU."""
     activation = chain.layers[at].activation
     pooled = at + 1 < len(chain.layers) and not only_reshapes(chain.layers[at + 1].before)
     return not activation.smooth and bool(dead if activation is RELU else pooled)
 
 
 def _matrix(layer: Layer) -> Count:
-    """Its gradient constraints k x^T = dL/dW alone determine all that it takes."""
+    """Count the equations of a linear layer, whose gradient constraints k x^T = dL/dW alone determine its input."""
     unknowns = prod(layer.inputs)
     pool = pooling(layer.before, layer.inputs, layer.name)
     rank = prod(layer.taken) if pool is None else layer.inputs[0] * pooled_rank(pool)
@@ -197,10 +201,10 @@ def _known(layer: Layer, live: Tensor, dead: float) -> int:
 
 
 def _near(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[int]:
-    """Equations on each layer's input from the last layer up to it, to first order.
+    """Return the number of independent equations for each layer's input from it and all later layers, to first order.
 
-    Where all is known behind a layer, its rank; else what is known there passes through its weights, and joins its gradient
-    constraints. Then it is a count, and may be off by a few equations either way.
+    As long as the later layers are fully determined, it is the layer's rank. Otherwise the equations for the next layer's input
+    are passed back through the layer's weights and added to its gradient constraints. This count may be off by a few equations.
     """
     near, behind, complete = [], 0, True
     for layer, one, rank in zip(reversed(chain.layers), reversed(counts), reversed(ranks), strict=True):
@@ -214,9 +218,10 @@ def _near(chain: Chain, counts: Sequence[Count], ranks: Sequence[int]) -> list[i
 
 
 def _shared_still(layer: Layer, one: Count) -> int:
-    """Relations of weight and gradient constraints that hold where little is known of z: the next gradient gives <k_a, z_b>.
+    """Return the number of dependencies between weight and gradient constraints that hold even if z is not known.
 
-    All of them without an activation; of one that is linear on both sides of 0, those of a = b.
+    They arise because the next layer's gradient determines products <k_a, z_b> of channels a and b: all of them without an
+    activation, and those with a = b for an activation that is linear on both sides of 0.
     """
     if layer.activation is IDENTITY:
         return one.shared

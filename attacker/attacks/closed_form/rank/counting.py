@@ -1,15 +1,16 @@
-"""Number of independent equations that a layer gives for its input, counted from its shape.
+"""Number of independent equations for a layer's input, counted from the layer's shape.
 
-Three things make rows depend on others, none of which R-GAP counts.
+Terms: a tap is one position inside the kernel, a place is one position of the kernel on the image. There are three reasons for
+linear dependence between equations, which R-GAP does not count.
 
-* Taps of the kernel that see disjoint values, as the parity classes of a stride do, fall into groups, and no group has more
-  independent gradient constraints than values.
-* A place has no more independent weight constraints than values that it sees.
-* With Z = W U and G = k U^T of one x, any channels a and b of the output have <k_a, z_b> = <w_b, g_a>: as a rule C_out^2
-  relations between both kinds, rank(k) rank(W) of them.
+* Taps that see disjoint sets of values form groups, such as the parity classes of a stride. A group has at most as many
+  independent gradient constraints as values.
+* A place has at most as many independent weight constraints as values under the kernel.
+* With Z = W U and G = k U^T for the patches U of one x, all output channels a and b fulfil <k_a, z_b> = <w_b, g_a>. These are
+  rank(k) rank(W) relations between both kinds of equations, usually C_out^2.
 
-What is counted bounds the generic rank from above. Where the image is small against the kernel, or padding leaves single values
-to many rows, the rank may be a little lower still; `generic` finds it there.
+The count is an upper bound of the generic rank. The rank may be slightly lower if the image is small compared with the kernel, or
+if padding makes many equations depend on single values; the module `generic` computes it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint
 
 @dataclass(frozen=True)
 class Group:
-    """Taps that see values in common. rows: independent gradient constraints on each channel, at most; values: that they see."""
+    """A group of taps that share values. values: the values that they see. rows: bound on gradient constraints per channel."""
 
     taps: Tensor
     values: Tensor
@@ -35,9 +36,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Count:
-    """unknowns: that the layer uses. gradients, weights: independent equations of each kind. shared: counted in both.
+    """The number of unknowns and independent equations of a layer.
 
-    rank: of both together; never below the generic rank.
+    unknowns: input values that the layer uses. gradients, weights: independent gradient and weight constraints.
+    shared:   relations between both kinds. rank: rank of all equations together, never below the generic rank.
     """
 
     unknowns: int
@@ -48,9 +50,10 @@ class Count:
 
 
 def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
-    """Of a layer whose values given (values,) depend on nothing where not `live`.
+    """Count the independent equations of a layer.
 
-    dead: the share of its outputs at which a ReLU is 0, scattered: a weight constraint each is lost, and most of what is shared.
+    live: mask of the output values of one channel that later layers depend on.
+    dead: share of its outputs at which a ReLU is 0. Each loses a weight constraint, and most relations between constraints.
     """
     unknowns = layer.channels * int(layer.used(live).sum())
     ceiling = unknowns if layer.before is None else min(unknowns, layer.channels * pooled_rank(layer.before))
@@ -66,7 +69,7 @@ def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
 
 
 def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
-    """The taps that see anything from a live place, in groups that share no value."""
+    """Return the taps that see values from live places, in groups that share no value with each other."""
     places = layer.live_places(live)
     sees = torch.where(places, layer.sees, -1)
     masks = torch.zeros(len(sees), layer.taken + 1, dtype=torch.bool).scatter_(1, sees % (layer.taken + 1), True)[:, :-1]
@@ -85,7 +88,7 @@ def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
 
 
 def dead_values(dead: float, live: Tensor) -> int:
-    """How many of the live values of a channel a ReLU leaves at 0."""
+    """Return the number of live output values of a channel at which a ReLU is 0, for the share `dead`."""
     return int(dead * int(live.sum()))
 
 
@@ -94,14 +97,17 @@ def pooled_rank(matrix: Tensor) -> int:
 
 
 def _outputs_meeting(layer: LayerFootprint, live: Tensor) -> Tensor:
-    """(values given, taps): whether a live one has the tap inside the image."""
+    """Return a mask (output values, taps): whether the output value is live and the tap lies inside the image."""
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]
 
 
 def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) -> int:
-    """Weight constraints on what `taps` see: of each place no more than `alive` outputs, or the values there."""
+    """Return the number of independent weight constraints on the values that `taps` see.
+
+    Each place has at most `alive` of them, the number of channels that are not zero, and at most as many as values.
+    """
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)
     else:
@@ -112,10 +118,10 @@ def _weights(layer: LayerFootprint, live: Tensor, taps: Tensor, alive: float) ->
 
 
 def _shared(layer: LayerFootprint, live: Tensor, taps: Tensor, dead: float) -> int:
-    """Relations between weight and gradient constraints on what `taps` see."""
+    """Return the number of relations between the weight and gradient constraints on the values that `taps` see."""
     filters = min(layer.filters, layer.channels * len(taps))
     places = int(_outputs_meeting(layer, live)[:, taps].any(dim=1).sum())
     every = filters * min(layer.filters, places)
     if not dead:
         return every
-    return min(every, filters * (1 + max(0, layer.filters - 1 - int(dead * places))))  # z_b is missing where k_a is not
+    return min(every, filters * (1 + max(0, layer.filters - 1 - int(dead * places))))  # z_b is unknown at zeros, k_a is not

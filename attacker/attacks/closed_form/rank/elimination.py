@@ -1,54 +1,59 @@
-"""Exact ranks by Gaussian elimination modulo a prime, for matrices of whole numbers in float64.
+"""Exact matrix ranks by Gaussian elimination modulo a prime, for matrices of integers stored in float64.
 
-At random entries a rank modulo a prime is the generic one, but for a chance of about (size / PRIME), and it is never above it
-(Schwartz 1980, Zippel 1979). No tolerance is needed, and no matrix is too ill-conditioned.
+For random entries, the rank modulo a prime is never above the generic rank, and is below it only with a probability of about
+size / PRIME (Schwartz 1980, Zippel 1979). No tolerance is needed, and ill-conditioned matrices are no problem.
 """
 
 import torch
 from torch import Tensor
 
 PRIME = 8_388_593
-"""The largest below 2^23: sums of 100 products stay whole numbers in float64."""
-PANEL = 64
+"""The largest prime below 2^23, so that sums of 100 products are exact in float64."""
+PANEL_COLUMNS = 64
+"""Number of columns that are eliminated at once."""
 
 
 def modulo(x: Tensor) -> Tensor:
-    """Into [0, PRIME), of whole numbers below 2^53."""
+    """Reduce integers below 2^53 modulo PRIME, to [0, PRIME)."""
     return x - PRIME * torch.floor(x / PRIME)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b."""
-    total = modulo(a[..., :PANEL] @ b[..., :PANEL, :])
-    for start in range(PANEL, a.shape[-1], PANEL):
-        total = modulo(total + a[..., start : start + PANEL] @ b[..., start : start + PANEL, :])
+    """Return the matrix product a @ b modulo PRIME."""
+    total = modulo(a[..., :PANEL_COLUMNS] @ b[..., :PANEL_COLUMNS, :])
+    for start in range(PANEL_COLUMNS, a.shape[-1], PANEL_COLUMNS):
+        end = start + PANEL_COLUMNS
+        total = modulo(total + a[..., start:end] @ b[..., start:end, :])
     return total
 
 
 def draw(*shape: int, rng: torch.Generator) -> Tensor:
-    """Uniform among the numbers that are not 0."""
+    """Draw integers uniformly from [1, PRIME)."""
     return torch.randint(1, PRIME, shape, generator=rng).double()
 
 
 def rank(matrix: Tensor) -> int:
-    """Of a matrix of numbers in [0, PRIME)."""
+    """Return the rank modulo PRIME of a matrix of integers in [0, PRIME)."""
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
     left, found = matrix.clone(), 0
-    for start in range(0, matrix.shape[1], PANEL):
-        order, low, pivots = _factor(left[:, :PANEL])
-        rest = left[order, PANEL:]
+    for start in range(0, matrix.shape[1], PANEL_COLUMNS):
+        order, low, pivots = _factor(left[:, :PANEL_COLUMNS])
+        rest = left[order, PANEL_COLUMNS:]
         for row in range(1, pivots):
             rest[row] = modulo(rest[row] - low[row, :row] @ rest[:row])
         found += pivots
         left = modulo(rest[pivots:] - low[pivots:, :pivots] @ rest[:pivots])
-        if not len(left) or start + PANEL >= matrix.shape[1]:
+        if not len(left) or start + PANEL_COLUMNS >= matrix.shape[1]:
             break
     return found
 
 
 def _factor(panel: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The order of rows, the multiples (rows, columns) of the pivot rows that were taken off each, and the pivots' count."""
+    """Eliminate a panel of columns; return the row order, the multipliers (rows, columns), and the number of pivots.
+
+    Entry (i, j) of the multipliers is the multiple of pivot row j that was subtracted from row i.
+    """
     panel, order, low = panel.clone(), torch.arange(len(panel)), torch.zeros_like(panel)
     pivots = 0
     for column in range(panel.shape[1]):
@@ -68,7 +73,7 @@ def _factor(panel: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def null_space(matrix: Tensor) -> Tensor:
-    """A basis, (columns, columns - rank), of what a matrix of numbers in [0, PRIME) takes to 0."""
+    """Return a basis (columns, columns - rank) of the null space modulo PRIME of a matrix of integers in [0, PRIME)."""
     left, row = matrix.clone(), 0
     leading: list[int] = []
     for column in range(matrix.shape[1]):

@@ -1,7 +1,7 @@
-"""The generic rank of each layer's equations, by elimination at random weights, slopes and head gradient.
+"""The generic rank of each layer's equations, by elimination with random weights, activation slopes and output gradient.
 
-Those gradients k = dL/dz are the ones that the layers behind give, so that what they have in common counts as well: two
-convolutions without an activation between them, or values that a later layer never looks at.
+The gradients k = dL/dz of a layer are computed from the layers behind it. Dependencies between layers therefore count, such as
+those of two convolutions without an activation between them, or of values that a later layer does not use.
 """
 
 from dataclasses import replace
@@ -15,24 +15,25 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, pooling
 from attacker.attacks.networks.activations import IDENTITY, RELU, Activation
 from attacker.attacks.networks.chain import Chain, Layer
 
-ENTRIES = 25_000_000
-"""Largest number of entries of a matrix that is eliminated or created on the way (200 MB)."""
+MAX_MATRIX_ENTRIES = 25_000_000
+"""Largest number of entries of the matrices that are created or eliminated (200 MB)."""
 
 
 def generic_ranks(
     chain: Chain, footprints: list[LayerFootprint], live: list[Tensor], open_ones: list[int], *, dead: float, columns: int
 ) -> list[int | None]:
-    """For each layer, its rank; None for matrices, which need no elimination, and for what is too large.
+    """Return the rank of each layer; None for linear layers, which need no elimination, and for layers that are too large.
 
-    live: for each layer, which of its values given anything depends on. open_ones: how many unknowns its gradient constraints
-    leave open, which are eliminated up to `columns`. dead: share of 0 after a ReLU.
+    live:      for each layer, mask of the output values of one channel that later layers depend on.
+    open_ones: for each layer, number of unknowns that its gradient constraints leave undetermined.
+    columns:   largest number of such unknowns that are eliminated. dead: share of zeros after a ReLU.
     """
     rng = torch.Generator().manual_seed(0)
     ranks: list[int | None] = []
     below: Tensor | None = None
     parts = [*zip(chain.layers, footprints, live, open_ones, strict=True)]
     for layer, shape, mask, left in reversed(parts):
-        if layer.kernel is None or left > columns or _largest(shape) > ENTRIES or not _surjective(shape):
+        if layer.kernel is None or left > columns or _largest(shape) > MAX_MATRIX_ENTRIES or not _surjective(shape):
             ranks.append(None)
             below = _through_pooling(layer, rng)
             continue
@@ -48,13 +49,16 @@ def generic_ranks(
 
 
 def _through_pooling(layer: Layer, rng: torch.Generator) -> Tensor | None:
-    """Any gradient at the input of a layer that pools it first, (channels, values); None where it may be anything."""
+    """Draw a random gradient at the input of a layer, (channels, values); None if the layer does not pool its input.
+
+    Pooling restricts the possible gradients; without it, the caller draws any gradient.
+    """
     pool = pooling(layer.before, layer.inputs, layer.name)
     return None if pool is None else product(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 
 
 def _largest(shape: LayerFootprint) -> int:
-    """Entries of the largest matrix that is made before the elimination: columns of all channels, constraints of one."""
+    """Return the number of entries of the largest matrix that is created before the elimination."""
     taps, places = shape.sees.shape
     return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.taken)
 
@@ -64,9 +68,10 @@ def _surjective(shape: LayerFootprint) -> bool:
 
 
 def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:
-    """What an activation's derivative may be where `live`: 1, two values at random, or anything; else 0.
+    """Draw random derivatives of an activation, in the shape of the mask `live`; 0 where it is false.
 
-    Of a ReLU, 0 for the share `dead` of each channel.
+    They are 1 without an activation, one of two values for a leaky ReLU, random for a smooth activation, and 1 for a ReLU but 0
+    for the share `dead` of each channel.
     """
     if activation is RELU:
         order = torch.rand(live.shape, generator=rng).masked_fill(~live, 2).argsort(dim=1).argsort(dim=1)
@@ -82,7 +87,11 @@ def _slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Genera
 def _rank(
     shape: LayerFootprint, weight: Tensor, k: Tensor, known: Tensor, live: Tensor, columns: int, rng: torch.Generator
 ) -> int | None:
-    """Of gradient constraints first, each channel alone; then of weight constraints on what those leave open."""
+    """Return the rank of a layer's equations, or None if the elimination would be too large.
+
+    The gradient constraints are eliminated first, for each channel separately. Then the weight constraints are applied to the
+    unknowns that these leave undetermined.
+    """
     used = replace(shape, before=None).used(live)
     left = _left_open(shape, k, live, used)
     unknowns, open_ones = shape.channels * int(used.sum()), shape.channels * left.shape[1]
@@ -92,7 +101,7 @@ def _rank(
         return unknowns
     some = _sample(known, open_ones + open_ones // 4 + 64, rng)
     for chosen in (some, known):
-        if int(chosen.sum()) * open_ones > ENTRIES:
+        if int(chosen.sum()) * open_ones > MAX_MATRIX_ENTRIES:
             return None
         found = rank(_weight_rows(shape, weight, left, chosen))
         if found == open_ones:
@@ -101,7 +110,7 @@ def _rank(
 
 
 def _left_open(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> Tensor:
-    """A basis (taken, dimensions) of one channel's values that gradient constraints say nothing of."""
+    """Return a basis (values, dimensions) of the null space of one channel's gradient constraints."""
     places, pieces = shape.live_places(live), []
     for group in groups(shape, live):
         rows = torch.zeros(shape.filters, len(group.taps), shape.taken + 1, dtype=k.dtype)
@@ -120,13 +129,13 @@ def _left_open(shape: LayerFootprint, k: Tensor, live: Tensor, used: Tensor) -> 
 
 
 def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
-    """A mask of so many of the known weight constraints, at random."""
+    """Return a mask that selects `rows` of the known weight constraints at random."""
     order = torch.rand(known.shape, generator=rng).masked_fill(~known, 2).flatten().argsort()[:rows]
     return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
 
 
 def _weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
-    """(chosen constraints, channels * dimensions), each weight constraint as it acts on what is left open."""
+    """Return the chosen weight constraints in the null space `left`: a matrix (constraints, channels * dimensions)."""
     padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
     which = chosen.any(dim=0)
     blocks = []
@@ -145,7 +154,7 @@ def _weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Te
 
 
 def _below(shape: LayerFootprint, weight: Tensor, k: Tensor) -> Tensor:
-    """The gradient at the layer's input, (channels, values): the transposes of convolution and pooling."""
+    """Return the gradient at the layer's input, (channels, values), by the transposes of convolution and pooling."""
     columns = product(weight.flatten(1).T, k).reshape(shape.channels, *shape.sees.shape)
     taken = torch.zeros(shape.channels, shape.taken + 1, dtype=k.dtype)
     taken.scatter_add_(1, (shape.sees % (shape.taken + 1)).flatten().expand(shape.channels, -1), columns.flatten(1))

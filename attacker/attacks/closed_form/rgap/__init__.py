@@ -1,1 +1,1 @@
-"""R-GAP: the input of a network, layer by layer from the last (Zhu and Blaschko 2021)."""
+"""R-GAP: the attack that solves for the input of each layer, from the last layer to the first (Zhu and Blaschko 2021)."""

@@ -1,4 +1,7 @@
-"""Footprint of a layer: the values that each of its equations involves, for one channel; all channels share it."""
+"""The footprint of a layer: which input values each of its equations involves, for one channel, since all channels are alike.
+
+A tap is one position inside the kernel, a place is one position of the kernel on the image.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +13,18 @@ from torch import Tensor
 from attacker.attacks.closed_form.rgap.system import back_through, columns_of, fold
 from attacker.attacks.networks.chain import Chain, Layer, Linear, NotAChain
 
-POOLED = 4096
+MAX_POOLED_VALUES = 4096
 """Largest number of values of a channel for which pooling is represented as a matrix."""
 
 
 @dataclass(frozen=True)
 class LayerFootprint:
-    """One layer, for one channel of C that it takes and one of O that it gives.
+    """The footprint of one layer, for one input channel and one output channel.
 
-    sees:   (taps, places) which of the n taken values lies under each tap of the kernel at each place; -1 in the padding.
-    before: (n, values of one channel before the pooling that comes first) 0 or 1, or None where there is no pooling.
-    after:  (values of one channel after the pooling that follows, places) 0 or 1, or None.
+    sees:     (taps, places) index of the value under each tap at each place; -1 in the padding.
+    channels, filters: number of input and of output channels. taken: number n of values of a channel that the kernel sees.
+    before:   matrix (n, input values of a channel) of zeros and ones for pooling before the kernel; None without pooling.
+    after:    matrix (output values of a channel, places) of zeros and ones for pooling after it; None without pooling.
     """
 
     sees: Tensor
@@ -31,18 +35,18 @@ class LayerFootprint:
     after: Tensor | None = None
 
     def live_places(self, live: Tensor) -> Tensor:
-        """(places,) which of them reach one of the values after the layer that are `live`."""
+        """Return a mask (places,) of those that affect an output value in the mask `live`."""
         return live if self.after is None else self.after[live].any(dim=0)
 
     def used(self, live: Tensor) -> Tensor:
-        """(values of one channel of the layer's input,) whether any `live` value depends on it."""
+        """Return a mask of the input values of one channel on which an output value in the mask `live` depends."""
         seen = self.sees[:, self.live_places(live)]
         taken = torch.zeros(self.taken, dtype=torch.bool)
         taken[seen[seen >= 0]] = True
         return taken if self.before is None else self.before[taken].any(dim=0)
 
     def touched(self) -> Tensor:
-        """(values given, taken values) how often each value after the layer meets each taken one; float."""
+        """Return how often each output value uses each value under the kernel, (output values, n), as floats."""
         taps, places = self.sees.shape
         meets = torch.zeros(places, self.taken + 1)
         meets.scatter_add_(1, (self.sees % (self.taken + 1)).T, torch.ones(places, taps))
@@ -50,7 +54,10 @@ class LayerFootprint:
 
 
 def footprint(layer: Layer) -> LayerFootprint:
-    """Of a convolution, or of a matrix, whose every input is a channel of one value. Raises NotAChain as `pooling` does."""
+    """Return the footprint of a layer; each input of a linear layer counts as a channel of one value.
+
+    Raises NotAChain if the layer's pooling cannot be analysed.
+    """
     if layer.kernel is None:
         return LayerFootprint(torch.zeros(1, 1, dtype=torch.long), layer.taken[0], layer.shape[0], 1)
     _, height, width = layer.taken
@@ -66,10 +73,10 @@ def footprint(layer: Layer) -> LayerFootprint:
 
 
 def used_values(chain: Chain) -> list[Tensor]:
-    """For each layer, a mask (*inputs) of the values of its input that the logits depend on.
+    """Return for each layer a mask (*inputs) of the input values that the logits depend on.
 
-    A stride that steps over values, or stops short of the border, leaves some out. Within a network nothing is known of those,
-    nor needed: the layer before has no weight constraint for them, and its gradient is 0 there.
+    A stride can skip values, or stop before the border. Skipped values inside a network cannot be recovered and are not needed:
+    the gradient there is 0, and the layer before has no weight constraint for them.
     """
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
@@ -86,10 +93,10 @@ def used_values(chain: Chain) -> list[Tensor]:
 
 
 def pooling(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor | None:
-    """What average pooling among `maps` does to one channel, (values after, values before) of 0 and 1; None without pooling.
+    """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
-    An average is taken for a sum, which changes no rank. Raises NotAChain where channels are reshaped beside pooling, or one
-    channel has more than `POOLED` values.
+    Entries are 0 or 1: sums instead of averages, which does not change ranks. shape: of the input. name: layer name for errors.
+    Raises NotAChain if channels are reshaped besides pooling, or if a channel has more than MAX_POOLED_VALUES values.
     """
     matrix, sides = None, shape
     for one in maps:
@@ -97,18 +104,18 @@ def pooling(maps: Sequence[Linear], shape: tuple[int, ...], name: str) -> Tensor
         if not keeps_values(one, sides):
             matrix = _pool(one, sides, name) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
-            raise NotAChain(f"{name} pools images of {sides} and makes other channels of them, {after}")
+            raise NotAChain(f"{name} is pooled and reshaped from {sides} to {after}, and the analysis supports only one of both")
         sides = after
     return matrix
 
 
 def keeps_values(one: Linear, shape: tuple[int, ...]) -> bool:
-    """Whether a linear map only gives the same values another shape."""
+    """Return whether a linear map for inputs of `shape` is a reshape."""
     values = torch.arange(prod(shape), dtype=torch.float64).reshape(1, *shape)
     return torch.equal(one(values).flatten(), values.flatten())
 
 
 def _pool(one: Linear, sides: tuple[int, ...], name: str) -> Tensor:
-    if len(sides) != 3 or (count := prod(sides[1:])) > POOLED:
-        raise NotAChain(f"{name}: pooling of {sides} is too large to be analysed, or none of images")
+    if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
+        raise NotAChain(f"{name}: pooling of {sides} cannot be analysed; use images of at most {MAX_POOLED_VALUES} pixels")
     return (one(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

@@ -1,4 +1,4 @@
-"""Answers of R-GAP for observations of one example each, and the choice between twins."""
+"""Answers of R-GAP for observations of one example each, and the choice between twins, two inputs with the same gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,21 +12,22 @@ from attacker.attacks.closed_form.plausibility import outside
 from attacker.attacks.closed_form.rgap.walk import OURS, Point, Tensors, Walk, beginnings, finish, homogeneous, step
 from attacker.attacks.networks.chain import Chain
 
-FITS = 1e-6
-"""Largest mean squared distance to [0, 1] of an answer that counts as data."""
-MISFIT = 0.01
-"""Relative distance between the last layer's gradient and that of its own answer from which a note is added."""
+MAX_OUTSIDE = 1e-6
+"""Largest mean squared distance to [0, 1] of an answer that counts as valid data."""
+MISFIT_TO_NOTE = 0.01
+"""Relative distance between the last layer's gradient and that of its solution from which a note is added to the answer."""
 
 
 @dataclass(frozen=True)
 class ClosedFormAnswer:
-    """Answer of a closed form: x (B, *shape), not clamped to [0, 1], and labels y (B,).
+    """The answer of a closed form to one case: examples x (B, *shape), not clamped to [0, 1], and labels y (B,).
 
-    route:      closed form that answered. notes: remarks for the reader.
-    doubts:     reasons why it may be wrong; dropped if the answer turns out to be exact.
-    stays:      (B,) in [0, 1], the route's own measure of certainty, if it has one; see `confidence.of_closed_form`.
-    twin:       another x with the same gradient.
-    determined: share of the input's values that the gradient determines, by count; below 1, the input is not unique.
+    route:      name of the closed form. notes: remarks for the user.
+    doubts:     reasons why it may be wrong; dropped if the answer's gradient turns out to be exact.
+    stays:      (B,) in [0, 1], the share of each example that is stable, if the closed form measures it; it enters the
+                confidence, see `confidence.of_closed_form`.
+    twin:       another x with the same gradient, if there is one.
+    determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
     likeliest:  whether it is a MAP estimate, which does not fit noise.
     """
 
@@ -43,9 +44,11 @@ class ClosedFormAnswer:
 
 @dataclass(frozen=True)
 class Readings:
-    """Where the walks of N problems stand: the likeliest reading of each head, and its twin where there is one.
+    """The chosen solutions of the last layer of N problems, from which R-GAP continues.
 
-    factor: (N,) x of the twin over x, where one is a multiple of the other and has not been walked; else `second` is its walk.
+    first:  the likeliest solution. twins: mask (N,) of the problems that have a second solution.
+    factor: (N,) ratio of the twin's input to the first input, if they are multiples of each other; else None.
+    second: the second solution, if it is not a multiple of the first. doubts: for each problem, see `ClosedFormAnswer`.
     """
 
     first: Point
@@ -56,29 +59,29 @@ class Readings:
 
 
 def require_single(observed: Observed) -> Chain:
-    """The chain of a model whose observations are of one example. Raises ValueError, in words, where the walk cannot be taken."""
+    """Return the model as a chain of layers. Raises ValueError with the reason if R-GAP does not apply to the observations."""
     chain = observed.chain
     if isinstance(chain, str):
-        raise ValueError(f"no closed form walks back through this model: {chain}")
+        raise ValueError(f"this model cannot be inverted layer by layer: {chain}")
     if observed.examples != 1:
         raise ValueError(
-            f"{observed.examples} examples are behind the update: layer by layer, one example is found; "
-            "of several it would be a mixture"
+            f"the update was computed from {observed.examples} examples, and layer by layer only a single example can be "
+            "recovered; of several it would be a mixture"
         )
     return chain
 
 
 def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS) -> Readings:
-    """Choose among the readings of each head by how well the layer before it can be solved."""
+    """Choose among the possible solutions of the last layer by how well the layer before it can be solved."""
     points = beginnings(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
         return Readings(points[0], torch.zeros_like(points[0].head.clamped), doubts=_doubts(chain, gradient, points[0]))
     alone = len(chain.layers) == 1
     judged = points if alone else [step(chain, observed.weights, gradient, p, walk) for p in points]
     scores = torch.stack([_score(p, i, case_labels(observed)) for i, p in enumerate(judged)])
-    if alone:  # no layer is left that could tell
+    if alone:  # there is no layer before it to decide
         scores = scores + torch.stack([outside(observed.data.denormalise(p.f)) for p in points])
-    fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of readings that fit alike, the likelier one is walked
+    fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
     order = torch.where(fits, torch.arange(len(points), device=fits.device)[:, None] - len(points), scores).argsort(dim=0)
     first, second = _chosen(points, order[0]), _chosen(points, order[1])
     twins = fits.gather(0, order[1:2])[0] & torch.isfinite(scores.gather(0, order[1:2])[0])
@@ -92,7 +95,10 @@ def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS)
 
 
 def answers(observed: Observed, readings: Readings, first: Tensor, second: Tensor | None, route: str) -> list[ClosedFormAnswer]:
-    """From model inputs (N, *shape) of the first reading and, where walked, of the second, one answer a problem."""
+    """Return one answer per problem from the normalised inputs (N, *shape) that R-GAP found.
+
+    first, second: inputs from the first solution of the last layer and, if R-GAP was run for it as well, from the second.
+    """
     if second is None and readings.factor is not None:
         second = first * readings.factor.reshape(-1, *[1] * (first.ndim - 1))
     x = observed.data.denormalise(first)
@@ -103,7 +109,7 @@ def answers(observed: Observed, readings: Readings, first: Tensor, second: Tenso
 
 
 def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = OURS) -> list[ClosedFormAnswer]:
-    """R-GAP on all observations at once. Raises ValueError where it cannot be taken, `require_single` says why."""
+    """Run R-GAP on all observations at once. Raises ValueError if it does not apply, see `require_single`."""
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient
     readings = read(observed, chain, gradient, walk)
@@ -113,9 +119,9 @@ def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk
 
 
 def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
-    """Of two data with the same gradient, the one that lies in [0, 1]; of two that do, the one with more contrast."""
+    """Choose between two examples with the same gradient: the one in [0, 1], or if both are, the one with more contrast."""
     off = outside(x), outside(other)
-    both = (off[0] <= FITS) & (off[1] <= FITS)
+    both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
     larger = other.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
     swap = readings.twins & torch.where(both, larger, off[1] < off[0])
     found = []
@@ -132,7 +138,7 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
 
 def _of_twins(kept: Tensor, left: Tensor) -> str:
     inside = [f"{float(low):.3g} to {float(high):.3g}" for low, high in ((t.min(), t.max()) for t in (kept, left))]
-    return f"it has a twin with the same gradient; this one has values of {inside[0]}, the other of {inside[1]}"
+    return f"another example has the same gradient; this one has values from {inside[0]}, the other from {inside[1]}"
 
 
 def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
@@ -142,28 +148,28 @@ def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, .
     for many, clamped, misfit in zip(several.tolist(), head.clamped.tolist(), head.misfit.tolist(), strict=True):
         words = []
         if many:
-            words.append("the last layer's gradient has rank two or more: more than one example, or noise, is behind it")
+            words.append("the last layer's gradient has rank two or more: it is of more than one example, or contains noise")
         if clamped:
-            words.append("no single example gives the last layer's gradient: it was moved to the nearest that one does give")
-        if misfit > MISFIT:
-            off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its length"
+            words.append("no single example has exactly the last layer's gradient, so the nearest possible one was used")
+        if misfit > MISFIT_TO_NOTE:
+            off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its norm"
             words.append(
-                f"the last layer's gradient does not fit the loss, off by {off}: "
-                "another model, another loss, more examples, or a defense"
+                f"the last layer's gradient does not fit the loss, it is off by {off}: "
+                "the model or the loss may be another one, or there are more examples, or a defense"
             )
         found.append(tuple(words))
     return tuple(found)
 
 
 def case_labels(observed: Observed) -> Tensor | None:
-    """(N,) the labels of an oracle, where every case has one."""
+    """Return the labels (N,) that an oracle gave, or None unless every case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     told = [t for t in known if t is not None and len(t) == 1]
     return torch.cat(told) if len(told) == len(known) else None
 
 
 def _score(point: Point, place: int, labels: Tensor | None) -> Tensor:
-    """(N,) how badly a reading fits; of equals, the one that came first is better."""
+    """Return a score (N,) of a solution of the last layer; lower is better. place: its position, which decides between equals."""
     score = point.residual + point.head.misfit + 1e-12 * place
     score = torch.where(point.head.valid, score.nan_to_num(nan=1e30), torch.inf)
     if labels is None:

@@ -1,4 +1,4 @@
-"""Generalised least squares (Aitken 1935): weights of equations with uncertain coefficients."""
+"""Generalised least squares (Aitken 1935): weights for equations with uncertain coefficients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DOUBT = 1e6
-"""Variance of an uncertain slope relative to that of an equation's residual."""
-WHOLE = 256
+SLOPE_VARIANCE = 1e6
+"""Variance of an uncertain activation slope relative to that of an equation's residual."""
+MAX_WHITENED_VALUES = 256
 """Largest number of values under a kernel for which the equations of a filter are whitened jointly."""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """What the equations of each layer are multiplied by: (N, C_out, taps), or (N, C_out, taps, taps) for mixtures of them.
+    """Weights for the equations of each layer.
 
-    None leaves them as they are.
+    factors: for each layer, weights (N, C_out, values under the kernel), or whitening matrices (N, C_out, values, values), which
+             mix the equations of a filter; None leaves the equations unchanged.
     """
 
     factors: tuple[Tensor | None, ...]
@@ -26,15 +27,17 @@ class Weighing:
 
 
 def whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Tensor:
-    """A factor that whitens a filter's rows k U^T, each multiplied by its length, where the values of k are not certain.
+    """Return a factor that whitens the errors of a filter's equations k U^T = dL/dW if some values of k are uncertain.
 
-    columns: U (N, taps, places). variance: of k, (N, C_out, places). lengths: (N, C_out, taps). The rows' errors then have the
-    covariance 1 + DOUBT * lengths U diag(variance) U^T lengths: what depends on an uncertain value of k has no say.
+    With `lengths`, the factors by which equations are scaled, the errors have the covariance
+    1 + SLOPE_VARIANCE * lengths U diag(variance) U^T lengths. Whitening suppresses what depends on uncertain values of k.
+    columns: input patches U, (N, taps, places). variance: of k, (N, C_out, places). lengths: (N, C_out, taps).
+    Returns (N, C_out, taps, taps), or only weights (N, C_out, taps) for kernels above MAX_WHITENED_VALUES.
     """
-    if columns.shape[1] > WHOLE:
-        return (1 + DOUBT * lengths.square() * (variance @ columns.square().mT)).rsqrt()
+    if columns.shape[1] > MAX_WHITENED_VALUES:
+        return (1 + SLOPE_VARIANCE * lengths.square() * (variance @ columns.square().mT)).rsqrt()
     spread = (variance.sqrt()[:, :, None] * columns[:, None]) * lengths[..., None]
-    covariance = DOUBT * (spread @ spread.mT)
+    covariance = SLOPE_VARIANCE * (spread @ spread.mT)
     covariance.diagonal(dim1=-2, dim2=-1).add_(1)
     one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
     root = torch.linalg.cholesky_ex(covariance).L

@@ -1,8 +1,9 @@
-"""Approximate inverses of a layer's normal matrix [W; K]^T [W; K], which save conjugate gradients most of their iterations.
+"""Preconditioners for conjugate gradients: approximate inverses of a layer's normal matrix [W; K]^T [W; K].
 
-K is the same for every input channel, and a stride of s parts the places of a channel into s * s classes that no equation of K
-joins (R-GAP, section 3.1.3, writes K down whole). So K^T K is a few small matrices, inverted exactly; of W^T W, which joins all
-channels, the diagonal is added to them, or where a layer gives few values, all of it by Woodbury's identity.
+K is the same for every input channel. A stride s divides the pixels of a channel into s * s classes, and no equation of K
+contains pixels of two classes (R-GAP, section 3.1.3, stores all of K). Therefore K^T K consists of a few small blocks, which
+are inverted exactly. W^T W connects all channels: its diagonal is added to the blocks, or, if a layer has few outputs, all of
+it by Woodbury's identity.
 """
 
 from collections.abc import Callable
@@ -17,29 +18,32 @@ from attacker.attacks.closed_form.rgap.system import System, columns_of, fold
 from attacker.attacks.networks.chain import Layer, only_reshapes
 
 Inverse = Callable[[Tensor], Tensor]
-"""Symmetric positive, of (N, *inputs) of a layer."""
+"""A symmetric positive definite linear map of a layer's inputs (N, *inputs)."""
 
-LARGEST = 1100
-"""Places of one class up to which its matrix is inverted; beyond, only the diagonal is."""
-WORTH = 0.25
-"""Independent equations of K as a share of its unknowns below which inverting it saves next to nothing."""
-FEW = 1100
-"""Values that a layer gives up to which all of W^T W is taken."""
-SPARE = 1.3
-"""How many times the equations of K must be its unknowns, in every class, to do without W."""
-FLOOR = 1e-9
-"""Added to K^T K, as a share of its mean diagonal, where W does the rest: what it must not do without."""
+MAX_CLASS_PLACES = 1100
+"""Largest number of pixels of a class for which its block is inverted; for larger ones only the diagonal is used."""
+MIN_EQUATION_SHARE = 0.25
+"""Smallest number of independent equations of K relative to the unknowns; below, inverting K saves hardly any iterations."""
+MAX_WHOLE_OUTPUTS = 1100
+"""Largest number of outputs of a layer for which all of W^T W is used."""
+MIN_SURPLUS = 1.3
+"""Smallest ratio of the equations of K to its unknowns, in every class, at which W is not needed."""
+DIAGONAL_FLOOR = 1e-9
+"""Multiple of the mean diagonal that is added to K^T K before it is inverted, if all of W^T W is added later."""
 
 
 def inverse_of(system: System) -> Inverse | None:
-    """What fits the equations of `system`, whose `scale` is of equal weight for all input channels; None for pooled inputs."""
+    """Return a preconditioner for the equations of `system`; None for linear layers, pooled inputs, and unscaled equations.
+
+    The scale of the equations must be equal for all input channels.
+    """
     layer = system.layer
     if layer.kernel is None or not only_reshapes(layer.before) or system.scale is None:
         return None
     classes = classes_of(layer)
-    if max(len(one.places) for one in classes) > LARGEST:
+    if max(len(one.places) for one in classes) > MAX_CLASS_PLACES:
         return _of_diagonal(system)
-    if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < WORTH * prod(layer.taken[1:]):
+    if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < MIN_EQUATION_SHARE * prod(layer.taken[1:]):
         return _of_diagonal(system)
     if _takes_whole(layer, classes):
         return _Whole(system, classes)
@@ -47,29 +51,30 @@ def inverse_of(system: System) -> Inverse | None:
 
 
 def bytes_of(layer: Layer) -> int:
-    """What one problem takes while it is solved, about."""
+    """Return the approximate memory in bytes that solving one problem for this layer takes."""
     working = 12 * (prod(layer.shape[1:]) * prod(layer.given[1:]) + prod(layer.inputs) + prod(layer.outputs) + prod(layer.shape))
     if layer.kernel is None or not only_reshapes(layer.before):
         return 8 * working
     classes = classes_of(layer)
     most = max(len(one.places) for one in classes)
-    if most > LARGEST:
+    if most > MAX_CLASS_PLACES:
         return 8 * working
     whole = 3 * prod(layer.given) ** 2 if _takes_whole(layer, classes) else 0
     return 8 * (working + 2 * len(classes) * most**2 + whole)
 
 
 def _takes_whole(layer: Layer, classes: list["Class"]) -> bool:
-    few = any(layer.shape[0] * len(one.taps) < SPARE * len(one.places) for one in classes)
-    return few and only_reshapes(layer.after) and prod(layer.given) <= FEW
+    few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
+    return few and only_reshapes(layer.after) and prod(layer.given) <= MAX_WHOLE_OUTPUTS
 
 
 @dataclass(frozen=True)
 class Class:
-    """Places of an input channel that meet the same taps of the kernel.
+    """A class of pixels of an input channel that are seen by the same taps (positions inside the kernel).
 
-    places: (P,) of the channel, row by row. taps: (A,) of the kernel. meets: (A, P) the place of the output at which the tap lies
-    on the place of the input; as many as there are where at none.
+    places: (P,) indices of the pixels, row by row. taps: (A,) indices of the taps.
+    meets:  (A, P) index of the output pixel for which the tap lies on the input pixel; the number of output pixels if there is
+            none.
     """
 
     places: Tensor
@@ -78,7 +83,7 @@ class Class:
 
 
 def classes_of(layer: Layer) -> list[Class]:
-    """The classes of the places of a convolution's input, at most stride * stride."""
+    """Return the classes of the pixels of a convolution's input; there are at most stride * stride."""
     assert layer.kernel is not None
     sides = [_axis(layer, i) for i in (0, 1)]
     outputs = prod(layer.given[1:])
@@ -98,7 +103,7 @@ def classes_of(layer: Layer) -> list[Class]:
 
 
 def _axis(layer: Layer, i: int) -> Tensor:
-    """(taps, places) along one side: at which output place a tap lies on an input place; -1 for none."""
+    """Return, along axis i, the output position at which each tap lies on each input position, (taps, positions); -1 if none."""
     assert layer.kernel is not None
     taps, places = torch.arange(layer.kernel[i])[:, None], torch.arange(layer.taken[1 + i])
     at = places + layer.padding[i] - layer.dilation[i] * taps
@@ -107,10 +112,10 @@ def _axis(layer: Layer, i: int) -> Tensor:
 
 
 class _Blocks:
-    """(K^T K + diagonal)^-1, class by class, the same for all channels."""
+    """The preconditioner (K^T K + diagonal)^-1, computed class by class, and equal for all channels."""
 
     def __init__(self, system: System, classes: list[Class], diagonal: Tensor) -> None:
-        """diagonal: (N, places)."""
+        """Compute the inverses of all blocks; diagonal: (N, pixels of a channel)."""
         count, most = len(system.k), max(len(one.places) for one in classes)
         self.inverse = system.k.new_zeros(count, len(classes), most, most)
         self.take = torch.zeros(len(classes), most, dtype=torch.long)
@@ -132,7 +137,7 @@ class _Blocks:
 
 
 class _Whole:
-    """(K^T K + W^T W)^-1 for a layer that gives few values z, from a matrix of z by z (Woodbury's identity)."""
+    """The preconditioner (K^T K + W^T W)^-1 for a layer with few outputs, by Woodbury's identity."""
 
     def __init__(self, system: System, classes: list[Class]) -> None:
         layer, count = system.layer, len(system.k)
@@ -140,7 +145,8 @@ class _Whole:
         self.layer, self.weight = layer, system.weight
         self.scale = system.scale.weights.reshape(count, layer.shape[0], -1)
         places = prod(layer.taken[1:])
-        self.blocks = _Blocks(system, classes, self.scale.new_full((count, places), FLOOR) * _mean_square(system)[:, None])
+        diagonal = self.scale.new_full((count, places), DIAGONAL_FLOOR) * _mean_square(system)[:, None]
+        self.blocks = _Blocks(system, classes, diagonal)
         values = self.scale.flatten(1)
         joined = values[:, :, None] * self._between(classes) * values[:, None]
         self.factor = torch.linalg.cholesky_ex(joined + torch.eye(values.shape[1], dtype=values.dtype, device=values.device))[0]
@@ -153,7 +159,7 @@ class _Whole:
         return near - self.blocks(fold(self.layer, self.weight.mT @ taken).reshape(x.shape))
 
     def _between(self, classes: list[Class]) -> Tensor:
-        """W (K^T K)^-1 W^T, (N, z, z), summed over pairs of taps of one class."""
+        """Return W (K^T K)^-1 W^T, (N, outputs, outputs), summed over pairs of taps of each class."""
         filters, channels = self.layer.shape[:2]
         weight = self.weight.reshape(len(self.weight), filters, channels, -1)
         count, places = len(self.scale), self.scale.shape[2]
@@ -181,7 +187,7 @@ def _of_diagonal(system: System) -> Inverse:
 
 
 def _diagonal_of_weights(system: System) -> Tensor:
-    """Of W^T W, (N, C_in, places); with average pooling behind it, of its mean."""
+    """Return the diagonal of W^T W, (N, C_in, pixels); if average pooling follows the layer, the scale is averaged."""
     layer = system.layer
     assert system.scale is not None
     spread = system.scale.weights.square()
@@ -194,27 +200,27 @@ def _diagonal_of_weights(system: System) -> Tensor:
 
 
 def _shared(system: System) -> Tensor:
-    """The scale of K's rows, (N, C_out, taps), as of the first input channel."""
+    """Return the scale of the equations of K for one input channel, (N, C_out, taps), which is equal for all."""
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
 def _rows(system: System, one: Class) -> Tensor:
-    """K of one class, one input channel, rows scaled: (N, C_out * A, P)."""
+    """Return the scaled matrix K for one class and one input channel, (N, C_out * A, P)."""
     padded = functional.pad(system.k, (0, 1))
     rows = padded[..., one.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *one.meets.shape)
     return (rows * _shared(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
 
 
 def _mean_square(system: System) -> Tensor:
-    """(N,) of K's columns the mean squared length."""
+    """Return the mean squared norm of the columns of K, (N,)."""
     square = _shared(system).square().mT @ system.k.square()
     return square.flatten(1).sum(dim=1) / prod(system.layer.taken[1:])
 
 
 def _above_zero(diagonal: Tensor, like: Tensor) -> Tensor:
-    """A diagonal without zeros, so that what no equation holds is inverted, too."""
+    """Return a diagonal with a small positive minimum, so that unknowns without equations can be inverted."""
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     least = 1e-12 * torch.where(mean > 0, mean, 1)
     return diagonal.clamp(min=0) + least.reshape(-1, *[1] * (diagonal.ndim - 1))

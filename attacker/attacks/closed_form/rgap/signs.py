@@ -1,7 +1,8 @@
-"""Detection of values near the kink of a ReLU that were assigned to the wrong side.
+"""Detection of pre-activations near zero whose sign was determined wrongly, for activations with a kink at zero such as ReLU.
 
-The slope jumps at the kink, and with it k. One wrong sign makes exact equations of a layer wrong, and those of all layers before
-it. It shows in the residual of the layer's equations, as a multiple of the input patch at that value's place.
+The slope of the activation jumps at the kink, and with it k = dL/dz. One wrong sign makes the equations of a layer wrong, and
+those of all layers before it. It can be detected in the residual of the layer's equations, which then contains a multiple of
+the input patch at that position.
 """
 
 import torch
@@ -10,22 +11,22 @@ from torch import Tensor
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, columns_of, through
 from attacker.attacks.networks.activations import Activation
 
-TELLING = 0.04
-"""Smallest share of the residual that a value must explain to be tried on the other side."""
+MIN_EXPLAINED = 0.04
+"""Smallest share of the residual that the sign of a value must explain for the other sign to be tried."""
 
 
 def other_side(activation: Activation, f: Tensor) -> Tensor:
-    """Each f (N, ...) as it would be, as far from the kink, on its other side."""
+    """Return the outputs f (N, ...) that the pre-activations would have with opposite signs."""
     low = activation.slope(torch.full_like(f, -1))
     inside = torch.where(low > 0, f / low, level(f) * 1e-9)
     return torch.where(f > 0, -low * f, torch.where(f < 0, -inside, level(f) * 1e-9))
 
 
 def doubted(system: System, target: EquationValues, x: Tensor, f: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
-    """At most one value of each problem, (N, *outputs) bool: the one whose other side explains most of what is left.
+    """Return a mask (N, *outputs) with at most one value per problem: the one whose sign change explains most of the residual.
 
-    x: (N, *inputs) what solves the equations, but for something. f, gradient: (N, *outputs), and that of the loss there.
-    near: (N, *outputs) which ones may be on the other side.
+    x: least-squares solution of the equations, (N, *inputs). f, gradient: outputs of the layer and the loss gradient there,
+    (N, *outputs). near: mask (N, *outputs) of the values whose sign may be wrong.
     """
     layer, act, scale = system.layer, system.layer.activation, system.scale
     assert scale is not None
@@ -39,12 +40,12 @@ def doubted(system: System, target: EquationValues, x: Tensor, f: Tensor, gradie
     explained = torch.where((along > 0) & (length > 0), along.square() / length, 0).reshape(f.shape)
     explained = torch.where(near, explained, 0)
     most = explained.flatten(1).amax(dim=1)
-    telling = (most > TELLING * left.squared_norm()) & (most > 0)
+    telling = (most > MIN_EXPLAINED * left.squared_norm()) & (most > 0)
     return (explained == _each(most, f)) & _each(telling, f)
 
 
 def level(f: Tensor) -> Tensor:
-    """The root mean square of each problem's f, to go with it."""
+    """Return the root mean square of f for each problem, with the axes of f for broadcasting."""
     return _each(f.flatten(1).square().mean(dim=1).sqrt(), f)
 
 

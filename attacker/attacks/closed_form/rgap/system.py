@@ -1,12 +1,13 @@
-"""The linear equations of one layer, of many problems at once, without ever writing the matrix down.
+"""The linear equations for one layer's input, for a batch of problems, without storing their matrix.
 
-Of a layer z = W x + b with pre-activations z and their gradient k = dL/dz, both known from the layers behind it, the input x
-obeys (R-GAP, eq. 15 and 16)
+For a layer z = W x + b, the pre-activations z and their gradient k = dL/dz are known from the layers behind it. Its input x
+fulfils (R-GAP, eq. 15 and 16)
 
-    W x = z - b        weight constraints, one a pre-activation
-    K x = dL/dW        gradient constraints, one a weight
+    W x = z - b        weight constraints, one per pre-activation
+    K x = dL/dW        gradient constraints, one per weight
 
-On the columns U of x, one for each place of the kernel, both are small products: W U = z - b and k U^T = dL/dW.
+With the patches of x as columns of a matrix U, one for each position of the kernel, both are small matrix products: W U = z - b
+and k U^T = dL/dW.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,11 @@ from attacker.attacks.networks.chain import Layer, Linear, only_reshapes
 
 @dataclass(frozen=True)
 class EquationValues:
-    """One value an equation: weights (N, *outputs), gradients (N, C_out, values under the kernel)."""
+    """One value for each equation of a layer, such as right-hand sides, residuals or scales.
+
+    weights:   for the weight constraints, (N, *outputs). gradients: for the gradient constraints, (N, C_out, values under the
+               kernel).
+    """
 
     weights: Tensor
     gradients: Tensor
@@ -32,26 +37,27 @@ class EquationValues:
         return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
     def of(self, rows: slice) -> "EquationValues":
-        """Of these problems; what is the same for all stays."""
+        """Return the values of these problems; tensors shared by all problems are unchanged."""
         return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
     def plus(self, other: "EquationValues", share: Tensor) -> "EquationValues":
-        """Itself and `share` (N,) of another."""
+        """Return self + share * other; share: (N,)."""
         return EquationValues(
             self.weights + _along(share, other.weights) * other.weights,
             self.gradients + _along(share, other.gradients) * other.gradients,
         )
 
     def squared_norm(self) -> Tensor:
-        """(N,)."""
+        """Return the sum of squares over all equations of each problem, (N,)."""
         return self.weights.flatten(1).square().sum(dim=1) + self.gradients.flatten(1).square().sum(dim=1)
 
 
 class System:
-    """The equations of `layer` for N problems: apply(x) is [W; K] x, row by row multiplied by `scale`; adjoint its transpose.
+    """The equations for the input of `layer` for N problems, as a linear map [W; K] with scaled rows.
 
-    weight: (1 or N, *shape of the layer's weight). k: (N, *outputs), the gradient of the loss at the pre-activations.
-    scale:  0 leaves an equation out.
+    `apply` multiplies by the map, `adjoint` by its transpose.
+    weight: (1 or N, *shape of the layer's weight). k: loss gradient at the layer's outputs before the activation, (N, *outputs).
+    scale:  factor of each equation; 0 leaves an equation out. None for no scaling.
     """
 
     def __init__(self, layer: Layer, weight: Tensor, k: Tensor) -> None:
@@ -61,7 +67,7 @@ class System:
         self.scale: EquationValues | None = None
 
     def of(self, rows: slice) -> "System":
-        """These of its problems."""
+        """Return the equations of the problems `rows` only."""
         part = copy(self)
         part.weight, part.k = self.weight[rows] if len(self.weight) > 1 else self.weight, self.k[rows]
         if self.scale is not None:
@@ -86,11 +92,11 @@ class System:
         return back_through(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
     def gradient_below(self) -> Tensor:
-        """W^T k, the gradient of the loss at the layer's input, (N, *inputs)."""
+        """Return the loss gradient at the layer's input, W^T k, (N, *inputs)."""
         return back_through(self.layer.before, fold(self.layer, self.weight.mT @ self.k), self.layer.inputs)
 
     def norms(self) -> EquationValues:
-        """The length of each row, which padding shortens; average pooling is taken for what it does to the squares."""
+        """Return the norm of each equation's row, taking padding into account; approximate with average pooling."""
         inside = columns_of(self.layer, torch.ones(1, *self.layer.taken, dtype=self.k.dtype, device=self.k.device))
         weights = (self.weight.square() @ inside).reshape(-1, *self.layer.given)
         weights = through(self.layer.after, weights).sqrt().expand(len(self.k), *self.layer.outputs)
@@ -98,14 +104,14 @@ class System:
 
 
 def columns_of(layer: Layer, x: Tensor) -> Tensor:
-    """What the kernel sees at each of its places, (N, values under it, places), of x (N, *taken)."""
+    """Return the input patches under the kernel as columns, (N, values under the kernel, places), of x (N, *taken)."""
     if layer.kernel is None:
         return x[..., None]
     return functional.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride)
 
 
 def fold(layer: Layer, columns: Tensor) -> Tensor:
-    """The transpose of `columns_of`: adds up what belongs to the same input."""
+    """Apply the transpose of `columns_of`: sum the entries of all patches that belong to the same input value."""
     if layer.kernel is None:
         return columns[..., 0]
     sides = layer.taken[1:]
@@ -119,7 +125,7 @@ def through(maps: Sequence[Linear], x: Tensor) -> Tensor:
 
 
 def back_through(maps: Sequence[Linear], y: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The transposes of `maps`, last to first, back to (N, *shape)."""
+    """Apply the transposes of the linear `maps` to y, from the last to the first; the result has the shape (N, *shape)."""
     if not maps:
         return y
     if only_reshapes(maps):
@@ -131,15 +137,15 @@ def back_through(maps: Sequence[Linear], y: Tensor, shape: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class Solved:
-    """x: (N, *inputs). residual: (N,) what is left unexplained, as a share of the right-hand side. iterations: taken."""
+    """A least-squares solution x (N, *inputs), its residual norms (N,) relative to the right-hand sides, and the iterations."""
 
     x: Tensor
     residual: Tensor
     iterations: int
 
 
-CHECK = 10
-"""Iterations between two convergence checks, each of which synchronises with a GPU."""
+CHECK_INTERVAL = 10
+"""Number of iterations between two convergence checks, each of which synchronises with a GPU."""
 
 
 def least_squares(
@@ -152,12 +158,13 @@ def least_squares(
     inverse: Callable[[Tensor], Tensor] | None = None,
     spare: Tensor | None = None,
 ) -> Solved:
-    """The x of least squared error, of least norm from `start`, by conjugate gradients on the normal equations (CGLS).
+    """Solve the equations by least squares, with conjugate gradients on the normal equations (CGLS).
 
-    tolerance: of the length of the gradient, as a share of its first one; each problem rests once it is there.
-    inverse:   of the normal matrix, roughly (preconditioning); where solutions are many, it decides which is found.
-    spare:     (N,) how many equations there are beyond the unknowns. A problem then rests, too, where `CHECK` iterations explain
-               less than one equation's share of what is left: what they change is below the noise of the equations.
+    If there are several solutions, the one nearest to `start`, or to 0, is found, unless `inverse` is given.
+    tolerance: norm of the gradient, relative to the initial one, at which a problem has converged.
+    inverse:   preconditioner, an approximate inverse of the normal matrix. It decides which of several solutions is found.
+    spare:     (N,) number of surplus equations. If given, a problem also ends when CHECK_INTERVAL iterations reduce the squared
+               residual by less than one equation's share of it, since such changes are below the noise of the equations.
     """
     one, two = _Flat(system, target), inverse or _same
     x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
@@ -171,7 +178,7 @@ def least_squares(
         step = live * power / (_dot(image, image) + tiny)
         x = torch.addcmul(x, _along(step, x), direction)
         residual = torch.addcmul(residual, step[:, None], image, value=-1)
-        if done % CHECK == 0:
+        if done % CHECK_INTERVAL == 0:
             before, left = left, _dot(residual, residual)
             running = power > enough
             live = live * (running if spare is None else running & ((before - left) * spare > left))
@@ -186,7 +193,7 @@ def least_squares(
 
 
 class _Flat:
-    """The equations of a system, scaled, as one vector a problem."""
+    """The scaled equations of a system with all values of a problem in one vector."""
 
     def __init__(self, system: System, target: EquationValues) -> None:
         self.system = system

@@ -1,9 +1,11 @@
-"""R-GAP: from the gradient of the last layer back to the input, one linear system a layer (Zhu and Blaschko 2021, algorithm 1).
+"""R-GAP: from the gradient of the last layer back to the input, with one linear system per layer.
+
+Zhu and Blaschko 2021, algorithm 1. For each layer with output f and input x, from the last to the first:
 
     z = inverse(f);  k = dL/df * slope(f);  x = lstsq([W; K], [z - b; dL/dW]);  f, dL/df = x, W^T k
 
-with f the layer's output, and x its input, that is the output of the layer before. With biases and smooth activations the same
-walk opens the sigmoid networks of DLG and CPL.
+`slope` is the derivative of the activation, and the input x is the output f of the layer before. The method is extended to biases
+and smooth activations here, so that it also inverts the sigmoid networks of DLG and CPL.
 """
 
 from collections.abc import Mapping
@@ -25,12 +27,12 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """How to walk. The defaults are ours.
+    """The settings of R-GAP. The defaults differ from the paper; `PAPER` holds its settings.
 
-    scaled:    divide each equation by its expected error (`expected_errors`), and precondition.
-    mended:    where values near a kink were taken for its wrong side, take them for the other one (`signs`).
-    precision: what is carried from layer to layer.
-    tolerance, iterations: of the solver.
+    scaled:    divide each equation by its expected error (`expected_errors`), and use a preconditioner.
+    mended:    correct wrong signs of pre-activations near zero (`signs`).
+    precision: data type of the values passed from layer to layer.
+    tolerance, iterations: of the least-squares solver.
     """
 
     scaled: bool = True
@@ -42,28 +44,31 @@ class Walk:
 
 OURS = Walk()
 PAPER = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
-"""As the authors' code: equations as they are, and float32 between layers."""
+"""The settings of the authors' code: unscaled equations, and float32 between layers."""
 
 
-MENDS = 16
-"""Largest number of signs of one layer that are flipped."""
-NEAR = 5.0
-"""Largest distance from the kink, in units of its error, at which a value's sign is tried the other way."""
-FURTHER = 4.0
-"""Largest error of a value relative to the residual of the layers behind it."""
-HOPELESS = 0.3
-"""Relative residual from which wrong signs cannot be the cause."""
-BETTER = 0.9
-"""Largest residual after a flipped sign, relative to the one before, at which the flip is kept."""
-HARDLY = 32
-"""Number of surplus equations from which the residual counts as noise."""
+MAX_FLIPS = 16
+"""Largest number of signs of one layer that are changed."""
+MAX_KINK_DISTANCE = 5.0
+"""Largest distance of a value from zero, in units of its error, at which the opposite sign is tried."""
+ERROR_GROWTH = 4.0
+"""Assumed error of a layer's values relative to the residual of the layers behind it."""
+MAX_FLIP_RESIDUAL = 0.3
+"""Relative residual above which wrong signs cannot be the cause."""
+MAX_FLIP_RATIO = 0.9
+"""Largest residual after a sign change, relative to the one before, at which the change is kept."""
+MIN_SURPLUS_EQUATIONS = 32
+"""Number of surplus equations above which the residual is a measure of noise."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a walk stands: at the output f (N, *outputs) of layer `at`, with the gradient of the loss there; -1 is the input.
+    """The state of R-GAP between two layers, for N problems.
 
-    residuals: of the layers walked through, each (N,), the last layer first. head: the reading that it started from.
+    at:        index of the layer whose output is known; -1 if it is the network's input.
+    f, gradient: that output and the loss gradient there, (N, *outputs).
+    head:      the solution of the last layer from which it started.
+    residuals: relative residuals (N,) of the layers solved so far, from the last layer on.
     """
 
     at: int
@@ -74,15 +79,18 @@ class Point:
 
     @property
     def residual(self) -> Tensor:
-        """(N,) the largest of all layers."""
+        """The largest residual of all layers solved so far, (N,)."""
         return torch.stack(self.residuals).amax(dim=0) if self.residuals else torch.zeros_like(self.f.flatten(1)[:, 0])
 
 
 def beginnings(chain: Chain, weights: Tensors, gradient: Tensors, loss: str) -> list[Point]:
-    """The last layer's readings, as points at its input. Tensors are stacked: weights (1 or N, ...), gradients (N, ...)."""
+    """Return the solutions of the last layer, each as a state at its input.
+
+    weights: by name, (1 or N, *shape). gradient: by name, (N, *shape). loss: name of the loss.
+    """
     layer = chain.layers[-1]
     if layer.kernel is not None:
-        raise ValueError(f"its last layer, {layer.name}, is a convolution, and no closed form reads that")
+        raise ValueError(f"its last layer, {layer.name}, is a convolution, and closed forms need a linear last layer")
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     heads = read_heads(loss, weight, bias, gradient[layer.weight], gradient[layer.bias] if layer.bias else None)
     return [_at_input(layer, weight, gradient[layer.weight], head, len(chain.layers) - 2) for head in heads]
@@ -93,19 +101,19 @@ def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading,
     below = system.gradient_below()
     if only_reshapes(layer.before):
         return Point(at, head.features.reshape(below.shape), below, head)
-    lengths = head.k.abs()[..., None].expand_as(gradient)  # what is pooled first comes back with least norm
+    lengths = head.k.abs()[..., None].expand_as(gradient)  # of all inputs of the pooling, the one of least norm
     system.scale = EquationValues(torch.zeros_like(head.k), _inverse(lengths))
     solved = least_squares(system, EquationValues(torch.zeros_like(head.k), gradient))
     return Point(at, solved.x, below, head)
 
 
 def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS) -> Point:
-    """One layer further to the input."""
+    """Solve the layer `point.at` for its input, and return the state there."""
     system, target = equations(chain, weights, gradient, point, walk)
     unknowns = int(used_values(chain)[point.at].sum())
     x, residual = _solution(system, target, unknowns, walk)
     if walk.mended and not system.layer.activation.smooth and only_reshapes(system.layer.after):
-        system, x, residual = _mended(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
+        system, x, residual = _flip_signs(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
     if point.at:
         x = settled(chain.layers[point.at - 1].activation, x)
     x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.gradient_below()))
@@ -115,7 +123,7 @@ def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: 
 def equations(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS
 ) -> tuple[System, EquationValues]:
-    """The system of the layer that `point` stands behind, its rows scaled, and its right-hand side."""
+    """Return the scaled equations for the input of layer `point.at`, and their right-hand sides."""
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
     z, k = act.inverse(f), point.gradient.reshape(f.shape) * act.slope(f)
@@ -133,47 +141,48 @@ def equations(
 
 
 def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
-    """How far each equation of a layer may be off, as a multiple of the relative error of f; inf where it says nothing.
+    """Return the expected error of each equation of a layer, in units of the relative error of f; inf for useless equations.
 
-    f, gradient: (N, *outputs) the layer's output, and the gradient of the loss there. sides: dL/dW, (N, C_out, ...).
-    An error of f is one of z divided by the slope, so that saturated values tell next to nothing, and one of k = gradient * slope
-    through the change of the slope. The gradient, a sum over what comes behind, is as exact as f, each value as the mean one.
+    f, gradient: output of the layer and the loss gradient there, (N, *outputs). sides: dL/dW, (N, C_out, values under the
+    kernel). An error of f causes an error of z that is larger by 1 / slope, so that saturated values contribute little. It also
+    changes the slope, and with it k = gradient * slope. The gradient is assumed to have the same relative error as f, equal for
+    all values.
     """
     act = system.layer.activation
     size = level(f)
     slope = act.slope(f)
     doubt = torch.hypot(gradient * act.bend(f) * size, slope * level(gradient))
     lengths, k = (System(system.layer, system.weight, t).norms().gradients for t in (doubt, gradient * slope))
-    inputs = sides.flatten(1).norm(dim=1) * _inverse(k.flatten(1).norm(dim=1))  # what K multiplies, about
+    inputs = sides.flatten(1).norm(dim=1) * _inverse(k.flatten(1).norm(dim=1))  # estimate of the norm of a patch
     return EquationValues(size / slope, lengths * inputs[:, None, None])
 
 
 def finish(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS, *, until: int = -1) -> Point:
-    """Walk on to the output of layer `until`; -1 is the input."""
+    """Solve layer after layer until the output of layer `until` is known; -1 is the network's input."""
     while point.at > until:
         point = step(chain, weights, gradient, point, walk)
     return point
 
 
 def homogeneous(chain: Chain) -> bool:
-    """Whether a multiple of an input gives the same multiple of every output: then twins are multiples of each other."""
+    """Return whether the network is positively homogeneous, without biases: twins are then multiples of each other."""
     return all(layer.bias is None and layer.activation.name.startswith(("identity", "relu", "leaky")) for layer in chain.layers)
 
 
 _Solved = tuple[System, EquationValues, Tensor, Tensor]
-"""Equations, the x that solves them, and its residual."""
+"""Equations of a layer, their right-hand sides, the solution x, and its relative residual."""
 
 
-def _mended(
+def _flip_signs(
     chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk, unknowns: int, solved: _Solved
 ) -> tuple[System, Tensor, Tensor]:
-    """The system, x and its residual, with values near a kink on the other side where that explains more."""
+    """Change signs of pre-activations near zero where that reduces the residual; return equations, solution and residual."""
     layer, (system, target, x, residual) = chain.layers[point.at], solved
     names = [name for name in (layer.weight, layer.bias) if name]
     f, below = (t.reshape(-1, *layer.outputs) for t in (point.f, point.gradient))
-    error = FURTHER * point.residual if point.residuals else residual
-    near = (f.abs() <= NEAR * _each(error, f) * level(f)) & _each(residual < HOPELESS, f)
-    for _ in range(MENDS):
+    error = ERROR_GROWTH * point.residual if point.residuals else residual
+    near = (f.abs() <= MAX_KINK_DISTANCE * _each(error, f) * level(f)) & _each(residual < MAX_FLIP_RESIDUAL, f)
+    for _ in range(MAX_FLIPS):
         if not bool(near.any()):
             break
         flips = doubted(system, target, x, f, below, near)
@@ -184,7 +193,7 @@ def _mended(
         trial = replace(point, f=torch.where(flips, other_side(layer.activation, f), f)[rows], gradient=below[rows])
         own, right = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
         other, left = _solution(*equations(chain, own, right, trial, walk), unknowns, walk, start=x[rows])
-        better = left < BETTER * residual[rows]
+        better = left < MAX_FLIP_RATIO * residual[rows]
         kept = rows[better]
         x, residual, f = (old.index_copy(0, kept, new[better]) for old, new in ((x, other), (residual, left), (f, trial.f)))
         system, target = equations(chain, weights, gradient, replace(point, f=f), walk)
@@ -194,7 +203,10 @@ def _mended(
 def _solution(
     system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x and its residual; so many problems at a time as there is room for."""
+    """Solve the equations; return x and its relative residual (N,). Problems are solved in batches that fit into memory.
+
+    unknowns: number of input values that the network uses.
+    """
     layer = system.layer
     if layer.kernel is None and only_reshapes(layer.before):
         return _of_matrix(system, target, paper=not walk.scaled)
@@ -213,7 +225,7 @@ def _part(system: System, target: EquationValues, unknowns: int, walk: Walk, sta
     spare, inverse = _spare(system, unknowns), inverse_of(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
-        inverse = _where(determined, inverse)  # else of all solutions the shortest
+        inverse = _where(determined, inverse)  # without a preconditioner, CGLS finds the solution of least norm
     return least_squares(
         system, target, tolerance=walk.tolerance, iterations=walk.iterations, start=start, inverse=inverse, spare=spare
     )
@@ -228,20 +240,23 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _spare(system: System, unknowns: int) -> Tensor:
-    """(N,) independent equations beyond the unknowns; inf where there are hardly any, so that noise has nowhere to show."""
+    """Return the number of surplus equations (N,); inf if there are too few for the residual to be a measure of noise."""
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
-    return torch.where(spare > HARDLY, spare.to(system.k.dtype), torch.inf)
+    return torch.where(spare > MIN_SURPLUS_EQUATIONS, spare.to(system.k.dtype), torch.inf)
 
 
 def _room(device: torch.device) -> int:
-    """Bytes to solve in."""
+    """Return the memory in bytes that solving may use on a device."""
     return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
 def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
-    """Of a matrix, gradient constraints alone give x: by least squares, or as the paper by the mean over outputs (its eq. 3)."""
+    """Solve a linear layer, whose gradient constraints alone determine x; return x and its relative residual.
+
+    paper: average over outputs as in equation 3 of the paper, instead of weighted least squares.
+    """
     k, rows, scale = system.k[..., 0], target.gradients, system.scale
     assert scale is not None
     if paper:
@@ -257,7 +272,7 @@ def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[
 
 
 def _offset(layer: Layer, bias: Tensor) -> Tensor:
-    """A bias (1 or N, C) as it comes out of the layer, (1 or N, *outputs)."""
+    """Return the contribution of a bias (1 or N, C) to the layer's outputs before the activation, (1 or N, *outputs)."""
     spread = bias.reshape(*bias.shape, *[1] * (len(layer.given) - 1)).expand(-1, *layer.given)
     return through(layer.after, spread)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.features import likeliest
-from attacker.attacks.closed_form.peeling.smoothness import DEVIATION, smooth_spread
+from attacker.attacks.closed_form.peeling.smoothness import PIXEL_DEVIATION, smooth_spread
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Observe = Callable[..., Observation]
@@ -84,11 +84,11 @@ def test_images_are_as_contrasty_as_is_said_and_rows_have_no_neighbours() -> Non
     drawn = smooth_spread(DATA, torch.float64, torch.device("cpu"))(
         torch.randn(200, *DATA.shape, generator=seeded(3), dtype=torch.float64)
     )
-    assert float(drawn.std()) == pytest.approx(DEVIATION, rel=0.1)
+    assert float(drawn.std()) == pytest.approx(PIXEL_DEVIATION, rel=0.1)
     neighbours = (drawn[..., 1:] - drawn[..., :-1]).std()
-    assert float(neighbours) < 0.5 * DEVIATION
+    assert float(neighbours) < 0.5 * PIXEL_DEVIATION
     rows = smooth_spread(DataSpec(shape=(7,), num_classes=2), torch.float64, torch.device("cpu"))
-    assert torch.equal(rows(torch.ones(7)), torch.full((7,), DEVIATION))
+    assert torch.equal(rows(torch.ones(7)), torch.full((7,), PIXEL_DEVIATION))
 
 
 @pytest.mark.parametrize(

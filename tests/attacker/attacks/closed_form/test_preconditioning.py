@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rgap import preconditioning
-from attacker.attacks.closed_form.rgap.preconditioning import FLOOR, bytes_of, classes_of, inverse_of
+from attacker.attacks.closed_form.rgap.preconditioning import DIAGONAL_FLOOR, bytes_of, classes_of, inverse_of
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, least_squares
 from attacker.attacks.networks.chain import Layer, chain_of
 
@@ -75,8 +75,8 @@ def test_each_place_is_in_one_class_and_no_equation_of_k_joins_two(name: str) ->
 
 
 def whole_of(system: System, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(preconditioning, "SPARE", 1e9)
-    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
+    monkeypatch.setattr(preconditioning, "MIN_SURPLUS", 1e9)
+    monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     return inverse_of(system)
 
 
@@ -88,13 +88,13 @@ def test_of_a_small_layer_it_is_the_inverse_of_the_whole_matrix(name: str, weigh
     for at in (0, 1):
         wanted = normal(system, at, weights=True)
         product = wanted @ written_down(inverse, system, at) @ wanted  # some have too few equations
-        assert torch.allclose(product, wanted, atol=1e4 * FLOOR * wanted.diagonal().max())
+        assert torch.allclose(product, wanted, atol=1e4 * DIAGONAL_FLOOR * wanted.diagonal().max())
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preconditioning, "FEW", 0)
-    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
+    monkeypatch.setattr(preconditioning, "MAX_WHOLE_OUTPUTS", 0)
+    monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
     system = system_of(name)
     inverse = inverse_of(system)
     channels = system.layer.taken[0]
@@ -108,7 +108,7 @@ def test_of_a_large_one_it_is_that_of_k_and_the_mean_diagonal_of_w(name: str, mo
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_where_classes_are_too_large_it_is_that_of_the_diagonal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preconditioning, "LARGEST", 0)
+    monkeypatch.setattr(preconditioning, "MAX_CLASS_PLACES", 0)
     system = system_of(name)
     diagonal = normal(system, 1, weights=True).diagonal()
     found = written_down(inverse_of(system), system, 1)
@@ -121,8 +121,11 @@ def test_where_classes_are_too_large_it_is_that_of_the_diagonal(name: str, monke
 def test_the_solution_is_the_same_with_every_inverse_and_sooner_there(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preconditioning, "WORTH", 0.0)
-    monkeypatch.setattr(preconditioning, *{"whole": ("SPARE", 1e9), "blocks": ("FEW", 0), "diagonal": ("LARGEST", 0)}[kind])
+    monkeypatch.setattr(preconditioning, "MIN_EQUATION_SHARE", 0.0)
+    monkeypatch.setattr(
+        preconditioning,
+        *{"whole": ("MIN_SURPLUS", 1e9), "blocks": ("MAX_WHOLE_OUTPUTS", 0), "diagonal": ("MAX_CLASS_PLACES", 0)}[kind],
+    )
     system = system_of(name)
     x = drawn(2, *system.layer.inputs, seed=9)
     plain = least_squares(system, right_of(system, x))

@@ -234,7 +234,7 @@ def test_the_verdict_says_what_a_reader_wants_to_know() -> None:
     assert headline(deficient).startswith("yes, by a search")
     words = " ".join(verdict(deficient))
     assert "Layer 2 of 7 has 3,188 independent equations for 3,468 unknowns: 280 are missing" in words
-    assert "counted, not proved" in words
+    assert "found by counting" in words
     lost = report_of("lenet_cpl", (3, 128, 128), classes=10)
     assert headline(lost).startswith("in part")
     assert f"leave {lost.undetermined:,} of the input's 49,152 values undetermined" in " ".join(verdict(lost))

@@ -98,7 +98,7 @@ def test_a_batch_is_refused_by_the_walk_in_words(observe: Callable[..., Observat
     x = torch.rand(2, *data.shape, generator=seeded(3))
     case = Case((observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
     assert unmet(rgap(), case) == ["it works for one example only"]
-    with pytest.raises(ValueError, match="2 examples are behind the update"):
+    with pytest.raises(ValueError, match="the update was computed from 2 examples"):
         exact(route="layers")([case], rng=seeded())
 
 
@@ -127,7 +127,7 @@ def test_another_model_or_another_loss_is_said(image_case: Make) -> None:
     case, _, _ = image_case()
     doubled = altered(case, lambda u: {name: 2 * t for name, t in u.items()})
     (answer,) = rgap()([doubled], rng=seeded())
-    assert any("does not fit the loss, off by 50%" in note for note in answer.notes)
+    assert any("does not fit the loss, it is off by 50%" in note for note in answer.notes)
     stranger = {name: w.roll(1, 0) for name, w in case.observations[0].weights.items()}
     (answer,) = rgap()([altered(case, lambda u: u, weights=stranger)], rng=seeded())
     assert any("does not fit the loss" in note for note in answer.notes)
@@ -171,7 +171,7 @@ def test_a_gradient_that_no_example_has_is_moved_to_the_nearest_and_that_is_said
     """The product of weights and gradients of a single logit is never below -0.278."""
     case = of_logit(1.2785, torch.rand(1, 3, 32, 32, generator=seeded(5)))
     (answer,) = rgap()([altered(case, lambda u: {name: 1.5 * t for name, t in u.items()})], rng=seeded())
-    assert any("no single example gives the last layer's gradient" in note for note in answer.notes)
+    assert any("no single example has exactly the last layer's gradient" in note for note in answer.notes)
     (answer,) = rgap()([altered(case, lambda u: {name: 0.9 * t for name, t in u.items()})], rng=seeded())
     assert not any("no single example" in note for note in answer.notes)
 

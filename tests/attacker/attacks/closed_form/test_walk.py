@@ -296,7 +296,7 @@ def test_and_before_a_matrix_further_down() -> None:
 
 def test_a_last_convolution_is_not_read() -> None:
     s = seen(nn.Sequential(nn.Conv2d(2, 3, (6, 5)), nn.Flatten()))
-    with pytest.raises(ValueError, match="0, is a convolution, and no closed form reads that"):
+    with pytest.raises(ValueError, match="0, is a convolution, and closed forms need a linear last layer"):
         s.readings()
 
 
