@@ -1,1 +1,1 @@
-"""Gradient matching: search for examples whose simulated gradient equals the observed one."""
+"""Gradient matching: a search for examples whose simulated gradient equals the observed one."""

@@ -1,4 +1,4 @@
-"""Reconstructions from what a search has come to."""
+"""Conversion of search results into reconstructions, with their confidence."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,10 @@ from attacker.reconstruction import Reconstruction, Slot, slots_of
 
 
 def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
-    """Return what a search has come to for case i. seconds: those that it took for each case. interrupted: by the user."""
+    """Return the reconstruction of case i from its best search result.
+
+    seconds: time that the search took per case. interrupted: whether the user interrupted it.
+    """
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
     assert best.labels is not None
@@ -47,7 +50,7 @@ def answer(batch: CaseBatch, i: int, best: Best, rng: Generator, seconds: float,
 
 
 def _judged(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> Judged:
-    """Return how sure the attack is of the answer to case i, which holds so many examples."""
+    """Return the confidence in the answer to case i. examples: number of examples of the answer."""
     if not batch.attack.sees_gradient:
         return of_prior(examples, batch.data)
     route = "joint over rounds" if len(batch.views) > 1 else _route(batch, best)
@@ -58,11 +61,11 @@ def _judged(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int,
 
 
 def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: int, interrupted: bool) -> SearchAnswer:
-    """Return the answer to case i as confidence looks at it."""
+    """Return the answer to case i in the form from which confidence is estimated."""
     assert best.z is not None
     assert best.labels is not None
     x, y = (t.detach() for t in batch.space.decode(best.z, best.labels))
-    strange = "" if batch.attack.parametrisation.decoder is pixels else "no parametrisation but by pixels was calibrated on"
+    strange = "" if batch.attack.parametrisation.decoder is pixels else "only the decoder 'pixels' was calibrated"
     return SearchAnswer(
         x=x,
         examples=examples,
@@ -78,7 +81,7 @@ def _searched(batch: CaseBatch, i: int, best: Best, rng: Generator, examples: in
 
 
 def _compared(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> ComparedGradient:
-    """Return one observation of case i, and how it is simulated, without the weights of layers."""
+    """Return one observation of case i with a function that simulates it, both without layer weights."""
     row = view.case(i)
     return ComparedGradient(
         observed=_plain(row["observed"], row),
@@ -90,7 +93,11 @@ def _compared(batch: CaseBatch, view: View, i: int, y: Tensor, z: Tensor) -> Com
 
 
 def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Return the share of its power by which the gradient of an answer changes over local steps that are taken as one."""
+    """Return how much an answer's gradient changes over the client's local steps, if the attack treats them as one step.
+
+    It is the squared norm of the change from the weights sent to those returned, relative to that of the gradient; the largest
+    over all observations, and 0 if local steps are simulated.
+    """
     simulation, most = batch.attack.simulation, torch.zeros(())
     if simulation.local_steps == "simulated" or simulation.surrogate:
         return most
@@ -105,7 +112,7 @@ def _drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def _plain(gradient: Gradient, row: ProblemRow) -> dict[str, Tensor]:
-    """Return a gradient without the weights of layers."""
+    """Return a gradient with the layer weights of the objective divided out."""
     scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
 
@@ -117,13 +124,13 @@ def _route(batch: CaseBatch, best: Best) -> str:
 
 
 def _oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
-    """Return what was used of what no server knows."""
+    """Return the names of the oracles that were used: knowledge that no server has."""
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*oracles_of(batch.attack.needs), *labels, *(("logits",) if batch.told else ()))
 
 
 def slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
-    """Return the places of the o-th observation of case i, and which example each holds."""
+    """Return the slots of the o-th observation of case i, each with the index of the example that it holds."""
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
     own = len(places) // batch.epochs
     return [

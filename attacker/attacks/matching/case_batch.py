@@ -1,4 +1,4 @@
-"""The loss of a search over many cases at once, and everything that its cases share."""
+"""The loss function of a search over a batch of cases, and the data that its cases share."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.matching.knowledge import links_of
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.priors import CONTRAST, belief_behind_noise, total_variation
+from attacker.attacks.matching.priors import CONTRAST, map_tv_weight, total_variation
 from attacker.attacks.matching.problem import ProblemRow, View, each
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import network_of
@@ -21,11 +21,15 @@ from fedsim import models
 
 
 class CaseBatch:
-    """Cases that agree in model, data, training, defense and number of examples, as one loss with one row of z a problem.
+    """A batch of cases that agree in model, data, training settings, defense and number of examples, as one loss function.
 
-    count, links, epochs: of the examples that are searched for. views: the observations, stacked over cases.
-    smoothing: (cases,) weight of total variation. enough, stuck: (cases,) losses that end a search, and that call for another.
-    told: whether an oracle tells logits.
+    A problem is one search, of one restart of one case. Its latent vector is a row of z.
+    count:     number V of examples that are searched for per case. links: which slots they fill, per case.
+    epochs:    number of local epochs that get separate examples.
+    views:     the observations: the o-th entry holds the o-th observation of every case.
+    smoothing: weight of the total variation, (cases,).
+    enough:    losses (cases,) at which a search has converged. stuck: losses (cases,) above which it is restarted.
+    told:      whether an oracle supplies the logits of the true examples.
     """
 
     def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:
@@ -64,11 +68,11 @@ class CaseBatch:
         )
 
     def _thresholds(self) -> None:
-        """Set the losses that are enough, and those above which a search is stuck.
+        """Set the losses at which searches have converged (`enough`), and those above which they are restarted (`stuck`).
 
-        A search that ended at the power of known noise is not stuck. It is no reason to end one before: the examples that fit the
-        noise best are nearer to the true ones than those at which the loss first falls to its power. A null has no gradient to go
-        by: one start is all.
+        A search that ends at the power of known noise is not stuck. It does not end early there either: the examples at the
+        minimum of the loss are nearer to the true ones than those at which the loss first reaches the power of the noise. A null
+        is never restarted, since it has no gradient to compare with.
         """
         stop = self.attack.search.stop
         worst = self._over_views([view.worst for view in self.views])
@@ -82,9 +86,9 @@ class CaseBatch:
             self.stuck = self.stuck.maximum(noise + 2 * CONTRAST * self.smoothing)
 
     def _smoothing(self) -> Tensor:
-        """Return the weight of total variation, (cases,), more of it behind known noise.
+        """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.
 
-        A null does not know the loss of a zero gradient, unless it is 1 for any: it takes 1 for it, where it has that prior.
+        The weight is relative to the loss of a zero gradient. A null does not know that loss, and uses 1 instead.
         """
         prior, distance = self.attack.prior, self.attack.objective.distance
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
@@ -96,7 +100,7 @@ class CaseBatch:
         weight = prior.tv * _mean(gamma, torch.stack([view.worst for view in self.views]))
         if denoised:
             variance = torch.stack([view.power / view.coordinates for view in self.views])
-            weight = weight + belief_behind_noise(_mean(gamma, variance), self.count * self.data.size)
+            weight = weight + map_tv_weight(_mean(gamma, variance), self.count * self.data.size)
         return weight
 
     def _over_views(self, values: Sequence[Tensor]) -> Tensor:
@@ -104,7 +108,11 @@ class CaseBatch:
         return torch.stack([view.rows["gamma"] * loss(value) for view, value in zip(self.views, values, strict=True)]).sum(0)
 
     def problem(self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None) -> ProblemRow:
-        """Return what belongs to the problems of these cases, one row each, for `evaluate` at z (P, D) and near it."""
+        """Return the data of the problems of these cases, one row each, for `evaluate`.
+
+        z: the starting latents (P, D), at which the gain of a defense is computed (`_gain`). labels: (P, V).
+        logits: those of the true examples from an oracle, (P, V, K).
+        """
         rows = torch.tensor(cases, device=z.device)
         problem: ProblemRow = {"labels": labels, "views": {str(o): _select(view.rows, rows) for o, view in enumerate(self.views)}}
         if logits is not None:
@@ -115,15 +123,18 @@ class CaseBatch:
         return problem
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
-        """Return x (V, *shape) and y, the labels (V,) or soft ones (V, K); of many problems, one row each."""
+        """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent; batched if z is."""
         return self.space.decode(z, problem["labels"])
 
     def answer(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the latent z (D,) of a case comes to: examples x and labels y, those of local epochs merged."""
+        """Return the examples x and labels y of the latent z (D,) of a case; separate examples of local epochs are merged."""
         return local_epochs.merged(*self.space.decode(z, labels), self.epochs)
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the gradient with respect to z, (P, D), and the loss, (P,), when so large a share of the steps is done."""
+        """Return the gradient of the loss by z, (P, D), and the loss, (P,).
+
+        share: share of the steps done, in [0, 1]; the first part of a search may use reduced precision.
+        """
         own = {name: value for name, value in per_problem.items() if name != "views"}
         precision = self.coarse if share < self.attack.search.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
@@ -136,7 +147,7 @@ class CaseBatch:
         return slope, loss
 
     def _beliefs(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return the terms of the loss of one problem that are no distances of gradients."""
+        """Return the terms of one problem's loss besides the gradient distance: priors and the agreement of labels."""
         x, y = self.decode(z, problem)
         belief = self.attack.prior.belief
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else belief(x)
@@ -149,7 +160,10 @@ class CaseBatch:
         return value
 
     def _disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
-        """Return how far the predictions for the guess are from its labels, or from what an oracle tells of the true examples."""
+        """Return the squared distance between the candidate's predicted probabilities and its labels.
+
+        If an oracle supplies the logits of the true examples, it is the squared distance between logits instead.
+        """
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
         logits = predict(self.model, self.data, self.loss, weights, x, buffers)
@@ -159,9 +173,10 @@ class CaseBatch:
         return (made - aim).square().sum()
 
     def _gain(self, z: Tensor, problem: ProblemRow) -> Tensor:
-        """Return how much of a simulated gradient's power a defense takes: a search must not stall because a clip made all small.
+        """Return the factor by which a defense reduces the squared norm of the simulated gradient, at the starting point z.
 
-        It is 1 where no power is left, and of a null, which looks at nothing that was received.
+        The loss is multiplied by it, so that a search does not stall because clipping made all values small. It is 1 without a
+        defense, if nothing is left after the defense, and for a null.
         """
         if not (self.defended and self.attack.objective.distance.squares and self.attack.sees_gradient):
             return torch.ones_like(z[0])
@@ -171,7 +186,7 @@ class CaseBatch:
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
     def labels(self, i: int, rng: Generator) -> Tensor:
-        """Return the labels that the search for case i goes by, (V,)."""
+        """Return the labels (V,) that the search for case i uses: known, inferred from the gradient, or random for a null."""
         attack, links, known = self.attack, self.links[i], self.cases[i].known_labels
         if not attack.sees_gradient:
             return torch.randint(self.data.num_classes, (self.count,), generator=rng).to(attack.device)
@@ -192,7 +207,7 @@ class CaseBatch:
 
 
 def _mean(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted mean over the first dimension."""
+    """Return the weighted mean over the first axis."""
     return (weights * values).sum(0) / weights.sum(0)
 
 
@@ -203,4 +218,4 @@ def _select(nested: ProblemRow, rows: Tensor) -> ProblemRow:
 def _one_hot(y: Tensor, num_classes: int) -> Tensor:
     if y.ndim == 2:
         return y
-    return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # torch's own looks at values: not under vmap
+    return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # one_hot reads values, which vmap does not allow

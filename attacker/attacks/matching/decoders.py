@@ -1,7 +1,7 @@
-"""Decoders: maps from the variable that a search optimises to examples.
+"""Decoders: maps from the variable that a search optimises, the latent, to examples.
 
-To add one, write a function from a `DataSpec` to a `Decoder`, and name it as `module:function` on the command line (`--set
-decoder=module:function`), or as an entry point of the group `attacker.decoders` in a package.
+To add one, write a function that takes a `DataSpec` and returns a `Decoder`. Select it on the command line with
+`--set decoder=module:function`, or register it as an entry point of the group `attacker.decoders` in a package.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,11 @@ def _itself(z: Tensor) -> Tensor:
 class Decoder:
     """A parametrisation of examples of one shape.
 
-    shape:   of the latent of one example.
-    decode:  from latents (N, *shape) to examples (N, *data.shape). It is differentiated once by autograd, and called under `vmap`
-             and `torch.func.grad`: what it does to one example must not depend on the others. Weights of its own must be on the
-             device of z.
-    encode:  from examples, near [0, 1], to latents that decode to about them: where a search begins.
-    project: from latents to the nearest ones that a search in a box allows; where it is left out, no box is needed.
+    shape:   shape of the latent of one example.
+    decode:  maps latents (N, *shape) to examples (N, *data.shape). It is differentiated once, and called under `vmap` and
+             `torch.func.grad`, so that the examples of a batch must not interact. Its own weights must be on the device of z.
+    encode:  maps examples, approximately in [0, 1], to latents that decode approximately to them, as a starting point.
+    project: maps latents to the nearest ones in the allowed box; the identity if no box is needed.
     """
 
     shape: tuple[int, ...]
@@ -38,23 +37,23 @@ class Decoder:
 
 
 DecoderFactory = Callable[[DataSpec], Decoder]
-"""From the shape of the data to the decoder; raises ValueError, in words, for data that it cannot describe."""
+"""Maps the specification of the data to a decoder. Raises ValueError with the reason for data that it does not support."""
 
 
 def pixels(data: DataSpec) -> Decoder:
-    """Examples as they are, in a box of [0, 1]."""
+    """Return the decoder whose latents are the examples themselves, with the box [0, 1]."""
     return Decoder(data.shape, decode=_itself, encode=_itself, project=lambda z: z.clamp(0, 1))
 
 
 def bicubic(factor: int) -> DecoderFactory:
-    """Images of a `factor` times lower resolution, made larger by bicubic interpolation: none of their high frequencies.
+    """Return a decoder that enlarges images of a `factor` times lower resolution by bicubic interpolation.
 
-    The box is that of the small image. The large one may leave [0, 1] at an edge, as bicubic interpolation does.
+    This excludes high frequencies. The small image is kept in [0, 1]; the large one may exceed that range slightly at edges.
     """
 
     def decoder(data: DataSpec) -> Decoder:
         if not data.is_image:
-            raise ValueError(f"the decoder bicubic{factor} makes images larger, and these data are rows of shape {data.shape}")
+            raise ValueError(f"the decoder bicubic{factor} needs images, and these data are rows of shape {data.shape}")
         channels, *large = data.shape
         small = [-(-side // factor) for side in large]
         return Decoder(
@@ -67,16 +66,16 @@ def bicubic(factor: int) -> DecoderFactory:
     return decoder
 
 
-EDGE = 1e-3
-"""How near to 0 and 1 the box of tanh is entered: at them its latents are infinite."""
+TANH_MARGIN = 1e-3
+"""Distance from 0 and 1 to which examples are clamped before they are encoded by `tanh_box`, whose latents are infinite there."""
 
 
 def tanh_box(data: DataSpec) -> Decoder:
-    """Examples as (1 + tanh z) / 2, which cannot leave [0, 1] (Carlini & Wagner 2017, section V-B)."""
+    """Return the decoder (1 + tanh z) / 2, whose examples always lie in [0, 1] (Carlini & Wagner 2017, section V-B)."""
     return Decoder(
         data.shape,
         decode=lambda z: (1 + z.tanh()) / 2,
-        encode=lambda x: torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1),
+        encode=lambda x: torch.atanh(2 * x.clamp(TANH_MARGIN, 1 - TANH_MARGIN) - 1),
     )
 
 
@@ -85,5 +84,5 @@ DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", NAMED)
 
 
 def decoder(name: str) -> DecoderFactory:
-    """Return a decoder by its name in `DECODERS`. Raises ValueError where there is none."""
+    """Return the decoder factory with this name in `DECODERS`. Raises ValueError for an unknown name."""
     return DECODERS[name]

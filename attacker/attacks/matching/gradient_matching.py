@@ -1,11 +1,11 @@
-"""Gradient matching: search for examples whose simulated gradient is the observed one.
+"""The gradient matching attack: a search for examples whose simulated gradient equals the observed one.
 
     for _ in range(steps):
         x, y = decode(z)
         loss = objective(channel(gradient(model, weights, x, y)), observed) + prior(x)
         z = project(optimiser(z, loss))
 
-with one row of z a problem, that is one restart of one case, and all rows at once.
+Each row of z is one problem, that is one restart of one case; all rows are optimised at once.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from attacker.reconstruction import Reconstruction
 
 @dataclass(kw_only=True)
 class GradientMatching(MatchingParts):
-    """An attack put together from its parts."""
+    """A gradient matching attack, composed of the parts of `MatchingParts`."""
 
     @property
     def effort(self) -> Effort:
@@ -35,5 +35,5 @@ class GradientMatching(MatchingParts):
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, which agree in model, data, training, defense and number of examples."""
+        """Attack `cases`, which must agree in model, data, training settings, defense and number of examples."""
         return MatchingRun(self, cases if self.sees_gradient else blinded(cases), rng, progress, memory).run()

@@ -1,4 +1,4 @@
-"""What an attack starts from: batches (N, *shape), around [0, 1] (CPL, section 3.1 and figure 2)."""
+"""Starting points of searches: batches of examples (N, *shape), mostly in [0, 1] (CPL, section 3.1 and figure 2)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,26 +11,26 @@ from fedsim.recording.array_archives import read_arrays
 from fedsim.recording.observation import DataSpec
 
 Init = Callable[[DataSpec, Tensor, Generator], Tensor]
-"""From the data's specification, the labels (N,) as far as they are known, and randomness, the first batch."""
+"""Maps the specification of the data, labels (N,) and a random generator to the first batch of examples (N, *shape)."""
 
 
 def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Standard normal values, as in DLG; CPL calls it random."""
+    """Return standard normal values, as in DLG; CPL calls this start random."""
     return torch.randn(len(labels), *data.shape, generator=rng)
 
 
 def normal_after_normalisation(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Standard normal values in the model's input space (Geiping et al. 2020)."""
+    """Return examples that are standard normal after normalisation (Geiping et al. 2020)."""
     return data.denormalise(normal(data, labels, rng))
 
 
 def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Uniform values in [0, 1)."""
+    """Return uniform random values in [0, 1)."""
     return torch.rand(len(labels), *data.shape, generator=rng)
 
 
 def patterned(divisions: int) -> Init:
-    """One random block, uniform in [0, 1), repeated `divisions` times down and across."""
+    """Return a start of one random block, uniform in [0, 1), that is repeated `divisions` times vertically and horizontally."""
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         if not data.is_image:
@@ -45,11 +45,11 @@ def patterned(divisions: int) -> Init:
 
 
 def solid(*colour: float) -> Init:
-    """One colour, one value a channel; a single value is for all channels."""
+    """Return a start of images of one colour, given by one value per channel, or one value for all channels."""
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         if len(colour) not in (1, data.shape[0]) or (len(colour) > 1 and not data.is_image):
-            raise ValueError(f"a start of colour {colour} needs images of {len(colour)} channels, got shape {data.shape}")
+            raise ValueError(f"a start of colour {colour} needs images with {len(colour)} channels, got shape {data.shape}")
         values = torch.tensor(colour).reshape(-1, *[1] * (len(data.shape) - 1))
         return values.expand(len(labels), *data.shape).clone()
 
@@ -57,12 +57,13 @@ def solid(*colour: float) -> Init:
 
 
 def insider(path: str) -> Init:
-    """An image of the same class that the attacker owns (CPL-optimal): an oracle, written into every row.
+    """Return a start of images of the same class that the attacker owns (CPL-optimal).
 
+    This is an oracle, which every score row names.
     path: a NumPy archive with `images` (M, H, W[, C]), uint8, and `labels` (M,).
     """
     if not Path(path).exists():
-        raise ValueError(f"auxiliary file {path} does not exist")
+        raise ValueError(f"the file {path} of the argument auxiliary does not exist")
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
         found = read_arrays(Path(path), ("images", "labels"))
@@ -99,10 +100,10 @@ STARTS: dict[str, Init] = {
 
 
 def start(name: str, auxiliary: str = "") -> Init:
-    """A start by name; `insider` takes its images from the archive `auxiliary`."""
+    """Return a start by name. auxiliary: path of the archive of images for the start `insider`."""
     if name == "insider":
         if not auxiliary:
-            raise ValueError("init 'insider' needs the attacker's own images: auxiliary=FILE.npz")
+            raise ValueError("init 'insider' needs images that the attacker owns: set auxiliary=FILE.npz")
         return insider(auxiliary)
     if name not in STARTS:
         raise ValueError(f"unknown init {name!r}. Known: {', '.join([*STARTS, 'insider'])}")

@@ -1,4 +1,4 @@
-"""What is known of the examples behind a case before a search for them begins."""
+"""Prior knowledge about the examples of a case: links between observations, and logits from an oracle."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from attacker.attacks.linking import Links, unlinked
 
 
 def links_of(case: Case, epochs: int) -> Links:
-    """What is known of the examples behind a case: nothing is shared where nobody says so.
+    """Return the links of a case; without given links, no two slots hold the same example.
 
-    epochs: local ones that have examples of their own, one set after the other.
+    epochs: number of local epochs with separate examples. Each slot is repeated for every epoch.
     """
     links = case.links
     if links is None:
@@ -23,7 +23,7 @@ def links_of(case: Case, epochs: int) -> Links:
 
 
 def logits_of(case: Case, links: Links, epochs: int) -> Tensor:
-    """(V, K), what an oracle tells of the examples of a case; zeros of those that the first observation does not have."""
+    """Return the oracle's logits (V, K) of the examples of a case; zeros for those that the first observation lacks."""
     told = case.known_logits
     assert told is not None
     found = told.new_zeros(links.examples, *told.shape[1:])

@@ -1,4 +1,4 @@
-"""How much each layer's gradient counts in the comparison (AGIC, section IV-C)."""
+"""Weights of the layers in the distance between gradients (AGIC, section IV-C)."""
 
 from collections.abc import Callable, Mapping
 from math import exp, log
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 LayerWeights = Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]]
-"""From the model and the observed gradient, a 0-d weight for each of its tensors."""
+"""Maps the model and the observed gradient to a weight (0-d tensor) for each of its tensors, by name."""
 
 MODIFIER_CAP = 1e3
-"""At most so much does a layer's share of zeros count: a layer that is all zeros would count for ever."""
+"""Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda i: 0.0,
@@ -18,20 +18,22 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "log": log,
     "exp": exp,
 }
-"""Functions of the convolution's number i = 1, 2, ...; AGIC's table I has them rising and falling."""
+"""The weight as a function of the convolution's number i = 1, 2, ...; AGIC's table I has increasing and decreasing ones."""
 
 
 def equal(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors count alike."""
+    """Return the weight 1 for every tensor."""
     return {name: torch.ones_like(g.flatten()[0]) for name, g in observed.items()}
 
 
 def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:
-    """AGIC's layer weights: a function of the convolution's number through (1, 1), (last, beta), times 1 / (1 - p) (eqs. 7, 8).
+    """Return AGIC's layer weights: they run from 1 for the first convolution to beta for the last, times 1 / (1 - p) (eqs. 7, 8).
 
-    p is the share of zeros in the convolution's observed weight gradient. Other tensors than a convolution's weights (its bias,
-    the batch norm behind it) count as it does; fully connected layers by the mean over convolutions, without the modifier.
-    Without convolutions all tensors count alike. Raises ValueError for an unknown shape, or a beta that is not positive.
+    p is the share of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it
+    have the same weight; linear layers have the mean over convolutions, without 1 / (1 - p). Without convolutions all weights are
+    equal.
+    shape: how the weight depends on the convolution's number, a name in `SHAPES`. relu_modifier: whether to apply 1 / (1 - p).
+    Raises ValueError for an unknown shape, or a beta that is not positive.
     """
     if shape not in SHAPES:
         raise ValueError(f"unknown shape of layer weights {shape!r}. Known: {', '.join(SHAPES)}")
@@ -53,7 +55,7 @@ def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) 
 
 
 def _through(function: Callable[[float], float], i: int, count: int, beta: float) -> float:
-    """The value at i of a * function + b through (1, 1) and (count, beta)."""
+    """Return a * function(i) + b, with a and b such that the value is 1 at i = 1 and beta at i = count."""
     first, last = function(1), function(count)
     return 1.0 if first == last else 1 + (beta - 1) * (function(i) - first) / (last - first)
 
@@ -64,7 +66,7 @@ def _modifier(gradient: Tensor) -> Tensor:
 
 
 def _groups(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """By parameter name, the number of the convolution it belongs to, and that one's weights; not of linear layers."""
+    """Return for each parameter except those of linear layers the number of its convolution, and the name of its weight."""
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""
     for path, module in model.named_modules():

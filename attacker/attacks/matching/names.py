@@ -1,4 +1,4 @@
-"""Distances and optimisers by the names that users give them; label rules are in `labels`."""
+"""Distances, optimisers and treatments of local steps by the names that users give; label rules are in `labels`."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar, get_args
@@ -19,16 +19,19 @@ OPTIMISERS: Mapping[str, tuple[Callable[[float], Optimiser], float]] = {
     "momentum": (lambda rate: SGD(learning_rate=rate), 0.01),
     "adagrad": (lambda rate: Adagrad(learning_rate=rate), 0.1),
 }
-"""Each from a learning rate, and the one it has where none is given; `wolfe` is L-BFGS with a line search."""
+"""For each optimiser, a function of the learning rate and the default learning rate; `wolfe` is L-BFGS with a line search."""
 
 
 def distance(name: str) -> Distance:
-    """Raises ValueError for an unknown name."""
+    """Return the distance with this name. Raises ValueError for an unknown name."""
     return _named("distance", name, DISTANCES)
 
 
 def optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
-    """learning_rate: 0 for the optimiser's own. Raises ValueError for an unknown name."""
+    """Return the optimiser with this name. Raises ValueError for an unknown name.
+
+    learning_rate: 0 for the optimiser's default.
+    """
     made, own = _named("optimiser", name, OPTIMISERS)
     return made(learning_rate or own)
 
@@ -40,5 +43,5 @@ def _named(what: str, name: str, parts: Mapping[str, Part]) -> Part:
 
 
 def local_steps(name: str) -> LocalSteps:
-    """Raises ValueError for an unknown name."""
+    """Return `name` if it is a treatment of local steps. Raises ValueError for an unknown name."""
     return _named("local_steps", name, {known: known for known in get_args(LocalSteps)})

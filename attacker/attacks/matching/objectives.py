@@ -1,4 +1,4 @@
-"""Distances between a simulated and an observed gradient, and the objective that is made of them."""
+"""Distances between a simulated and an observed gradient, and the objective composed of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +11,19 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.layer_weights import LayerWeights
 
 Products = Callable[[Gradient, Gradient], tuple[Tensor, Tensor, Tensor]]
-"""From the simulated and the observed gradient, their inner product, and those of each with itself."""
+"""Maps the simulated and the observed gradient to <simulated, observed>, <simulated, simulated> and <observed, observed>."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance between gradients, and what it means.
+    """A distance between gradients, with its properties.
 
-    between:  from the simulated and the observed gradient, a 0-d tensor.
-    worst:    from the observed gradient, its distance to a zero gradient.
-    squares:  whether it is in squared units of the gradient, so that the power of noise can be told from it.
-    of_large: the distance again, where it is faster for large tensors; not to be called under `vmap` or `torch.func.grad`.
-    bounded:  whether `worst` is 1 for every gradient, so that it is known before any is seen.
+    between:  maps the simulated and the observed gradient to their distance, a 0-d tensor.
+    worst:    maps the observed gradient to its distance from a zero gradient.
+    squares:  whether the distance has squared units of the gradient, so that it can be compared with the power of noise.
+    of_large: an implementation that is faster for large tensors, but cannot be called under `vmap` or `torch.func.grad`; None if
+              there is none.
+    bounded:  whether `worst` is 1 for every gradient.
     """
 
     between: Callable[[Gradient, Gradient], Tensor]
@@ -41,18 +42,18 @@ def _products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, 
 
 
 def squared_distance(simulated: Gradient, observed: Gradient) -> Tensor:
-    """Sum of squared differences over all coordinates (DLG, eq. 3; CPL, algorithm 1 line 12)."""
+    """Return the sum of squared differences over all coordinates (DLG, eq. 3; CPL, algorithm 1 line 12)."""
     return torch.stack([(simulated[name] - observed[name]).square().sum() for name in observed]).sum()
 
 
 def cosine_distance(simulated: Gradient, observed: Gradient, products: Products = _products) -> Tensor:
-    """One minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
+    """Return one minus the cosine between both gradients, each as one vector (Geiping et al. 2020, eq. 4)."""
     dot, *squares = products(simulated, observed)
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp(min=torch.finfo(dot.dtype).tiny)
 
 
 def absolute_distance(simulated: Gradient, observed: Gradient) -> Tensor:
-    """Sum of absolute differences over all coordinates: a few that are far off count for less than in the squared one."""
+    """Return the sum of absolute differences over all coordinates, which is less sensitive to outliers than squares."""
     return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
 
 
@@ -71,12 +72,12 @@ absolute = Distance(
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a search minimises, beside its priors: the sum over observations o of `weight(o) * robust_loss(distance(o))`.
+    """The objective of a search without priors: the sum over observations o of `weight(o) * robust_loss(distance(o))`.
 
-    layers: how much each layer counts in the distance; None: all alike.
-    robust: above 0, a distance d counts as `robust * log(1 + d / robust)`: observations that fit badly, behind wrong links or of
-            bad rounds, have less of a say.
-    later:  weight of observations after a client's first epoch; that of the others is 1.
+    distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
+    robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
+              fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
+    later:    weight of observations after a client's first epoch; the others have weight 1.
     """
 
     distance: Distance = euclidean
@@ -85,9 +86,9 @@ class Objective:
     later: float = 0.1
 
     def robust_loss(self, distance: Tensor) -> Tensor:
-        """Return what a distance counts as (Cauchy's loss)."""
+        """Return Cauchy's loss of a distance, or the distance itself if `robust` is 0."""
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
     def weight(self, links: Links, o: int) -> float:
-        """Return the weight of the o-th observation: early rounds leak most (AGIC, section V-A)."""
+        """Return the weight of the o-th observation, lower after the first epoch: early rounds leak most (AGIC, section V-A)."""
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

@@ -1,4 +1,4 @@
-"""The parametrisation of a search: what is optimised, and how examples and labels are made of it."""
+"""The parametrisation of a search: the latent vector that is optimised, and the examples and labels computed from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from fedsim.recording.observation import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation:
-    """How examples are made of what a search optimises.
+    """The settings of a parametrisation.
 
     decoder: the map from latents to examples, see `decoders`. init: the first examples, which are encoded into latents.
-    boxed:   project latents into the decoder's box after every step.
+    boxed:   whether to project latents into the decoder's box after every step.
     """
 
     decoder: DecoderFactory = pixels
@@ -25,9 +25,11 @@ class Parametrisation:
 
 
 class LatentSpace:
-    """The latent vector of one problem: its examples' latents, then soft labels, then how far surrogate weights are.
+    """The latent vector of a problem: the latents of all examples, then logits of soft labels, then a surrogate parameter.
 
-    examples: behind a case. joint: whether soft labels are searched for. surrogate: whether surrogate weights are.
+    examples:  number V of examples per problem.
+    joint:     whether soft labels are optimised together with the examples.
+    surrogate: whether the weights at which the gradient is computed are optimised as well (SME), by one parameter.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class LatentSpace:
         self.size = examples * torch.Size(self.decoder.shape).numel()
 
     def decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x (V, *shape), and y: the given labels (V,), or soft ones (V, K) of the latent; of many problems, rows."""
+        """Return examples x (V, *shape), and the given labels (V,) or the soft labels (V, K) in the latent; batched if z is."""
         x = self.decoder.decode(z[..., : self.size].reshape(-1, *self.decoder.shape))
         x = x.reshape(*z.shape[:-1], self.examples, *self.data.shape)
         if not self.joint:
@@ -49,7 +51,7 @@ class LatentSpace:
         return x, soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
-        """Return latents (P, D) for the examples (V, *shape) that each of P searches begins with; soft labels are drawn."""
+        """Return starting latents (P, D) for the given first examples (V, *shape) of P problems; soft labels are random."""
         parts = [self.decoder.encode(torch.cat(list(starts)).to(device)).reshape(len(starts), -1)]
         if self.joint:
             shape = (self.examples * self.data.num_classes,)
@@ -59,7 +61,7 @@ class LatentSpace:
         return torch.cat(parts, dim=1)
 
     def project(self, z: Tensor) -> Tensor:
-        """Return latents (P, D) within the decoder's box, where the search has one."""
+        """Return latents (P, D) projected into the decoder's box, if `boxed` is set."""
         if not self.boxed:
             return z
         latents = self.decoder.project(z[:, : self.size].reshape(-1, *self.decoder.shape))

@@ -17,11 +17,11 @@ from attacker.attacks.optimisers.lbfgs import LBFGS
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """How the labels of examples are found.
+    """The treatment of labels.
 
-    rule:      reads them off the gradient; None: they are searched for with the examples, as soft labels (DLG).
-    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha), or between logits and
-               those of the true examples where an oracle tells them.
+    rule:      infers labels from the gradient before the search; None optimises soft labels together with the examples (DLG).
+    agreement: weight of the squared distance between predicted probabilities and labels (CPL's alpha). If an oracle supplies the
+               logits of the true examples, the distance is that between logits.
     """
 
     rule: LabelRule | None = inferred
@@ -30,13 +30,14 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How a minimum is searched for. Steps of an optimiser are steps in the latent, whatever the normalisation.
+    """The settings of the minimisation.
 
-    optimiser, steps, stop: steps are counted in the optimiser's periods.
-    restarts: at most so many starts a case: another one only where the last is stuck; the lowest own loss is kept.
-    coarse:   share of the steps, from the first on, whose convolutions are computed in bfloat16, where the device has it and all
-              problems share weights; the rest is in float32, and what is kept is the best of that.
-    compiled: have PyTorch compile the comparison, which pays for small networks and long searches; see `compiled`.
+    optimiser: works on latents, which are pixels in [0, 1] for the decoder `pixels`, not normalised inputs.
+    steps:     maximum number of iterations, as the optimiser counts them. stop: when a search ends earlier.
+    restarts:  maximum number of starts per case. A case is restarted only if its search was stuck; the lowest loss is kept.
+    coarse:    share of the steps, at the beginning, whose convolutions are computed in bfloat16, if the device supports it and
+               all problems share weights. Only results of the later steps, in float32, are kept.
+    compiled:  compile the loss by `torch.compile`, which is worthwhile for small networks and long searches; see `compiled`.
     """
 
     optimiser: Optimiser = field(default_factory=LBFGS)
@@ -48,9 +49,9 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.restarts < 1:
-            raise ValueError(f"restarts counts the starts of a search, of which one is the least, got {self.restarts}")
+            raise ValueError(f"restarts is the number of starts and must be at least 1, got {self.restarts}")
         if not 0 <= self.coarse < 1:
-            raise ValueError(f"coarse is a share of the steps in [0, 1): the last ones are in float32, got {self.coarse}")
+            raise ValueError(f"coarse must be at least 0 and below 1, since the last steps are in float32, got {self.coarse}")
 
 
 PARTS = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
@@ -58,15 +59,15 @@ PARTS = ("objective", "simulation", "parametrisation", "prior", "labels", "searc
 
 @dataclass(kw_only=True)
 class MatchingParts:
-    """All settings of a gradient matching attack.
+    """The parts and settings of a gradient matching attack.
 
-    objective:  distance between simulated and observed gradients, and what counts in it how much.
-    simulation: how a client's update is simulated. parametrisation: what is optimised, from where, and within which box.
-    prior:      what is believed of examples. labels: how they are found. search: optimiser, steps, stopping, restarts, precision.
-    warm_start: from the cases, a closed form's inexact answer for each, or None: a start before those of the parametrisation,
-                which makes up for missing examples. Unless a search from there converges, the first of those is tried as well:
-                noise can spoil an answer.
-    sees_gradient: False gives the null: the same search by the prior alone, with random labels.
+    objective:  distance between simulated and observed gradients, with the weights of layers and observations.
+    simulation: how a client's update is simulated. parametrisation: the optimised variable, its start and its box.
+    prior:      assumptions about examples. labels: how labels are found. search: optimiser, steps, stopping, restarts, precision.
+    warm_start: maps the cases to an additional first start for each, such as the answer of a closed form, or None. Examples that
+                it lacks are filled in from the parametrisation's start. If the search from it does not converge, that start is
+                tried as well, since noise can spoil an answer.
+    sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """
 
     name: str
@@ -83,12 +84,15 @@ class MatchingParts:
 
     def __post_init__(self) -> None:
         if self.warm_start is not None and self.simulation.order_invariant:
-            raise ValueError("a given start holds each example once, and order_invariant searches for one in each local epoch")
+            raise ValueError(
+                "a warm start cannot be combined with order_invariant, which searches for separate examples in each local epoch; "
+                "set order_invariant=0, or closed_form_start=false and features=false"
+            )
 
     def changed(self, **settings: Any) -> Self:
-        """Return the attack with other settings, each named by itself: `cpl().changed(steps=20, later=1.0)`.
+        """Return a copy of the attack with other settings, for example `cpl().changed(steps=20, later=1.0)`.
 
-        Fields of parts go into their part. Raises TypeError where neither the attack nor a part has such a field.
+        Settings of parts are given by their name alone. Raises TypeError if neither the attack nor a part has such a field.
         """
         parts: dict[str, Any] = {}
         for part in PARTS:

@@ -1,4 +1,4 @@
-"""What an attacker believes of examples before it sees any gradient."""
+"""Priors: assumptions of an attacker about examples before it sees any gradient."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,23 +7,22 @@ import torch
 from torch import Tensor
 
 Belief = Callable[[Tensor], Tensor]
-"""From examples x (N, *shape) in [0, 1], a 0-d tensor that is added to the loss."""
+"""Maps examples x (N, *shape) in [0, 1] to a 0-d tensor that is added to the loss."""
 
 CONTRAST = 0.15
-"""Scale of the Laplace distribution that differences of neighbouring pixels in [0, 1] are taken to have: of a few, the one by
-which photographs behind noise came back best."""
+"""Scale of the Laplace distribution assumed for differences of neighbouring pixels in [0, 1]. It was chosen among a few values,
+as the one with which photographs were recovered best from noisy gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
     """The prior of a search.
 
-    tv:       weight of the total variation of pixels in [0, 1] (`total_variation`), relative to the mean loss of a zero gradient:
-              the mean over observations, by their weights, of the distance between the observed gradient and zeros. That distance
-              is 1 for a cosine. The same in every attack, whatever the model's normalisation.
-    denoised: where noise of known power is in the gradients, and distances are squared, add total variation by as much as the
-              noise leaves open (`belief_behind_noise`).
-    belief:   a further term of the loss, of examples as they are, in its own units.
+    tv:       weight of the total variation of pixels in [0, 1] (`total_variation`), relative to the loss of a zero gradient. That
+              loss is the weighted mean over observations of the distance between the observed gradient and zero, which is 1 for
+              the cosine. The weight therefore has the same meaning in every attack, and does not depend on the normalisation.
+    denoised: if the noise variance is known and distances are squared, add total variation weighted by it (`map_tv_weight`).
+    belief:   a further term of the loss, computed from the examples and added unscaled; None for none.
     """
 
     tv: float = 0.0
@@ -32,19 +31,20 @@ class Prior:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours, down plus across (Geiping et al. 2020, as in their code).
+    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones, for images (N, C, H, W).
 
-    For images (N, C, H, W); along a side of one pixel there is no difference.
+    Source: Geiping et al. 2020, as in their code. An axis of one pixel contributes 0.
     """
     down, across = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
     return torch.stack([t.abs().sum() / max(1, t.numel()) for t in (down, across)]).sum()
 
 
-def belief_behind_noise(variance: Tensor, values: int) -> Tensor:
-    """Return the weight of total variation that makes a squared distance and it a posterior, up to a factor (MAP estimate).
+def map_tv_weight(variance: Tensor, values: int) -> Tensor:
+    """Return the weight of the total variation for a MAP estimate under Gaussian noise of known variance.
 
-    variance: of the noise of each coordinate of the gradient. values: of all examples. Gaussian noise has the negative
-    log-likelihood distance / (2 variance), and `values` differences with Laplace's distribution have `values / CONTRAST` times
-    their mean; twice the variance times their sum is the distance and this weight times `total_variation`.
+    The negative log-likelihood of Gaussian noise is distance / (2 variance), with the squared distance of gradients. If the
+    differences of neighbouring pixels have a Laplace distribution with scale CONTRAST, the negative log-prior is
+    values / CONTRAST * total_variation. The sum of both, times 2 variance, is distance + weight * total_variation.
+    variance: of the noise of each gradient coordinate. values: number of values of all examples.
     """
     return 2 * variance * values / CONTRAST

@@ -1,4 +1,7 @@
-"""One observation of each case, stacked: what a search needs to compare a guess with it."""
+"""The comparison of candidate examples with one observation of every case of a batch.
+
+Shapes: P problems (one search of one case each), V examples per case, N of them in the observation, D entries of a latent vector.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -24,15 +27,17 @@ from defenses.channel import transparent
 from fedsim.recording.observation import Observation
 
 ProblemRow = dict[str, Any]
-"""What belongs to one problem; stacked, one row for each."""
+"""The data of one problem as nested dictionaries of tensors; the data of several problems are stacked along the first axis."""
 Decode = Callable[[Tensor, ProblemRow], tuple[Tensor, Tensor]]
-"""From latents and what belongs to their problems, all examples of each problem and their labels."""
+"""Maps latents and the data of their problems to all examples of each problem and their labels."""
 
 
 class View(ObservedGradients):
-    """One observation of every case, and how the gradients of guesses are compared with it.
+    """One observation of every case, stacked, with functions that compare simulated gradients with it.
 
-    places: (cases, N) which of the `examples` of its case each place holds. gamma: (cases,) how much the observation counts.
+    places:   index of the example that each slot of the observation holds, (cases, N). examples: number V of examples per case.
+    gamma:    weight of the observation in the objective, (cases,).
+    compiled: whether to compile the evaluation by `torch.compile`.
     """
 
     def __init__(
@@ -63,16 +68,16 @@ class View(ObservedGradients):
 
     @cached_property
     def at_once(self) -> PerProblem | None:
-        """The gradients of all problems by one ordinary batch, where they share weights and clients go by the plain rule."""
+        """The gradient function for all problems in one batch; None unless they share weights and clients use plain gradients."""
         return per_problem(self.model, self.data, self.training.loss) if self.common else None
 
     @cached_property
     def written(self) -> Adjoints | None:
-        """The same written out, for networks that this is known of: to be compiled, as what autograd notes cannot be."""
+        """The same gradients by explicit formulas, which can be compiled; None for networks without such formulas."""
         return adjoints(self.model, self.data, self.training.loss, self.weights) if self.common else None
 
     def _stack(self, places: Tensor, gamma: Tensor) -> None:
-        """Stack what differs between cases; weights that all of them share are kept once."""
+        """Stack the data that differ between cases into `rows`; weights that all cases share are stored once."""
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
         scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.objective.layers else {}
@@ -94,7 +99,7 @@ class View(ObservedGradients):
         self.power = self._power()
 
     def _power(self) -> Tensor:
-        """Return that of the noise of known power in what is compared, as it is compared, (cases,)."""
+        """Return the expected squared norm (cases,) of the known noise in the compared gradient, with layer weights applied."""
         scale = self.rows["scale"]
         counted = [(g[0].numel(), scale[name].square() if name in scale else 1.0) for name, g in self.rows["observed"].items()]
         share: Tensor = self.variance * sum(count * weight for count, weight in counted)
@@ -106,33 +111,40 @@ class View(ObservedGradients):
         return sum(g[0].numel() for g in self.rows["observed"].values())
 
     def _scale(self, observed: Gradient) -> dict[str, Tensor]:
-        """By what to multiply tensors so that layers count as they should: distances and dot products are quadratic."""
+        """Return the factor for each tensor: the square root of its layer weight, since distances are quadratic in gradients."""
         layers = self.objective.layers
         return {name: w.sqrt() for name, w in layers(self.model, observed).items()} if layers else {}
 
     def case(self, i: int) -> ProblemRow:
-        """The row of case i, with its weights and buffers."""
+        """Return the data of case i, including its weights and buffers."""
         return self.state(i) | _row(self.rows, i)
 
     def distance(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-        """How far the gradient of the guess x (V, *shape), y (V,) or (V, K), all examples of a case, is from the observed one."""
+        """Return the distance between the simulated gradient of a candidate and the observed gradient, a 0-d tensor.
+
+        x, y: all examples of the case (V, *shape), and labels (V,) or soft labels (V, K). z: the latent vector (D,).
+        """
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
     def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> Gradient:
-        """The gradient that would be observed of a guess, as it is compared."""
+        """Return the gradient that would be observed for a candidate, after the defense and with layer weights applied."""
         weights = row.get("weights", self.weights)
         at = self._surrogate(row, weights, z)
         return self._seen(self.gradient(at, x[row["places"]], y[row["places"]], row.get("buffers", self.buffers)), row)
 
     def _surrogate(self, row: ProblemRow, weights: Gradient, z: Tensor) -> Gradient:
-        """Weights on the way from those sent to those sent back, at the share that the search found so far (SME, eq. 6)."""
+        """Return the weights at which the gradient is computed.
+
+        They are the weights sent, or with `surrogate` weights between those and the returned ones, at an optimised position
+        (SME, eq. 6).
+        """
         if not self.simulation.surrogate:
             return weights
         share = z[-1].sigmoid()
         return {name: w + share * row["seen"][name] for name, w in weights.items()}
 
     def powers(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a guess, the squared norms of its gradient before and after the defense."""
+        """Return the squared norms of a candidate's gradient before and after the defense, two 0-d tensors."""
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
         before = _scaled(self.plain(weights, x[row["places"]], y[row["places"]], buffers), row["scale"])
         return squared_norm({name: before[name] for name in row["observed"]}), squared_norm(
@@ -142,32 +154,33 @@ class View(ObservedGradients):
     def evaluate(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of latents (P, D), the gradients (P, D) and values (P,) of this view's part of the loss.
+        """Return gradients (P, D) and values (P,) of this observation's part of the loss at latents z (P, D).
 
-        precision: of convolutions, where that can be chosen.
+        row: data of the observation, one row per problem. problem: further data of the problems.
+        precision: data type of convolutions, used only if all problems are computed in one batch; None for that of the weights.
         """
         if self.to_compile and precision is None:
             if self.compiled is None:
-                best = self._written(decode) if self.written is not None else self._of_each(decode)
-                self.compiled = Compiled(best, self._as_it_is(decode), len(self.worst))
+                best = self._by_formulas(decode) if self.written is not None else self._by_vmap(decode)
+                self.compiled = Compiled(best, self._uncompiled(decode), len(self.worst))
             return self.compiled(z, row, problem)
-        return self._as_it_is(decode, precision)(z, row, problem)
+        return self._uncompiled(decode, precision)(z, row, problem)
 
-    def _as_it_is(self, decode: Decode, precision: torch.dtype | None = None) -> Evaluate:
+    def _uncompiled(self, decode: Decode, precision: torch.dtype | None = None) -> Evaluate:
         if self.at_once is not None:
             return lambda z, row, problem: self._at_once(z, row, decode, problem, precision)
-        return self._of_each(decode)
+        return self._by_vmap(decode)
 
-    def _of_each(self, decode: Decode) -> Evaluate:
-        """By `vmap` over problems."""
+    def _by_vmap(self, decode: Decode) -> Evaluate:
+        """Return the evaluation that maps over problems by `vmap`."""
 
         def loss(z: Tensor, row: ProblemRow, problem: ProblemRow) -> Tensor:
             return self._weighed(self.distance(row, *decode(z, problem), z), row, problem)
 
         return lambda z, row, problem: each(grad_and_value(loss), z, row, problem)
 
-    def _written(self, decode: Decode) -> Evaluate:
-        """By what a distance between gradients does to them, and `adjoints`; nothing is left to autograd."""
+    def _by_formulas(self, decode: Decode) -> Evaluate:
+        """Return the evaluation that uses explicit gradient formulas (`adjoints`) instead of double backward in autograd."""
         written = self.written
         assert written is not None
 
@@ -191,7 +204,7 @@ class View(ObservedGradients):
     def _at_once(
         self, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
-        """The same with one ordinary batch of the examples of all problems, which share weights."""
+        """Evaluate as `evaluate` does, with the examples of all problems, which share weights, in one batch."""
         assert self.at_once is not None
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -204,20 +217,20 @@ class View(ObservedGradients):
 
             found = each(compared, stacked, row) if stacked is not None else one_by_one(compared, apart(gradient), row)
             value = self._weighed(found, row, problem)
-            if not value.requires_grad:  # where nothing of the gradient was sent
+            if not value.requires_grad:  # no part of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
         return slope, value.detach()
 
     def _placed(self, x: Tensor, y: Tensor, row: ProblemRow) -> tuple[Tensor, Tensor]:
-        """Of all examples of all problems, those that this view's batches hold."""
+        """Select the examples that this observation contains from all examples x (P, V, *shape) and labels y of the problems."""
         if self.in_order:
             return x, y
         rows = torch.arange(len(x), device=x.device)[:, None]
         return x[rows, row["places"]], y[rows, row["places"]]
 
     def _seen(self, gradient: Gradient, row: ProblemRow) -> Gradient:
-        """The gradient of one problem as it would be observed and is compared."""
+        """Return the gradient of one problem as it would be observed, after the defense and with layer weights applied."""
         if self.simulation.local_steps == "one_batch":
             gradient = as_stepped(dict(gradient), row.get("weights", self.weights), self.training)
         if self.channel is not transparent:
@@ -230,7 +243,10 @@ class View(ObservedGradients):
 
 
 def each(function: Callable[..., Any], *rows: Any) -> Any:
-    """`function` of each problem, whose arguments are one row each of tensors or nested mappings of them; one row a result."""
+    """Map `function` over the problems, the first axis of all tensors in `rows`, and stack the results.
+
+    rows: tensors or nested mappings of tensors. A single problem is computed without `vmap`.
+    """
     first = next(iter(tree_leaves(rows)))
     if len(first) > 1:
         return vmap(function, randomness="different")(*rows)
@@ -239,12 +255,12 @@ def each(function: Callable[..., Any], *rows: Any) -> Any:
 
 
 def one_by_one(compared: Callable[[Gradient, ProblemRow], Tensor], gradients: Sequence[Gradient], rows: ProblemRow) -> Tensor:
-    """(P,), the same problem by problem: large tensors of one problem stay where the processor reaches them fast."""
+    """Compute distances (P,) one problem after the other, which keeps the large tensors of a problem in the CPU's cache."""
     return torch.stack([compared(gradient, _row(rows, i)) for i, gradient in enumerate(gradients)])
 
 
 def _laid_out(stack: Tensor) -> Tensor:
-    """(P, *shape of a weight), as gradients of convolutions are."""
+    """Return a stack of gradients (P, *shape) in the memory layout of convolution gradients."""
     return channels_last(stack) if stack.ndim == 5 else stack
 
 

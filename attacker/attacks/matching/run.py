@@ -1,4 +1,4 @@
-"""One run of gradient matching: starts and restarts of the search for many cases at once."""
+"""The run of a gradient matching attack: starts and restarts of the search for a batch of cases."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,14 +12,17 @@ from attacker.attacks.matching.answers import answer, slots
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.knowledge import logits_of
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.saved_state import Best, bests_as_tensors, bests_of, now_and_then, to_device
+from attacker.attacks.matching.saved_state import Best, bests_as_tensors, bests_of, checkpoint_periodically, to_device
 from attacker.attacks.matching.warm_starts import Given, placed
 from attacker.attacks.optimisers.descent import Problems, best_of, descend
 from attacker.reconstruction import Reconstruction
 
 
 class MatchingRun:
-    """One call of a gradient matching attack: its cases, and the best restart of each so far."""
+    """The state of one call of a gradient matching attack: its cases, and the best result of each so far.
+
+    given: for each case a warm start, or None. interrupted: indices of the cases whose search the user interrupted.
+    """
 
     def __init__(
         self,
@@ -36,9 +39,9 @@ class MatchingRun:
         self.interrupted: set[int] = set()
 
     def run(self) -> list[Reconstruction]:
-        """Search for every case, and again where the attack's restarts allow it and the last search was stuck."""
+        """Search for the examples of every case, with restarts for searches that were stuck, and return the reconstructions."""
         started = perf_counter()
-        for restart in range(self._recalled(), self.attack.search.restarts + any(start is not None for start in self.given)):
+        for restart in range(self._restore(), self.attack.search.restarts + any(start is not None for start in self.given)):
             pending = [i for i in range(len(self.cases)) if self._starts_again(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
@@ -47,12 +50,16 @@ class MatchingRun:
         return [answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
 
     def _given(self) -> Sequence[Given | None]:
-        """Return for each case a start from a closed form, or None."""
+        """Return the warm start of each case, or None."""
         attack = self.attack
         return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
 
     def _starts_again(self, i: int, restart: int) -> bool:
-        """Whether case i is searched for once more: always by its own first start, unless the given one has led to the end."""
+        """Return whether case i needs this restart.
+
+        The first start is always needed. After a warm start, the first regular start is needed unless the search has converged;
+        further ones are needed only if the search was stuck.
+        """
         given = self.given[i]
         own = restart - (given is not None)
         if own < 0 or restart == 0:
@@ -61,7 +68,7 @@ class MatchingRun:
         return own < self.attack.search.restarts and self.best[i].loss > float(least)
 
     def _search(self, pending: list[int], restart: int) -> None:
-        """Search from one start for each pending case."""
+        """Run one search for each of the cases with indices `pending`, and keep results that are better than earlier ones."""
         search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
         labels = torch.stack([batch.labels(i, generator_for(self.rng, self.cases[i], f"labels {restart}")) for i in pending])
         z = self._starts(pending, restart, labels)
@@ -82,7 +89,7 @@ class MatchingRun:
             search.steps,
             search.stop,
             progress=self.progress,
-            checkpoint=now_and_then(memory, key, partial(self._show, pending, labels)) if memory else None,
+            checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
         )
         for row, i in enumerate(pending):
@@ -98,7 +105,7 @@ class MatchingRun:
                 best.labels, best.given = labels[row], restart == 0 and self.given[i] is not None
 
     def _starts(self, pending: list[int], restart: int, labels: Tensor) -> Tensor:
-        """Return where each search begins, (P, D)."""
+        """Return the starting latents (P, D) of this restart."""
         space = self.batch.space
         rngs = [generator_for(self.rng, self.cases[i], f"start {restart}") for i in pending]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
@@ -109,12 +116,12 @@ class MatchingRun:
         return space.encode(starts, rngs, self.attack.device)
 
     def _keep(self, restart: int) -> None:
-        """Have the memory know what the searches so far came to."""
+        """Save the best results so far as a checkpoint, and delete that of the restart that has ended."""
         if self.memory is not None and not self.interrupted:
             self.memory.keep("best", bests_as_tensors(self.best, restart + 1), drop=f"restart {restart}")
 
-    def _recalled(self) -> int:
-        """Return the restart to go on with; what those before it came to is taken up."""
+    def _restore(self) -> int:
+        """Restore the results of earlier restarts from the checkpoint, and return the number of the next restart."""
         state = self.memory.recall("best") if self.memory else None
         if state is None:
             return 0
@@ -122,7 +129,7 @@ class MatchingRun:
         return restarts
 
     def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
-        """Show the best so far of what is searched for now."""
+        """Pass the best candidates of a running search to the callback for live display. state: the saved state of `descend`."""
         batch = self.batch
         z, loss = best_of(state)
         sights = []

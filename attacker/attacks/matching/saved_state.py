@@ -1,4 +1,4 @@
-"""What a search leaves in a memory, so that one that was killed goes on where it was."""
+"""Checkpoints of a search, from which it resumes after it was killed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +10,17 @@ from torch import Tensor
 from attacker.attacks.base import Look, Memory
 
 State = dict[str, Tensor]
-SIGHTS = 1.0
-"""Seconds between two looks at a search."""
+DISPLAY_SECONDS = 1.0
+"""Seconds between two updates of the live display of a search."""
 
 
 @dataclass
 class Best:
-    """The best restart of one case so far, by the attack's own loss. given: it began where the search was told to."""
+    """The best result for one case so far, by the attack's own loss.
+
+    z: latent vector. labels: used in that search. history: its best loss after each iteration. given: whether it began at a warm
+    start. iterations, evaluations, restarts: totals over all searches for the case.
+    """
 
     loss: float = float("inf")
     z: Tensor | None = None
@@ -28,10 +32,14 @@ class Best:
     restarts: int = 0
 
 
-def now_and_then(
+def checkpoint_periodically(
     memory: Memory, key: str, show: Callable[[Look, Mapping[str, Tensor]], None]
 ) -> Callable[[Callable[[], Mapping[str, Tensor]]], None]:
-    """Keeps a state, made only then, where `memory.every` seconds have passed since it was last kept; shows it to who looks."""
+    """Return a callback for `descend` that saves the state every `memory.every` seconds, and updates the live display.
+
+    The callback receives a function that returns the state, and calls it only if it needs the state.
+    show: passes a state to the display callback `memory.look`.
+    """
     kept = seen = monotonic()
 
     def keep(state: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -39,7 +47,7 @@ def now_and_then(
         if monotonic() - kept >= memory.every:
             memory.keep(key, state())
             kept = monotonic()
-        if memory.look is not None and monotonic() - seen >= SIGHTS:
+        if memory.look is not None and monotonic() - seen >= DISPLAY_SECONDS:
             show(memory.look, state())
             seen = monotonic()
 
@@ -47,12 +55,12 @@ def now_and_then(
 
 
 def to_device(state: Mapping[str, Tensor] | None, device: str) -> State | None:
-    """A recalled state where the search computes."""
+    """Return a restored state with its tensors on `device`, or None if there is none."""
     return None if state is None else {name: t.to(device) for name, t in state.items()}
 
 
 def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
-    """All bests after so many restarts."""
+    """Return the best results of all cases as tensors by name, for a checkpoint. restarts: number of restarts done."""
     state: State = {"restarts": torch.tensor(restarts)}
     for i, best in enumerate(bests):
         assert best.z is not None
@@ -65,7 +73,7 @@ def bests_as_tensors(bests: Sequence[Best], restarts: int) -> State:
 
 
 def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]:
-    """What `bests_as_tensors` made tensors of."""
+    """Return the best results and the number of restarts from a checkpoint that `bests_as_tensors` made."""
     count = sum(name.endswith(".z") for name in state)
     bests = [
         Best(
@@ -83,7 +91,7 @@ def bests_of(state: Mapping[str, Tensor], device: str) -> tuple[list[Best], int]
 
 @dataclass(frozen=True)
 class _Within:
-    """A part of a memory."""
+    """A view of a checkpoint storage that prepends a prefix to all keys."""
 
     whole: Memory
     prefix: str
@@ -104,5 +112,5 @@ class _Within:
 
 
 def within(memory: Memory | None, prefix: str) -> Memory | None:
-    """The part of a memory whose keys begin with `prefix`: one search of several that an attack makes."""
+    """Return a view of a checkpoint storage with a prefix for all keys, for one of several searches of an attack."""
     return None if memory is None else _Within(memory, prefix)

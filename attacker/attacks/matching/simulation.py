@@ -1,4 +1,4 @@
-"""How the update of a client is simulated from a guess of its examples."""
+"""Settings for the simulation of a client's update from candidate examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ LocalSteps = Literal["one_batch", "simulated"]
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a client is taken to have computed.
+    """The attacker's assumptions on what a client computed.
 
-    local_steps: one_batch takes all steps of a client as one on all its examples (AGIC); simulated goes through them one by one.
-    surrogate: the one batch is taken at weights between those sent and those sent back; how far is searched for (SME).
-    order_invariant: above 0, examples of each simulated local epoch are their own, tied together by a prior of this weight.
-    knows_defense: compute gradients by the clients' own rule, pass the simulated update through the channel of the defense, leave
-                   out what misleads, and start again only where more than the noise is left unexplained.
+    local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
+    surrogate:       compute that one step at weights between those sent and those returned, at an optimised position (SME).
+    order_invariant: if above 0, each simulated local epoch gets separate examples, with a prior of this weight that their mean is
+                     equal in all epochs (Dimitrov et al. 2022).
+    knows_defense:   use the defense's gradient rule and the model of its effect on the update, leave out parameters that it makes
+                     misleading, and do not restart searches that ended at the level of its noise.
     """
 
     local_steps: LocalSteps = "one_batch"
@@ -30,17 +31,17 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if self.order_invariant and self.local_steps != "simulated":
-            raise ValueError("order_invariant ties the local epochs of a simulation: set local_steps to simulated")
+            raise ValueError("order_invariant needs simulated local epochs; set local_steps=simulated")
         if self.surrogate and self.local_steps == "simulated":
-            raise ValueError("surrogate weights stand for the local steps: set local_steps to one_batch")
+            raise ValueError("surrogate replaces the simulation of local steps; set local_steps=one_batch, or surrogate=false")
 
     def whole(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
-        """Return the gradient of all examples as one batch, or the one that all local steps on them add up to.
+        """Return the function that computes a client's gradient: of one batch of all examples, or of simulated local steps.
 
-        gradient: of one batch. sizes: of the batches, in the order of steps.
+        gradient: computes the gradient of one batch. sizes: batch sizes, one per local step.
         """
         return gradient if self.local_steps == "one_batch" else after_local_steps(gradient, training, sizes)
 
     def epochs(self, training: Training) -> int:
-        """Return how many local epochs have examples of their own: 1 without their prior, or of a client that makes one."""
+        """Return the number of local epochs that get separate examples; 1 if order_invariant is 0."""
         return local_epochs.separate(self.order_invariant, training)

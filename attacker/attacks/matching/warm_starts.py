@@ -1,4 +1,4 @@
-"""Warm starts for the search."""
+"""Warm starts: given examples from which a search begins, such as the answer of a closed form."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from attacker.attacks.base import Case
 
 
 class Given(NamedTuple):
-    """Examples x (n, *shape) in [0, 1] and their labels y (n,), of as many as are searched for, or fewer, in any order.
+    """A warm start: examples x (n, *shape) in [0, 1] with labels y (n,), in any order, at most as many as are searched for.
 
-    alone: whether another start is tried only where the search from here is stuck. Else one is tried unless it has converged,
-    since noise can spoil an answer that has no prior.
+    alone: whether a regular start is tried only if the search from here is stuck. Otherwise it is tried unless the search has
+           converged, since noise can spoil an answer that was found without a prior.
     """
 
     x: Tensor
@@ -21,14 +21,14 @@ class Given(NamedTuple):
 
 
 First = Callable[[Sequence[Case], Generator], Sequence[Given | None]]
-"""A start for each case, or None."""
+"""Maps the cases and a random generator to a warm start for each case, or None."""
 
 
 def placed(given: Given, own: Tensor, labels: Tensor | None) -> Tensor:
-    """`own`, a start (V, *shape), with each given example at a place of its own label.
+    """Return the start `own` (V, *shape) with examples replaced by those of the warm start, matched by label.
 
-    labels: (V,), of the places; None where they are searched for, so that any place will do. An example whose label has no place
-    left is left out: it would have to become another one.
+    labels: (V,) labels of the examples that are searched for; None if labels are optimised, so that any position fits. A given
+            example is left out if no position with its label is free.
     """
     x, free = own.clone(), list(range(len(own)))
     for example, label in zip(given.x, given.y.tolist(), strict=True):

@@ -1,1 +1,1 @@
-"""Attacks on several rounds of one client together."""
+"""Attacks that use several rounds of one client together."""

@@ -1,4 +1,4 @@
-"""AGIC: what many rounds of a client say of its examples, together (Xu et al. 2022)."""
+"""AGIC: a gradient matching attack that uses many rounds of a client together (Xu et al. 2022)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,16 +37,18 @@ COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 
 @dataclass(kw_only=True)
 class Agic:
-    """Link a client's rounds, then reconstruct its examples from all of them at once.
+    """An attack that links the rounds of a client, and then reconstructs its examples from all rounds at once.
 
-    matching:  the joint search. compare: how examples of different rounds are told to be the same: by the features that the
-               head's gradient gives away; by images, each round's first reconstructed alone, and a global assignment; so, and
-               greedily, by the labels that batches share ("published"); or not at all.
-    pre_steps: iterations of those first reconstructions.
-    sees_gradient: False gives the null: examples by the prior alone for every place that numbers of examples do not tell to be
-               that of another, as `linked_by_sizes` says.
+    Links say which slots of different rounds hold the same example. Candidates that were not linked but turn out to be the same
+    example are merged at the end.
 
-    What stays apart for want of links is compared at the end: candidates that are the same example are merged.
+    matching:  the joint search over all rounds.
+    compare:   how examples of different rounds are compared. "features": by the features computed from the last layer's gradient.
+               "images": each round is first reconstructed separately, and images are matched by a global assignment.
+               "published": the same with greedy matching among batches that share labels, as in the paper. "none": no links.
+    pre_steps: iterations of the separate reconstructions.
+    sees_gradient: False gives the null, which uses the prior alone and links only by reported numbers of examples, see
+               `linked_by_sizes`.
     """
 
     name: str
@@ -68,10 +70,9 @@ class Agic:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        """Attack `cases`, each of one client, which agree in model, data, training and defense.
+        """Attack `cases`, each of one client, which must agree in model, data, training settings and defense.
 
-        Ctrl-C while rounds are linked is raised: nothing is linked by what was cut off. Later, it leaves out the cases whose
-        search had not begun.
+        Ctrl-C while rounds are linked raises KeyboardInterrupt. Later, cases whose search has not begun are left out.
         """
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device)
         if self.sees_gradient:
@@ -89,19 +90,22 @@ class Agic:
         return [replace(self._merged(asked, case, found[case.key]), case=asked.key) for asked, case in asked_for]
 
     def _merged(self, asked: Case, linked: Case, found: Reconstruction) -> Reconstruction:
-        """The answer with candidates that turn out to be the same as one example; links that the caller gave stay."""
+        """Merge candidates of different rounds that turn out to be the same example, unless the caller gave the links.
+
+        asked: the case as given. linked: the case with the links that were used.
+        """
         if not self.sees_gradient or asked.links is not None or len(linked.observations) == 1:
             return found
         missed = {}
         for observation in linked.observations:
             rows = [slot.example for slot in found.slots if slot.round == observation.round]
-            rows = list(dict.fromkeys(rows))  # of several local epochs, each example once
+            rows = list(dict.fromkeys(rows))  # each example once, also with several local epochs
             seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
             missed[observation.round] = seen.missed(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
         return merged(found, missed)
 
     def _linked(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> Case:
-        """The case without the observations that say nothing, and with links over the others."""
+        """Return the case with links, and without unusable observations, such as updates of zeros."""
         case, left_out = _usable(case)
         if case.links is not None:
             return case
@@ -146,24 +150,32 @@ def agic(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Agic:
-    """Layer-weighted cosine over all rounds of a client, whose examples are linked first (Xu et al. 2022, AGIC, eqs. 2 to 8).
+    """Link all rounds of a client and match their gradients by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
 
-    distance, optimiser: by name as for `cpl`; with another optimiser than adam (signed or not, steps cut in a box) the search
-    starts and ends as CPL's does: lbfgs or wolfe, and euclidean, for small sigmoid networks. learning_rate 0 is its own.
-    beta, shape, relu_modifier: layer weights, see `by_depth`: beta 50 for an untrained network, 2 for a trained one.
-    local_steps: one_batch, or simulated one by one. surrogate: the one batch at weights between those sent and sent back (SME).
-    order_invariant: weight of the prior that ties simulated local epochs (Dimitrov et al. 2022).
-    compare: how rounds are linked: features, images, published (greedy), none; pre_steps: of the first images.
-    later, robust: how much later epochs count, and from which distance on a round counts less; see `Objective`. tv: as in `cpl`.
-    coarse: share of the steps, from the first on, in bfloat16 where the device has it: faster, and a little less is recovered.
-    compiled: as for `dlg`.
-    Behind noise of known power, with distance euclidean, images are smoothed as for `cpl`.
+    beta, shape, relu_modifier: layer weights, see `by_depth`. beta is 50 for an untrained network, 2 for a trained one.
+    tv: weight of the total variation, as in `cpl`. If the noise variance is known and distance is euclidean, more is added, as in
+    `cpl` with denoised.
+    distance, optimiser: by name, as in `cpl`. With another optimiser than adam, starts and stopping are those of `cpl`; lbfgs or
+    wolfe with euclidean suit small sigmoid networks. learning_rate: 0 for the optimiser's default. signed: adam uses only the
+    sign of the gradient.
+    label_rule: as in `cpl`, but not joint.
+    local_steps: one_batch treats all local steps as one, simulated simulates each. surrogate: compute that one step at weights
+    between those sent and those returned, at an optimised position (SME).
+    order_invariant: weight of the prior that couples simulated local epochs (Dimitrov et al. 2022).
+    compare: how rounds are linked: features, images, published (greedy) or none, see `Agic`. pre_steps: iterations of separate
+    reconstructions for images and published.
+    later: weight of observations after the first epoch. robust: distance from which a round has less weight. See `Objective`.
+    coarse: share of the steps, at the beginning, in bfloat16 if the device supports it: faster, but recovers slightly less.
+    compiled: as in `dlg`.
     """
     if compare not in COMPARISONS:
         raise ValueError(f"unknown comparison {compare!r}. Known: {', '.join(COMPARISONS)}")
     rule, adam = labels.label_rule(label_rule), optimiser == "adam"
     if rule is None:
-        raise ValueError("rounds are linked by labels that are known first: label_rule cannot be joint")
+        raise ValueError(
+            "label_rule cannot be 'joint', since rounds are linked by labels that are known before the search; choose one of "
+            f"{', '.join(labels.LABEL_RULES)}"
+        )
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
     chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.optimiser(optimiser, learning_rate)
     matching = GradientMatching(
@@ -204,19 +216,19 @@ def agic(
 
 
 def agic_of_one_round(*, steps: int = 2000, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """AGIC's search for the examples of a single round."""
+    """Return AGIC's search for the examples of a single round, without linking."""
     return agic(steps=steps, restarts=restarts, knows_defense=knows_defense).matching
 
 
 def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """The case without observations that nothing can be read off, and what is to be said of those."""
+    """Return the case without unusable observations, and notes on those. Raises ValueError if no observation is usable."""
     problems = [_problem(observation) for observation in case.observations]
     if not any(problems):
         return case, ()
     if all(problems):
         raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(problems))}")
     if case.links is not None:
-        raise ValueError(f"links were given for rounds that cannot be used: {'; '.join(filter(None, problems))}")
+        raise ValueError(f"links include rounds that cannot be used; leave them out: {'; '.join(filter(None, problems))}")
     kept = tuple(o for o, problem in zip(case.observations, problems, strict=True) if not problem)
     known = case.known_labels
     if known is not None:
@@ -227,7 +239,7 @@ def _usable(case: Case) -> tuple[Case, tuple[str, ...]]:
 
 
 def _without_gradient(case: Case) -> Case:
-    """The case with the links that numbers of examples tell, without the rounds that nobody trained in: what a null may know."""
+    """Return the case as a null may know it: linked by the numbers of examples, without rounds that report no examples."""
     if case.links is not None:
         return case
     kept = [observation for observation in case.observations if observation.num_examples]
@@ -237,18 +249,18 @@ def _without_gradient(case: Case) -> Case:
 
 
 def _problem(observation: Observation) -> str:
-    """Why nothing can be read off an observation; "" where something can."""
+    """Return why an observation cannot be used; "" if it can."""
     if not observation.num_examples:
         return f"the client reported {'no number of' if observation.num_examples is None else 0} examples"
     if not all(bool(t.isfinite().all()) for t in observation.update.values()):
-        return "its update has values that are not finite"
+        return "its update contains NaN or infinite values"
     if not any(bool(t.any()) for t in observation.update.values()):
         return "its update is all zeros"
     return ""
 
 
 def _alike(cases: Sequence[Case]) -> Iterator[tuple[int, list[Case]]]:
-    """Groups of cases that can be searched for at once: as many rounds, of the same sizes, with as many examples in all."""
+    """Yield numbered groups of cases that can be searched in one batch: with equal numbers of examples in every round."""
 
     def structure(case: Case) -> tuple[int, ...]:
         links: Links | None = case.links

@@ -1,4 +1,4 @@
-"""What linking is told of each round of a client, read off its gradient or out of a first reconstruction."""
+"""Descriptions of a client's rounds for linking: labels, and features from the gradient or images from a first reconstruction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,16 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.saved_state import within
 from attacker.attacks.simulation.client import network_of
 
-REFERENCE = 32
-"""Inputs of the attacker's own whose features every round's are measured against."""
+REFERENCE_INPUTS = 32
+"""Number of random inputs whose features serve as a reference for the features of each round."""
 
 
 @dataclass(frozen=True)
 class Describer:
-    """matching: the search whose labels and first reconstructions are asked for. compare, pre_steps: as in `Agic`."""
+    """A callable that describes the rounds of a client for linking.
+
+    matching: the search whose label rule is used, and which makes first reconstructions. compare, pre_steps: as in `Agic`.
+    """
 
     matching: GradientMatching
     compare: str
@@ -29,14 +32,14 @@ class Describer:
     device: str
 
     def __call__(self, case: Case, rng: Generator, progress: Progress | None, memory: Memory | None) -> list[Described]:
-        """One description for each observation of a case, in order."""
+        """Return one description for each observation of a case, in order."""
         knows = self.matching.simulation.knows_defense
         model = network_of(case.observations[0]).to(self.device)
-        probes = random_inputs(case.observations[0].data, REFERENCE, rng).to(self.device)
+        probes = random_inputs(case.observations[0].data, REFERENCE_INPUTS, rng).to(self.device)
         counts = [observation.num_examples or 0 for observation in case.observations]
         known = [None] * len(counts) if case.known_labels is None else list(torch.split(case.known_labels, counts))
         described = []
-        for observation, labels in zip(case.observations, known, strict=True):  # one at a time: one is as large as the model
+        for observation, labels in zip(case.observations, known, strict=True):  # one at a time, as each is as large as the model
             seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
             one = Described(observation.round, self._labels(seen, rng) if labels is None else labels)
             described.append(self._features(one, seen, probes, rng, known=labels is not None))
@@ -49,7 +52,10 @@ class Describer:
         return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
 
     def _features(self, one: Described, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool) -> Described:
-        """With the features behind the head's gradient, and with labels as they fit them best; as it was where they do not."""
+        """Return the description with features from the last layer's gradient and corrected labels; unchanged if they do not fit.
+
+        probes: random inputs of the attacker, whose features are stored as a reference. known: whether the labels are certain.
+        """
         if self.compare != "features":
             return one
         found = read_features(seen, one.labels, rng, known=known)
@@ -63,7 +69,10 @@ class Describer:
     def _images(
         self, case: Case, described: Sequence[Described], rng: Generator, progress: Progress | None, memory: Memory | None
     ) -> list[Described]:
-        """With a first reconstruction of each round alone (AGIC, IV-B, step 1). Raises KeyboardInterrupt if one was cut off."""
+        """Return the descriptions with images, reconstructed from each round separately (AGIC, section IV-B, step 1).
+
+        Raises KeyboardInterrupt if the user interrupts a reconstruction.
+        """
         search = self.matching.changed(steps=self.pre_steps, restarts=1, device=self.device)
         found = []
         for one, observation in zip(described, case.observations, strict=True):

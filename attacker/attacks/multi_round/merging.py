@@ -1,8 +1,8 @@
-"""Candidates of several rounds that nothing linked: those that are the same example are merged.
+"""Merging of candidates from several rounds that were not linked but are the same example.
 
-A search that links nothing answers with an example for each place of each round, and so with the same example once for each
-round that it was used in. Which candidates are the same is told from the candidates themselves: from their labels, from the
-rounds that they fill, and from how near they are to each other, measured in what a pair of surely different ones costs.
+A search without links returns one candidate for each slot of each round, so that an example that was used in several rounds
+occurs several times. Candidates count as the same example if they have the same label, come from different rounds, and are much
+nearer to each other than candidates that are certainly different.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,24 @@ from torch import Tensor
 from attacker.attacks.linking.matching import NEVER, pooled, squared_distances
 from attacker.reconstruction import Reconstruction
 
-SAME = 0.1
-"""Distance of two candidates up to which they are the same example, relative to the median distance of different ones.
+MAX_SAME_DISTANCE = 0.1
+"""Largest distance of two candidates that count as the same example, relative to the median distance of different ones.
 
-Chosen on twelve sets of 24 candidates for 8 CIFAR-10 images of the tuning part (`tuned.json`, "same candidates"): none of 45
-groups was wrong up to 0.15, and 5 of 50 at 0.2. On three sets of the validation part none of 12 is wrong at 0.1."""
-MOST = 600
-"""Candidates up to which all pairs are compared."""
+Chosen on twelve sets of 24 candidates for 8 CIFAR-10 images of the tuning split (`tuned.json`, "same candidates"): none of 45
+groups was wrong up to 0.15, and 5 of 50 at 0.2. On three sets of the validation split none of 12 groups is wrong at 0.1."""
+MAX_CANDIDATES = 600
+"""Largest number of candidates for which all pairs are compared; more are not merged."""
 
 
-def merged(found: Reconstruction, missed: Mapping[int, float], *, same: float = SAME) -> Reconstruction:
-    """Return the answer with one example for all candidates that are the same, in the order in which they first appear.
+def merged(found: Reconstruction, missed: Mapping[int, float], *, same: float = MAX_SAME_DISTANCE) -> Reconstruction:
+    """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
-    missed: by round, the share of the observed gradient that the candidates in its places leave unexplained. Of a group, the
-    candidate with the highest confidence is kept, of equal ones the one that leaves the least unexplained in its best round; it
-    fills the places of all. An earlier example is the better guess where confidence is equal: a client passes over all of its
-    examples before one comes again. same: see `SAME`.
+    The candidate with the highest confidence of a group is kept and fills the slots of all. If confidence is equal, it is the one
+    that leaves the least unexplained in its best round, then the earliest.
+    missed: by round, the unexplained share of the observed gradient. same: largest relative distance, see MAX_SAME_DISTANCE.
     """
     rounds = _rounds(found)
-    if not 1 < len(found.x) <= MOST or len(set().union(*rounds)) < 2:
+    if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
         return found
     left = [min((missed[number] for number in own), default=1.0) for own in rounds]
     trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
@@ -51,7 +50,7 @@ def merged(found: Reconstruction, missed: Mapping[int, float], *, same: float = 
 
 
 def _rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
-    """All that is said of each example, of those that are kept."""
+    """Return the fields of a reconstruction that have one entry per example, for the examples with the indices `kept`."""
     said: dict[str, Any] = {}
     for name in (field.name for field in fields(found) if field.name != "loss"):
         value = getattr(found, name)
@@ -63,7 +62,7 @@ def _rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
 
 
 def _rounds(found: Reconstruction) -> list[set[int]]:
-    """The rounds whose places each candidate fills."""
+    """Return for each candidate the set of rounds whose slots it fills."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
         rounds[slot.example].add(slot.round)
@@ -71,11 +70,13 @@ def _rounds(found: Reconstruction) -> list[set[int]]:
 
 
 def groups_of(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:
-    """Return groups of candidates (N, *shape) with labels (N,) that are the same example, each candidate in one group.
+    """Divide candidates x (N, *shape) with labels y (N,) into groups of the same example, and return their indices.
 
-    The nearest two groups are joined, by the mean distance of their members, as long as that is below `same` times the median
-    distance of candidates that cannot be the same: of one round, or of other labels. Groups of one round are never joined. Where
-    no two candidates are surely different, nothing tells what is near, and each is a group of its own.
+    This is agglomerative clustering with average linkage. The two nearest groups are joined as long as the mean distance of their
+    members is below `same` times the median distance of candidates that cannot be the same, because they are of the same round or
+    have different labels. Such candidates are never joined. If there are none, there is no scale to compare with, and no
+    candidates are joined.
+    rounds: for each candidate, the rounds whose slots it fills.
     """
     cost = squared_distances(*(pooled(x.clamp(0, 1).nan_to_num()),) * 2)
     apart = y[:, None] != y[None]
@@ -89,7 +90,7 @@ def groups_of(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) 
     while len(groups) > 1 and float(mean.min()) < limit:
         a, b = sorted(divmod(int(mean.argmin()), len(groups)))
         sizes = len(groups[a]), len(groups[b])
-        joined = (sizes[0] * mean[a] + sizes[1] * mean[b]) / sum(sizes)  # NEVER stays: a pair that cannot be the same
+        joined = (sizes[0] * mean[a] + sizes[1] * mean[b]) / sum(sizes)  # a cost of NEVER (infinity) persists
         mean[a], mean[:, a] = joined, joined
         mean[a, a] = NEVER
         kept = [i for i in range(len(groups)) if i != b]

@@ -1,1 +1,1 @@
-"""Published attacks: each composes parts, and cites its paper."""
+"""Published attacks: functions that compose an attack of parts and cite its paper."""

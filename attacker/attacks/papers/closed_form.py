@@ -1,4 +1,4 @@
-"""Attacks by closed forms: each an alias that says which routes are taken, and cites its source."""
+"""Closed-form attacks: functions that select closed forms and a fallback, and cite their source."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -22,9 +22,10 @@ FALLBACKS: dict[str, Callable[..., GradientMatching]] = {
     "dlg": dlg,
     "inverting_gradients": inverting_gradients,
 }
-"""What searches on where no closed form is exact."""
-SMOOTH = 3e-5
-"""Total variation of a search that has no prior of its own: it finds batches, and a single image comes out as without."""
+"""The searches that can be used if no closed form is exact."""
+FALLBACK_TV = 3e-5
+"""Weight of the total variation for the fallback `cpl`, which has no prior itself. It helps to find batches, and hardly changes
+single images."""
 
 
 def exact(
@@ -35,11 +36,12 @@ def exact(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> ClosedForm:
-    """Closed forms before optimisation: linear, layers, peeled, features, then a search from the best; each answer is checked.
+    """Try closed forms (linear, layers, peeled, features), check each answer, and search from the best if none is exact.
 
-    An answer counts as exact where its own gradient is within a thousandth of the observed one. What no route answers exactly
-    goes to the search `fallback`: cpl (of images with a prior), dlg, inverting_gradients, agic (of one round), or none.
-    route: auto, or only one of them, or optimisation.
+    An answer is exact if its gradient differs from the observed one by at most a thousandth of its norm.
+    route: auto tries all closed forms; or the name of one; or optimisation for the search alone.
+    fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
+    agic (for one round), or none. steps, restarts: of the fallback.
     """
     known = ["auto", *ROUTES, "optimisation"]
     if route not in known:
@@ -47,20 +49,20 @@ def exact(
     if fallback != "none" and fallback not in FALLBACKS:
         raise ValueError(f"unknown fallback {fallback!r}. Known: {', '.join([*FALLBACKS, 'none'])}")
     if route == "optimisation" and fallback == "none":
-        raise ValueError("route 'optimisation' needs a fallback that searches, and it is 'none'")
+        raise ValueError(f"route 'optimisation' needs a fallback, got 'none'; choose one of {', '.join(FALLBACKS)}")
     routes = tuple(ROUTES) if route == "auto" else () if route == "optimisation" else (route,)
     search = None
     if fallback != "none" and route in ("auto", "optimisation"):
         search = FALLBACKS[fallback](steps=steps, restarts=restarts, knows_defense=knows_defense)
-        search = search.changed(tv=SMOOTH) if fallback == "cpl" else search
+        search = search.changed(tv=FALLBACK_TV) if fallback == "cpl" else search
     return ClosedForm(name="exact", routes=routes, fallback=search, knows_defense=knows_defense)
 
 
 def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
-    """R-GAP: one example, layer by layer from the last to the first, by linear systems (Zhu & Blaschko 2021, algorithm 1).
+    """Solve for one example layer by layer, from the last to the first (R-GAP, Zhu & Blaschko 2021, algorithm 1).
 
-    paper_mode: equations as long as they are and float32 between layers, as in the authors' code; ours are scaled to equal
-    length, in float64.
+    paper_mode: unscaled equations, and float32 between layers, as in the authors' code. By default, equations are weighted by
+    their expected errors, and computed in float64.
     """
     return ClosedForm(
         name="rgap",
@@ -80,9 +82,10 @@ def hgap(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> Hybrid:
-    """H-GAP: R-GAP and DLG, and of both the answer nearer to its own 3x3 mean filter (Zhu & Blaschko 2021, section 5).
+    """Run R-GAP and DLG, and keep the answer nearer to its own 3x3 mean filter (H-GAP, Zhu & Blaschko 2021, section 5).
 
-    criterion: roughness (the paper's), total_variation, outside (of the range of data), or gradient (the distance of gradients).
+    criterion: how answers are compared: roughness (the paper's criterion), total_variation, outside (distance to the range of the
+    data), or gradient (distance between gradients). paper_mode: as in `rgap`. steps, restarts: of DLG.
     """
     judge(criterion)
     return Hybrid(

@@ -1,4 +1,4 @@
-"""Published attacks: each an alias that puts parts together and cites its source."""
+"""Published gradient matching attacks: functions that compose parts and cite their source."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -30,10 +30,13 @@ def dlg(
     compiled: bool = False,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Images and soft labels together, by L-BFGS, from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
+    """Optimise images and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 
-    closed_form_start: the first start is what R-GAP and its kin answer, where they answer anything.
-    compiled: PyTorch compiles the search first, for up to a minute: for small networks and thousands of iterations of all cases.
+    steps: maximum number of iterations, of 20 gradient evaluations each. restarts: maximum number of starts.
+    closed_form_start: start first from the best answer of a closed form such as R-GAP, if there is one.
+    compiled: compile the search by `torch.compile`, which takes up to a minute, and pays for small networks and thousands of
+    iterations.
+    knows_defense: whether the attacker knows the clients' defense and models it.
     """
     attack = GradientMatching(
         name="dlg",
@@ -47,7 +50,7 @@ def dlg(
 
 
 def idlg(*, steps: int = 300, restarts: int = 1, knows_defense: bool = True) -> GradientMatching:
-    """DLG for one example, its label read off the head's gradient first (Zhao et al. 2020, "iDLG", algorithm 1)."""
+    """Infer the label of one example from the last layer's gradient, then run DLG (Zhao et al. 2020, "iDLG", algorithm 1)."""
     needs = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE, Need.LINEAR_HEAD})
     base = dlg(steps=steps, restarts=restarts, knows_defense=knows_defense)
     return base.changed(name="idlg", rule=from_rows, needs=needs)
@@ -77,26 +80,29 @@ def cpl(
     give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """L-BFGS from a geometric start, labels read off the gradient (Wei et al. 2020, CPL, algorithm 1), and its variants.
+    """Match gradients by L-BFGS from a patterned start, with labels inferred first (Wei et al. 2020, CPL, algorithm 1).
 
-    init: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with auxiliary=FILE.npz.
-    optimiser: lbfgs, wolfe (the same with a line search: it hardly ever gets stuck), adam, momentum, or adagrad; learning_rate
-    0 is its own. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg,
-    or joint (searched for with the images).
-    tolerance: the paper stops at 1e-4, where the image is not yet at its best; 0 goes on to 1e-8 of the gradient's power.
-    steps, patience: at most, and without progress, in iterations of 20 evaluations for L-BFGS, of one for the others, which
-    are given 20 times as much patience.
-    tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for a cosine: the
-    same in every attack, see `Prior`. The paper has none. About 3e-5 finds batches of images, and 1e-3 those of which a part was
-    left out.
-    decoder: what is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, or an own decoder by its entry
-    point or as `module:function`, see `decoders`.
-    local_steps: one_batch as in the paper, which takes an update of several steps for one gradient, or simulated one by one.
-    agreement: the paper's alpha. boxed: keep pixels in [0, 1]. closed_form_start: as in `dlg`.
-    features: the first start is what the features of each example, read off the last layer's gradient, make likely: examples of a
+    init: start: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with
+    auxiliary=FILE.npz, an archive of images of the same class.
+    optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
+    the optimiser's default. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg, or
+    joint (optimised together with the images).
+    steps: maximum number of iterations; one is 20 gradient evaluations for L-BFGS and one for the others. patience: number of
+    iterations without progress after which a search ends, in units of 20 evaluations.
+    tolerance: loss at which a search has converged. The paper uses 1e-4, which ends before the image is at its best. 0 continues
+    until the loss is 1e-8 of that of a zero gradient.
+    tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
+    the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
+    parts of the gradient were not sent.
+    decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, or another decoder by
+    its entry point or as `module:function`, see `decoders`.
+    local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
+    agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
+    closed_form_start, compiled, knows_defense: as in `dlg`.
+    features: start first from the features of each example, computed from the last layer's gradient, so that the examples of a
     batch do not mix; see `closed_form.features`.
-    denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not.
-    compiled: as in `dlg`. give_up: as in `inverting_gradients`.
+    denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
+    give_up: as in `inverting_gradients`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
     needs = (
@@ -139,14 +145,14 @@ def inverting_gradients(
     give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
-    """Cosine distance and total variation, by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
+    """Minimise cosine distance plus total variation by Adam in a box (Geiping et al. 2020, "Inverting gradients", eq. 4).
 
-    signed: go by the sign of the gradient only, as the paper does, with tv=1e-4 (--preset published). The defaults recovered more
-    of the images that chose them, which are listed in benchmarks/tuned.json.
-    learning_rate: of pixels in [0, 1]; the paper's code steps in the model's normalised input space.
-    tv, decoder: as in `cpl`. closed_form_start, compiled: as in `dlg`.
-    give_up: share of the steps after which a search ends that is hardly better than its start (see `Stop`); 0 never does. What
-    that loses has not been measured.
+    signed: use only the sign of the gradient, as the paper does, which also has tv=1e-4 (--preset published). The defaults were
+    chosen on the tuning images listed in benchmarks/tuned.json, and recovered more of them.
+    learning_rate: for pixels in [0, 1]; the paper's code optimises normalised inputs.
+    tv, decoder: as in `cpl`. closed_form_start, compiled, knows_defense: as in `dlg`.
+    give_up: share of the steps after which a search that is hardly better than its start ends (see `Stop`); 0 never ends it. How
+    many images this loses has not been measured.
     """
     attack = GradientMatching(
         name="inverting_gradients",

@@ -281,7 +281,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
-    patched = "from attacker.attacks.matching import saved_state; saved_state.SIGHTS = 0"
+    patched = "from attacker.attacks.matching import saved_state; saved_state.DISPLAY_SECONDS = 0"
     monkeypatch.setattr(job_worker, "PROGRAM", f"{patched}; {job_worker.PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
     settings = ServiceSettings(root=root, state=tmp_path / "state", workers=1, truth="own")

@@ -73,7 +73,7 @@ def test_bicubic_images_are_a_quarter_as_large_and_keep_what_is_constant() -> No
 
 
 def test_bicubic_interpolation_is_refused_of_rows() -> None:
-    with pytest.raises(ValueError, match=r"the decoder bicubic4 makes images larger, and these data are rows of shape \(9,\)"):
+    with pytest.raises(ValueError, match=r"the decoder bicubic4 needs images, and these data are rows of shape \(9,\)"):
         decoder("bicubic4")(ROWS)
 
 
@@ -117,7 +117,7 @@ def test_an_easy_image_is_recovered_by_name(easy: tuple[Case, Tensor], name: str
     attack = AttackSpec(name=name, arguments={"decoder": decoded_by, **settings}).build()
     (found,) = attack([case], rng=seeded())
     assert float((found.x - x).square().mean()) < 2e-3
-    assert "no parametrisation but by pixels was calibrated on" in found.notes[-1]
+    assert "only the decoder 'pixels' was calibrated" in found.notes[-1]
     assert found.confidence.isnan().all()
 
 

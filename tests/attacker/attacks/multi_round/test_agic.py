@@ -78,7 +78,7 @@ def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_
     assert null.confidence.max() < 0.05
 
 
-@pytest.mark.parametrize(("value", "words"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (0.0, "all zeros")])
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite"), (0.0, "all zeros")])
 def test_a_round_that_says_nothing_is_left_out_in_words_and_the_others_are_attacked(
     client: Client, value: float, words: str
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_round_that_says_nothing_is_left_out_in_words_and_the_others_are_attac
 def test_a_client_of_which_nothing_can_be_used_is_refused_with_the_reason(client: Client) -> None:
     case, _ = client()
     nothing = Case(tuple(broken(o, float("nan")) for o in case.observations))
-    with pytest.raises(ValueError, match="no round can be used: its update has values that are not finite"):
+    with pytest.raises(ValueError, match="no round can be used: its update contains NaN or infinite values"):
         agic(steps=1)([nothing], rng=seeded())
 
 

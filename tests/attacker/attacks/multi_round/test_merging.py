@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Case
 from attacker.attacks.multi_round.agic import agic
-from attacker.attacks.multi_round.merging import MOST, groups_of, merged
+from attacker.attacks.multi_round.merging import MAX_CANDIDATES, groups_of, merged
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
@@ -78,7 +78,7 @@ def test_different_examples_stay_apart() -> None:
     assert merged(found, EVERY) is found
 
 
-@pytest.mark.parametrize("size", [1, MOST + 1])
+@pytest.mark.parametrize("size", [1, MAX_CANDIDATES + 1])
 def test_what_cannot_be_compared_is_left_as_it_is(size: int) -> None:
     found = answer(torch.zeros(size, 1, 2, 2), torch.zeros(size, dtype=torch.int64), list(range(size)))
     assert merged(found, dict.fromkeys(range(size), 0.0)) is found
