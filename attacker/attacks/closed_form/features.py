@@ -17,7 +17,7 @@ from attacker.attacks.closed_form.peeling.smoothness import Spread, smooth_sprea
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
+from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import head_inputs
 from attacker.attacks.labels.rules import inferred
 from attacker.attacks.linking import HeadFeatures
@@ -73,7 +73,7 @@ def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     if not bool(observed.gradient[models.head(observed.model)[0]][i].any()):
         return _nothing(observed, "the last layer's gradient, from which features are computed, is zero or was not sent")
     read = _read(observed, i, rng)
-    if read.misfit > MISFIT:
+    if read.misfit > MAX_MISFIT:
         return _nothing(observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained")
     spread = smooth_spread(observed.data, observed.dtype, observed.device)
     made = _features_of(observed, i)

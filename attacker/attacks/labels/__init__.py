@@ -1,1 +1,1 @@
-"""Label inference from the gradient of the last layer."""
+"""Inference of labels from the gradient of the last layer."""

@@ -1,16 +1,17 @@
-"""How many examples of each class are behind a gradient, from the size of the head's entries alone."""
+"""Estimation of the number of examples of each class (K,) from the gradient of the last layer, the head."""
 
 import torch
 from torch import Tensor
 
 
 def whole(counts: Tensor, examples: int) -> Tensor:
-    """(K,) int64 that add up to `examples`, from real numbers in about these shares; negative ones are 0.
+    """Round estimated counts (K,) to integers with the sum `examples`; negative counts become 0.
 
-    The largest remainders are rounded up. Where nothing is positive, or anything not finite, all classes share alike.
+    Counts are scaled to the sum, and the largest remainders are rounded up. If no count is positive, or one is not finite, all
+    classes get equal counts.
     """
     counts = counts.clamp(min=0)
-    if not torch.isfinite(counts).all() or counts.sum() <= 0:  # noise has the last word
+    if not torch.isfinite(counts).all() or counts.sum() <= 0:  # the gradient is dominated by noise
         counts = torch.ones_like(counts)
     counts = counts * (examples / counts.sum())
     result = counts.floor().long()
@@ -20,18 +21,19 @@ def whole(counts: Tensor, examples: int) -> Tensor:
 
 
 def by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """(K,) `n * (mean p_c - g_c)` in whole numbers, from the bias's gradient g (K,) and a guess of the mean probabilities (K,).
+    """Return counts (K,) from the gradient g of the bias: `n * (mean p_c - g_c)`, rounded to integers.
 
-    It is the gradient solved for the counts: exact where the guess is.
+    bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). The counts are exact if the guess is.
     """
     return whole(examples * (guess - bias), examples)
 
 
 def by_impact(sums: Tensor, examples: int) -> Tensor:
-    """(K,) counts from the row sums of the head's gradient, or from its bias's (Wainakh et al. 2022, LLG, algorithm 1).
+    """Return counts (K,) from the row sums (K,) of the head's gradient, or from that of its bias (LLG, algorithm 1).
 
-    Every class with a negative sum is there once, the most negative first. An example lowers its class's sum by the impact, which
-    is the sum of all negative ones over n, times 1 + 1/K; what is left is given to whichever class then has the smallest.
+    Each class with a negative sum gets one example, the most negative first. An example lowers the sum of its class by the
+    impact: the total of all negative sums divided by n, times 1 + 1/K. This is subtracted, and the remaining examples are
+    given, one after the other, to the class that then has the smallest sum. Source: Wainakh et al. 2022.
     """
     sums = sums.clone()
     negative = sums.clamp(max=0).sum()
@@ -48,11 +50,11 @@ def by_impact(sums: Tensor, examples: int) -> Tensor:
 
 
 def by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
-    """(K,) counts from one feature a class (Ma et al. 2023, iLRG).
+    """Return counts (K,) from one feature vector per class (Ma et al. 2023, iLRG).
 
-    rows (K, F), bias (K,): the head's gradient; weight (K, F), offset (K,): the head itself. Row c over entry c is taken for the
-    features of every example of class c, whose probabilities follow; the n_c / n that give the bias's gradient and add up to 1
-    are the least-squares ones.
+    rows (K, F), bias (K,): gradient of the head. weight (K, F), offset (K,): the head's weights and bias. The ratio of row c to
+    entry c of the bias's gradient serves as the features of all examples of class c, from which their probabilities follow. The
+    shares n_c / n, with sum 1, are then fitted to the bias's gradient by least squares.
     """
     rows, bias, weight, offset = (t.double() for t in (rows, bias, weight, offset))
     features = rows / torch.where(bias == 0, torch.finfo(bias.dtype).tiny, bias)[:, None]
@@ -64,10 +66,11 @@ def by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor
 
 
 def stand_in_bias(rows: Tensor, features: Tensor) -> Tensor:
-    """(K,), about what the bias's gradient would be, from the head's gradient rows (K, F) and features (M, F) of any inputs.
+    """Estimate the gradient (K,) that a bias would have, for a head without one.
 
-    The direction v with mean f.v = 1 over those features and the least variance: where f.v is 1 for all examples, rows v is the
-    bias's gradient.
+    rows: gradient of the head, (K, F). features: those of arbitrary inputs, (M, F). If a direction v fulfils f.v = 1 for the
+    features f of all examples, then rows v is the bias's gradient. The direction with mean f.v = 1 and least variance over the
+    given features is used.
     """
     features = features.double()
     mean = features.mean(dim=0)

@@ -1,8 +1,11 @@
-"""Counts of a batch from features that explain the whole of the head's gradient: for models that are trained.
+"""Inference of labels from the whole gradient of the head, the last layer; it also works for trained models.
 
-What the bias alone cannot tell on a trained model is the mean of the probabilities. The rows of the head's gradient can: they
-are the sum over examples of (p_i - y_i) f_i, and p_i follows from f_i. So for given labels the most probable features are
-found that give the observed gradient, and of all labels those whose features are most probable.
+For a trained model the mean predicted probabilities are not known, so that the gradient of the bias alone does not determine the
+counts. The rows of the head's gradient contain more: they are the sum over examples i of (p_i - y_i) f_i, and the probabilities
+p_i follow from the features f_i. For given labels, the most probable features that explain the gradient are fitted (a MAP
+estimate). The labels whose fit is most probable are returned.
+
+Shapes: n examples, K classes, D directions of the feature space that matter, S candidates of labels.
 """
 
 from dataclasses import dataclass
@@ -12,37 +15,37 @@ import torch
 from torch import Tensor
 
 SHRINKAGE = 0.1
-"""How much of the covariance of features is taken to be the same in all directions."""
+"""Share of the features' covariance that is replaced by a multiple of the identity (shrinkage)."""
 
-COARSE, FINE, FINEST = 0.3, 0.1, 0.02
-"""What a fit may leave of the gradient, in units of its root mean square: first, and then; a finer one has worse local minima.
+COARSE_ERROR, FINE_ERROR, FINEST_ERROR = 0.3, 0.1, 0.02
+"""Assumed standard deviation of the gradient's error in successive fits, in units of its root mean square. A small value has more
+local minima, so that fits begin with a large one. The last is used for fewer examples than classes, whose features the gradient
+nearly determines."""
 
-The last is for fewer examples than classes, whose features the gradient nearly determines.
-"""
+START_SPREAD = 0.1
+"""Distance between the starting features of examples with equal labels, in standard deviations; equal ones would remain equal."""
 
-START = 0.1
-"""How far apart features of equal labels start, in standard deviations: from one point they would never part."""
+MAX_HALVINGS = 8
+"""Largest number of times that a step is halved if it makes the fit worse."""
 
-HALVINGS = 8
-"""Of a step that makes matters worse."""
+MAX_TRIED_CHANGES, TRIAL_STEPS = 8, 3
+"""Number of changes of a label that are tried at once, most promising first, and number of steps of each trial fit."""
 
-CHANGES, TRIAL = 8, 3
-"""How many changes of one label are tried at a time, those first that promise most; and by how many steps."""
-
-WORK = 5e7
-"""Multiplications of one step of one candidate, above which a batch is too large for this method."""
+MAX_WORK = 5e7
+"""Largest number of multiplications in one step of one candidate for which this method is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadFit:
-    """What features and labels of a batch must explain; in the basis of the directions that the gradient and the head span.
+    """The data of a fit, in the subspace of features that the gradient and the head's weights span.
 
-    Outside of it features change neither the logits nor anything that was observed.
+    Components of features outside that subspace affect neither the logits nor the gradient.
 
-    target: (K - 1, D + 1) the head's gradient and its bias's, without the last row, as all rows add up to 0; (K - 1, D) without
-            a bias. weight (K, D), offset (K,): the head.
-    mean (D,), spread (D, D): features are mean + spread z with z standard normal.
-    start:  (M, D) values of z that are some inputs'. examples: n.
+    target:  gradient of the head and of its bias, (K - 1, D + 1), or (K - 1, D) without a bias. The last row is left out, since
+             all rows add up to 0.
+    weight, offset: weights (K, D) and bias (K,) of the head.
+    mean, spread: prior of the features: mean (D,) + spread (D, D) z with standard normal z.
+    start:   values of z of arbitrary inputs, (M, D), used as starting points. examples: n.
     """
 
     target: Tensor
@@ -55,24 +58,25 @@ class HeadFit:
 
     @cached_property
     def scale(self) -> float:
-        """The target's root mean square."""
+        """Root mean square of the target."""
         return float(self.target.square().mean().sqrt())
 
     @cached_property
     def work(self) -> float:
-        """Multiplications of a step of one fit."""
+        """Number of multiplications in one step of one fit."""
         return float(self.examples * self.target.numel() ** 2 * len(self.mean))
 
     def extended(self, f: Tensor) -> Tensor:
-        """Features with a 1 for the bias where there is one."""
+        """Return features f (..., D) with a 1 appended for the bias, if the head has one."""
         with_bias = self.target.shape[1] > self.weight.shape[1]
         return torch.cat([f, torch.ones_like(f[..., :1])], dim=-1) if with_bias else f
 
 
 def head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, features: Tensor, examples: int) -> HeadFit:
-    """From the head's gradient rows (K, F), bias (K,), its weight (K, F) and offset (K,), and features (M, F) of any inputs.
+    """Return the data of a fit.
 
-    Those inputs are what is known beforehand about features: their mean and covariance.
+    rows (K, F), bias (K,) or None: gradient of the head. weight (K, F), offset (K,): the head's weights and bias.
+    features: those of arbitrary inputs, (M, F), whose mean and covariance are the prior. examples: n.
     """
     rows, weight, offset, features = (t.detach().cpu().double() for t in (rows, weight, offset, features))
     tiny = torch.finfo(rows.dtype).tiny
@@ -91,7 +95,11 @@ def head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """Fits of S candidates: y (S, n, K) one-hot, z (S, n, D), cost (S,): minus the logarithm of how probable all of it is."""
+    """The fits of S candidates.
+
+    y: one-hot labels, (S, n, K). z: fitted features in standard normal coordinates, (S, n, D). cost: negative log-posterior,
+       (S,).
+    """
 
     y: Tensor
     z: Tensor
@@ -103,7 +111,11 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """Of a fit: f (S, n, D or D + 1), p and r = p - y (S, n, K), missed (S, K - 1, D or D + 1), log_p (S, n, K)."""
+    """The intermediate values of a fit.
+
+    f: features, with a 1 for the bias, (S, n, D or D + 1). p, log_p: probabilities, (S, n, K). r: p - y.
+    missed: difference between the gradient of the candidates and the target, (S, K - 1, D or D + 1).
+    """
 
     f: Tensor
     p: Tensor
@@ -121,10 +133,10 @@ def _parts(fit: HeadFit, z: Tensor, y: Tensor) -> _Parts:
 
 
 def cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
-    """(S,) of features z (S, n, D) and labels y (S, n, K): how improbable they are.
+    """Return the negative log-posterior (S,) of features z (S, n, D) and labels y (S, n, K), up to a constant.
 
-    Features are normal; an example's label has the probability that the model gives it, as a trained model is calibrated; and
-    what is missed of the gradient is normal with `tolerance` for its standard deviation.
+    Features are normally distributed; a label has the probability that the model predicts, as for a calibrated model; and errors
+    of the gradient are normal with the standard deviation `tolerance`.
     """
     parts = _parts(fit, z, y)
     prior = 0.5 * z.square().sum(dim=(1, 2)) - (parts.log_p * y).sum(dim=(1, 2))
@@ -132,15 +144,15 @@ def cost(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
 
 
 def fitted(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
-    """Up to so many Gauss-Newton steps from `start`; a step that makes a candidate worse is halved, or not made at all.
+    """Fit features by at most `steps` Gauss-Newton steps from `start`; a step that increases the cost is halved or left out.
 
-    share: of the target's root mean square that may be missed.
+    share: standard deviation of the gradient's error, in units of the target's root mean square.
     """
     y, z, tolerance = start.y, start.z, share * fit.scale
     now = cost(fit, z, y, tolerance)
     for _ in range(steps):
         step, length = _step(fit, z, y, tolerance), torch.ones_like(now)
-        for _ in range(HALVINGS):
+        for _ in range(MAX_HALVINGS):
             there = cost(fit, z + length[:, None, None] * step, y, tolerance)
             if (there <= now).all():
                 break
@@ -152,7 +164,10 @@ def fitted(fit: HeadFit, start: Fitted, share: float, steps: int) -> Fitted:
 
 
 def _step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
-    """(S, n, D): the Gauss-Newton step, solved for the multipliers of the target's entries, which are fewer than z's."""
+    """Return the Gauss-Newton step (S, n, D).
+
+    The dual system, with one unknown for each entry of the target, is solved, since it is smaller than that for z.
+    """
     parts, slope = _parts(fit, z, y), fit.weight @ fit.spread
     jacobian = (torch.diag_embed(parts.p) - parts.p[..., :, None] * parts.p[..., None, :]) @ slope
     lift = torch.zeros(fit.target.shape[1], fit.spread.shape[1], dtype=z.dtype)
@@ -172,29 +187,30 @@ def _step(fit: HeadFit, z: Tensor, y: Tensor, tolerance: float) -> Tensor:
 
 
 def most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
-    """(K,) counts: from the best of `starts` (K,), one label after the other is changed as long as that is more probable.
+    """Return the most probable counts (K,), by local search: from the best of `starts`, change one label after the other.
 
-    Of the changes those are tried whose first-order effect is the best, each with a fit of its own; no counts twice.
+    Changes are tried in the order of their first-order effect, each with a fit of its own, until none is more probable. No counts
+    are tried twice. starts: candidate counts, each (K,).
     """
     y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
-    now = fitted(fit, Fitted(y, START * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE, steps=4)
-    now = fitted(fit, now, FINE, steps=8)
+    now = fitted(fit, Fitted(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4)
+    now = fitted(fit, now, FINE_ERROR, steps=8)
     best = int(now.cost.argmin())
-    now = _climbed(fit, now[best : best + 1], FINE)
+    now = _climb(fit, now[best : best + 1], FINE_ERROR)
     if fit.examples <= len(fit.target):
-        now = _climbed(fit, fitted(fit, now, FINEST, steps=8), FINEST)
+        now = _climb(fit, fitted(fit, now, FINEST_ERROR, steps=8), FINEST_ERROR)
     return now.y[0].sum(dim=0).long()
 
 
-def _climbed(fit: HeadFit, now: Fitted, share: float) -> Fitted:
-    """With one label after the other changed as long as that is more probable."""
+def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
+    """Change one label after the other as long as the fit becomes more probable, and return the last fit."""
     tried = {_key(now.y[0])}
     for _ in range(fit.examples):
-        changed = _changes(fit, now, share, tried)
+        changed = _propose_changes(fit, now, share, tried)
         if changed is None:
             break
-        tries = fitted(fit, changed, share, steps=TRIAL)
+        tries = fitted(fit, changed, share, steps=TRIAL_STEPS)
         least = int(tries.cost.argmin())
         if not tries.cost[least] < now.cost[0]:
             break
@@ -202,8 +218,11 @@ def _climbed(fit: HeadFit, now: Fitted, share: float) -> Fitted:
     return now
 
 
-def _changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
-    """Up to `CHANGES` candidates that differ in one label, by their first-order effect; None where all were tried."""
+def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
+    """Return up to MAX_TRIED_CHANGES candidates that differ in one label, those with the best first-order effect.
+
+    tried: counts that were tried before, to which the new ones are added. Returns None if all changes were tried.
+    """
     parts, classes = _parts(fit, now.z, now.y), now.y.shape[-1]
     slope = torch.einsum("skd,snd->snk", parts.missed, parts.f) / (fit.examples * (share * fit.scale) ** 2)
     slope = -torch.nn.functional.pad(slope, (0, 1)) - parts.log_p
@@ -218,7 +237,7 @@ def _changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]
             continue
         tried.add(_key(y))
         found.append(y)
-        if len(found) == CHANGES:
+        if len(found) == MAX_TRIED_CHANGES:
             break
     if not found:
         return None

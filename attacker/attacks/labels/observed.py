@@ -1,4 +1,4 @@
-"""Labels and features of one observation, read off its gradient before any search."""
+"""Labels and features of an observation, inferred from its gradient before any search."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,17 +10,17 @@ from attacker.attacks.linking import HeadFeatures, head_features
 from attacker.attacks.simulation.client import total_step
 from fedsim import models
 
-PROBES = 64
-"""Random inputs of the attacker's own, to see what the model makes of anything."""
-MISFIT = 0.5
-"""Share of the head's gradient above which the features read off it do not explain it: they say nothing."""
+PROBE_COUNT = 64
+"""Number of random inputs with which the attacker measures typical features and predictions of the model."""
+MAX_MISFIT = 0.5
+"""Largest unexplained share of the last layer's gradient at which inferred features are used."""
 
 
 def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
-    """(N,) int64, what `rule` says of case i of a seen.
+    """Return the labels (N,), int64, that a label rule infers for case i.
 
-    The gradients behind an update of several local steps were taken on the way from the weights sent to those sent back: the
-    model is looked at in the middle of them, unless a defense changed the update.
+    With several local steps, gradients are computed at weights between those sent and those returned. The rule then gets the
+    model's predictions at the middle of both, unless a defense changed the update.
     """
     row = seen.state(i)
     gradient = {name: g[i] for name, g in seen.gradients.items()}
@@ -29,7 +29,7 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
         way = total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
         weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
-        probes = random_inputs(seen.data, PROBES, rng).to(seen.device)
+        probes = random_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
         features, logits = head_inputs(model, {**row["buffers"], **weights}, seen.data.normalise(probes))
     weight, bias = models.head(model)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
@@ -38,7 +38,10 @@ def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Modu
 
 
 def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool) -> HeadFeatures:
-    """Return what went into the last layer for each example of the only case, on the CPU. known: labels are no guess."""
+    """Return the features of each example, the inputs of the last layer, inferred from its gradient, on the CPU.
+
+    seen: observed gradients of a single case. known: whether the labels are certain; otherwise they may be corrected.
+    """
     row, (weight, bias) = seen.state(0), models.head(seen.model)
     gradient = {name: g[0].cpu() for name, g in seen.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}

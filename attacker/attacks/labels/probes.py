@@ -1,4 +1,4 @@
-"""Inputs of the attacker's own, to see what the model makes of anything: no data of anyone's are needed for them."""
+"""Random inputs with which an attacker measures a model's typical features and predictions, without any data."""
 
 from collections.abc import Mapping
 
@@ -9,34 +9,36 @@ from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
 from fedsim.recording.observation import DataSpec
 
-BRIGHTNESS, CONTRAST = (0.25, 0.75), (0.1, 0.3)
-"""Of noise that is made like photographs: ranges of the mean and of the standard deviation of its pixels."""
+BRIGHTNESS_RANGE, CONTRAST_RANGE = (0.25, 0.75), (0.1, 0.3)
+"""Ranges of the mean and of the standard deviation of the pixels of a random image."""
 
-TINT = 0.3
-"""How much of such noise is a channel's own; the rest all channels share, as in photographs."""
+CHANNEL_NOISE = 0.3
+"""Scale of the noise that each channel of a random image has of its own; the rest is shared, as in photographs."""
 
 
 def random_inputs(data: DataSpec, count: int, rng: Generator) -> Tensor:
-    """(count, *shape) in [0, 1]. Images are noise whose spectrum falls as one over the frequency, as that of photographs does.
+    """Draw random inputs (count, *shape) in [0, 1].
 
-    A trained network takes white noise for some one class, and its features are far from those of any example. Rows are uniform.
+    Images are noise with a spectrum of one over the frequency, like photographs. White noise would not do: trained networks
+    assign it to a single class, with features unlike those of any example. Rows of a table are uniform.
     """
     if not data.is_image:
         return torch.rand(count, *data.shape, generator=rng)
     height, width = data.shape[-2:]
     noise = torch.randn(count, *data.shape, generator=rng)
-    noise = noise.mean(dim=1, keepdim=True) * data.shape[0] ** 0.5 + TINT * noise
+    noise = noise.mean(dim=1, keepdim=True) * data.shape[0] ** 0.5 + CHANNEL_NOISE * noise
     frequency = (torch.fft.fftfreq(height)[:, None].square() + torch.fft.rfftfreq(width).square()).sqrt()
     frequency[0, 0] = 1 / max(height, width)
     noise = torch.fft.irfft2(torch.fft.rfft2(noise) / frequency, s=(height, width))
     noise = noise / noise.flatten(1).std(dim=1, correction=0).clamp(min=1e-6)[:, None, None, None]
-    mean, deviation = (low + (high - low) * torch.rand(count, 1, 1, 1, generator=rng) for low, high in (BRIGHTNESS, CONTRAST))
+    ranges = BRIGHTNESS_RANGE, CONTRAST_RANGE
+    mean, deviation = (low + (high - low) * torch.rand(count, 1, 1, 1, generator=rng) for low, high in ranges)
     pixels: Tensor = mean + deviation * noise
     return pixels.clamp(0, 1)
 
 
 def head_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last linear layer is given, (N, F), and the logits, (N, K), of inputs x as the model takes them.
+    """Return the features (N, F), the inputs of the last linear layer, and the logits (N, K) for normalised inputs x.
 
     state: weights and buffers by name.
     """

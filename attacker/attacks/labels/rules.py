@@ -1,8 +1,8 @@
-"""How labels are read off a gradient before any image is known.
+"""Label rules: functions that infer the labels of a batch from the gradient of the last layer, the head, before any search.
 
-For softmax cross-entropy over a batch of n, row c of the head's gradient is the mean of (p_c - 1[c = y]) times the
-features, and its bias gradient the mean of p_c - 1[c = y]. For the logistic loss of one example, the only row of the head's
-gradient is (p_1 - y) times the features, and its bias gradient p_1 - y.
+For softmax cross-entropy over a batch of n examples, row c of the head's weight gradient is the mean of (p_c - 1[c = y]) times
+the features, and entry c of its bias gradient is the mean of p_c - 1[c = y]. For the logistic loss of one example, the only row
+is (p_1 - y) times the features, and the bias gradient is p_1 - y.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,17 +14,18 @@ from torch import Tensor
 
 from attacker.attacks.gradients.products import Gradient
 from attacker.attacks.labels.counts import by_balance, by_class_features, by_impact, stand_in_bias, whole
-from attacker.attacks.labels.fit import WORK, head_fit, most_probable
+from attacker.attacks.labels.fit import MAX_WORK, head_fit, most_probable
 
-ADDS_UP = 1e-2
-"""What the sum of the head's rows may be, as a share of all their norm, where no noise, sign or mask has changed a gradient."""
+MAX_ROW_SUM = 1e-2
+"""Largest norm of the sum of the head's rows, relative to their norm, at which a gradient counts as unchanged by noise, signs or
+masks: without those the rows add up to 0."""
 
-WHOLE = 0.15
-"""How near to whole numbers counts must be for a gradient to have its full length."""
+INTEGER_TOLERANCE = 0.15
+"""Largest distance of estimated counts from integers at which a gradient counts as not shortened by clipping."""
 
 
 class Head(NamedTuple):
-    """The last linear layer: weight (K, F), bias (K,) or None; and features (M, F) that it is given of inputs of anyone's."""
+    """The head, the last linear layer: weight (K, F), bias (K,) or None, and its input features (M, F) for arbitrary inputs."""
 
     weight: Tensor
     bias: Tensor | None
@@ -32,11 +33,13 @@ class Head(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """gradient: observed, by name. weight, bias: names of the head's parameters. examples: how many are behind the gradient.
+    """The information from which a label rule infers labels.
 
-    guess: (K,) the model's mean class probabilities on the attacker's own random inputs.
-    shortened: whether the attacker knows of a defense that may have made the gradient shorter.
-    head: the head itself, where rules may look at it; of an update of several local steps, halfway through them, as is `guess`.
+    gradient:  observed gradient, by parameter name. weight, bias: names of the head's parameters; bias is None if it has none.
+    examples:  number of examples in the batch.
+    guess:     mean class probabilities (K,) that the model predicts for random inputs.
+    shortened: whether the attacker knows of a defense that may have reduced the norm of the gradient, such as clipping.
+    head:      weights and features of the head, or None. For several local steps, it and `guess` are those halfway through them.
     """
 
     gradient: Gradient
@@ -49,65 +52,73 @@ class Evidence(NamedTuple):
 
 
 LabelRule = Callable[[Evidence], Tensor]
-"""From the evidence, labels (examples,) int64 in ascending order."""
+"""Maps the evidence to labels (examples,), int64, in ascending order."""
 
 
 def from_bias(evidence: Evidence) -> Tensor:
-    """Of one example, the most negative bias gradient. Of n, counts `n * (mean p_c - g_c)`, rounded to n in all.
+    """Infer labels from the gradient g of the head's bias.
 
-    Exact for one example, whatever the features; with a single logit, class 1 where the only entry is negative. For more,
-    mean p_c is guessed: exact while the model is hardly trained. Of a shortened gradient of fewer examples than classes, g is
-    first stretched so that the class with the largest g_c / mean p_c has none. Raises ValueError where the head has no bias.
+    For one example, the label is the most negative entry, which is always right; with a single logit it is class 1 if the entry
+    is negative. For n examples, counts are `n * (mean p_c - g_c)`, rounded to the sum n. The mean probabilities are estimated,
+    which is accurate for models that are hardly trained. If the gradient may be shortened and there are fewer examples than
+    classes, g is first scaled so that the class with the largest g_c / mean p_c has no example.
+    Raises ValueError if the head has no bias.
     """
     if evidence.bias is None:
-        raise ValueError("the head has no bias")
+        raise ValueError("the label rule 'bias' needs a bias in the last layer, which has none; use the rule 'inferred'")
     return _labels(_balance(evidence, _two_sided(evidence.gradient[evidence.bias])))
 
 
 def from_rows(evidence: Evidence) -> Tensor:
-    """Of one example, the smallest row sum of the head's gradient (iDLG; CPL, algorithm 1 line 9); features must not be negative.
+    """Infer labels from the rows of the head's weight gradient.
 
-    Of n examples with distinct labels, the n rows with the smallest entries (Yin et al. 2021, eq. 6).
-
-    With a single logit, class 1 where the sum is negative: right for one example whose features are positive for the most part.
-    Raises ValueError for more examples than one with a single logit, or than classes.
+    For one example, the label is the row with the smallest sum (iDLG; CPL, algorithm 1 line 9), if features are not negative. For
+    n examples, which must have distinct labels, they are the n rows with the smallest entries (Yin et al. 2021, eq. 6). With a
+    single logit, the label is class 1 if the sum is negative, which is right if features are mostly positive.
+    Raises ValueError for more examples than classes, or for more than one with a single logit.
     """
     rows = evidence.gradient[evidence.weight]
     if len(rows) == 1 and evidence.examples > 1:
-        raise ValueError(f"{evidence.examples} examples behind a single logit have one row in common; use the rule 'inferred'")
+        raise ValueError(
+            f"the label rule 'rows' cannot separate {evidence.examples} examples of a model with a single logit; use 'inferred'"
+        )
     if evidence.examples == 1:
         return _two_sided(rows.sum(dim=1)).argmin().reshape(1)
     if evidence.examples > len(rows):
-        raise ValueError(f"{evidence.examples} examples cannot have distinct labels among {len(rows)} classes")
+        raise ValueError(
+            f"the label rule 'rows' needs distinct labels, and {evidence.examples} examples have only {len(rows)} classes; "
+            "use 'inferred'"
+        )
     return rows.amin(dim=1).topk(evidence.examples, largest=False).indices.sort().values
 
 
 def llg(evidence: Evidence) -> Tensor:
-    """Counts from the row sums of the head's gradient (Wainakh et al. 2022, LLG, by shared gradients alone).
+    """Infer labels from the row sums of the head's gradient (Wainakh et al. 2022, LLG with shared gradients alone).
 
-    Features must not be negative for the most part.
+    Features must be mostly positive.
     """
     return _labels(by_impact(_two_sided(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
 
 
 def ilrg(evidence: Evidence) -> Tensor:
-    """Counts from one feature a class (Ma et al. 2023, iLRG). Where the head has no bias, its gradient is estimated.
+    """Infer labels from one feature vector per class (Ma et al. 2023, iLRG).
 
-    Raises ValueError where the evidence does not hold the head.
+    If the head has no bias, the gradient of one is estimated. Raises ValueError if the evidence lacks the head.
     """
     if evidence.head is None:
-        raise ValueError("iLRG needs the weights of the head beside its gradient: give Evidence.head")
+        raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head")
     rows = _two_sided(evidence.gradient[evidence.weight])
     return _labels(by_class_features(rows, _bias(evidence), *_layer(evidence.head), evidence.examples))
 
 
 def inferred(evidence: Evidence) -> Tensor:
-    """Of one example, by the bias, which holds for any features; by the rows where there is none, or it was not sent.
+    """Infer labels by the best method for the evidence.
 
-    Of n, the counts whose features are most probable (`label_fit`), beginning with those by the bias and by iLRG; a shortened
-    gradient is first stretched. Where that is too much work: by iLRG for fewer than half as many examples as classes. Otherwise,
-    and where the head is not known or noise, signs or missing entries keep the rows from adding up to 0, by the bias, which is
-    estimated where there is none.
+    For one example, the bias's gradient is used, or the rows if there is no bias or it was not sent. For n examples, the most
+    probable counts are fitted to the head's gradient (see `fit`), starting from those of the bias and of iLRG; a shortened
+    gradient is rescaled first. If the fit is too expensive, iLRG is used for fewer than half as many examples as classes.
+    Otherwise the bias's gradient is used, or an estimate of it. That is also used if the head is not known, or if the rows do not
+    add up to 0, because of noise, signs or missing entries.
     """
     if evidence.examples == 1:
         return _one_label(evidence)
@@ -124,7 +135,10 @@ LABEL_RULES: Mapping[str, LabelRule] = MappingProxyType(
 
 
 def label_rule(name: str) -> LabelRule | None:
-    """The rule of that name; None for "joint", where labels are searched for with the examples. Raises ValueError if unknown."""
+    """Return the label rule with this name; None for "joint", which optimises labels together with the examples.
+
+    Raises ValueError for an unknown name.
+    """
     if name == "joint":
         return None
     if name not in LABEL_RULES:
@@ -141,64 +155,70 @@ def _one_label(evidence: Evidence) -> Tensor:
 
 
 def _balance(evidence: Evidence, bias: Tensor) -> Tensor:
-    """(K,) counts by the bias's gradient (K,)."""
+    """Return counts (K,) from the gradient (K,) of the bias."""
     guess = evidence.guess
     if evidence.examples == 1:
         return torch.nn.functional.one_hot(bias.argmin(), len(bias))
     if evidence.shortened and evidence.examples < len(bias):  # at least one class has none
         share = (bias / guess).max()
         bias = bias / torch.where((share > 0) & (share < 1), share, 1)
-    if not torch.isfinite(bias).all() or (guess - bias <= 0).all():  # noise has the last word
+    if not torch.isfinite(bias).all() or (guess - bias <= 0).all():  # the gradient is dominated by noise
         return whole(guess, evidence.examples)
     return by_balance(bias, guess, evidence.examples)
 
 
 def _most_probable(evidence: Evidence, head: Head) -> Tensor:
-    """(K,) counts; by simpler rules where a fit is no use, or too much work."""
+    """Return the most probable counts (K,); by simpler rules if the fit would be too expensive."""
     rows, bias = _two_sided(evidence.gradient[evidence.weight]), _bias(evidence)
     if evidence.shortened:
-        factor = _lengthening(bias, evidence.guess, evidence.examples)
+        factor = _estimate_scale(bias, evidence.guess, evidence.examples)
         rows, bias = factor * rows, factor * bias
     balanced = by_balance(bias, evidence.guess, evidence.examples)
     classes = by_class_features(rows, bias, *_layer(head), evidence.examples)
     fit = head_fit(rows, bias if _sent(evidence) else None, *_layer(head), head.features, evidence.examples)
-    if fit.work > WORK:
+    if fit.work > MAX_WORK:
         return classes if 2 * evidence.examples < len(rows) else balanced
     calibrated = by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), evidence.examples)
     return most_probable(fit, [balanced, calibrated, classes]).to(rows.device)
 
 
 def _adds_up(evidence: Evidence) -> bool:
-    """Whether the head's gradient is that of a softmax, up to its length: its rows add up to 0. A single logit's cannot tell."""
+    """Return whether the rows of the head's gradient add up to 0, as they do for softmax unless a defense changed them.
+
+    For a single logit this cannot be checked, and the result is whether no defense may have shortened the gradient.
+    """
     rows = _two_sided(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:
         return not evidence.shortened and bool(rows.isfinite().all() and rows.any())
-    return bool(rows.isfinite().all() and rows.any() and rows.sum(dim=0).norm() <= ADDS_UP * rows.norm())
+    return bool(rows.isfinite().all() and rows.any() and rows.sum(dim=0).norm() <= MAX_ROW_SUM * rows.norm())
 
 
-def _lengthening(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """By what to multiply a shortened gradient so that some class has no example; 1 where all counts are whole as it is."""
+def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
+    """Return the factor that undoes the shortening of a gradient, estimated such that some class has no example.
+
+    It is 1 if all counts are integers already, so that the gradient was not shortened.
+    """
     counts, share = examples * (guess - bias), (bias / guess).max()
-    whole_already = (counts - counts.round()).abs().max() < WHOLE
+    whole_already = (counts - counts.round()).abs().max() < INTEGER_TOLERANCE
     return torch.where((share > 0) & (share < 1) & ~whole_already, 1 / share, 1)
 
 
 def _sent(evidence: Evidence) -> bool:
-    """Whether there is a gradient of the head's bias."""
+    """Return whether the head has a bias whose gradient was sent."""
     return evidence.bias is not None and bool((evidence.gradient[evidence.bias] != 0).any())
 
 
 def _bias(evidence: Evidence) -> Tensor:
-    """(K,), the gradient of the head's bias, or about what it would be."""
+    """Return the gradient (K,) of the head's bias, or an estimate of it if there is none."""
     if evidence.bias is not None and (_sent(evidence) or evidence.head is None):
         return _two_sided(evidence.gradient[evidence.bias])
     if evidence.head is None:
-        raise ValueError("the head has no bias, and the evidence holds no features that could stand in: give Evidence.head")
+        raise ValueError("the last layer has no bias, and its gradient cannot be estimated without features; set Evidence.head")
     return stand_in_bias(_two_sided(evidence.gradient[evidence.weight]), evidence.head.features)
 
 
 def _layer(head: Head) -> tuple[Tensor, Tensor]:
-    """The head's weight (K, F) and bias (K,); of a single logit those of two classes, the first of which has logit 0."""
+    """Return weight (K, F) and bias (K,) of the head; a single logit becomes two classes, the first with logit 0."""
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
         return head.weight, bias
@@ -206,7 +226,7 @@ def _layer(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _two_sided(slope: Tensor) -> Tensor:
-    """(K, ...), a gradient by logit; of a single logit as if the other class had one, too."""
+    """Return a gradient by logit, (K, ...); for a single logit, add that of the other class, which is the negative."""
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 
 

@@ -1,4 +1,7 @@
-"""Linking: finds the places of different rounds that hold the same example. It works on tensors and knows no attacks."""
+"""Linking: detection of slots in different rounds that hold the same example. It works on tensors, independent of attacks.
+
+In this package, a place is the slot of an example in one round.
+"""
 
 from attacker.attacks.linking.described import Described
 from attacker.attacks.linking.features import HeadFeatures, head_features

@@ -1,4 +1,4 @@
-"""Input of linking: descriptions of observations, and pairwise costs between their examples."""
+"""The input of linking: descriptions of observations, and pairwise costs between their examples."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from attacker.attacks.linking.matching import NEVER, Filter, comparable, cosine_distances, may_be_one, pooled, squared_distances
 
-SAMPLE = 400
-"""Number of examples from which the cost of different pairs is estimated."""
+SAMPLED_EXAMPLES = 400
+"""Largest number of examples from which the cost of different pairs is estimated."""
 
 
 class Described(NamedTuple):
-    """Description of one observation of a client by itself.
+    """The description of one observation of a client.
 
-    round:     1-based. labels: (N,) int64, inferred, one per place; N is the number of examples behind the update.
+    round:     number of the round, 1-based. labels: inferred labels (N,), int64, of the N examples of the update.
     features:  (N, F) finite features of each example, from `head_features`, or None.
     reference: (P, F) features of the attacker's own inputs at the weights of this round, or None.
     images:    (N, *shape) in [0, 1], reconstructed from this observation alone, or None.
@@ -37,11 +37,11 @@ class Described(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """Pairwise costs between the places of all observations.
+    """Pairwise costs between the P places of all observations; similar places have low cost.
 
-    cost:  (P, P) float32, symmetric; NEVER if two places cannot hold the same example.
-    owner: (P,) int64, the number of the observation of each place.
-    usual: costs of pairs of different examples, ascending.
+    cost:  (P, P) float32, symmetric; NEVER (infinity) if two places cannot hold the same example.
+    owner: (P,) int64, index of the observation of each place.
+    usual: costs of pairs of examples that are certainly different, ascending.
     """
 
     cost: Tensor
@@ -84,7 +84,7 @@ def _parts(usable: Sequence[Described], kernel: int) -> list[Tensor]:
         small = pooled(torch.cat(images).clamp(0, 1), kernel)
         parts.append(squared_distances(small, small).float())
     if not parts:
-        raise ValueError("some observations come with features and some with images: all need one of them at least")
+        raise ValueError("some observations have only features and some only images; give features for all, or images for all")
     return parts
 
 
@@ -94,8 +94,8 @@ def _typical(cost: Tensor, different: Tensor) -> Tensor:
 
 
 def _sample(cost: Tensor, different: Tensor) -> Tensor:
-    """Return costs of pairs that are certainly different (other labels, or one observation), ascending."""
-    at = torch.linspace(0, len(cost) - 1, min(SAMPLE, len(cost))).long()
+    """Return costs of pairs that are certainly different, of other labels or of one observation, in ascending order."""
+    at = torch.linspace(0, len(cost) - 1, min(SAMPLED_EXAMPLES, len(cost))).long()
     apart = different[at][:, at] & ~torch.eye(len(at), dtype=torch.bool)
     chosen: Tensor = cost[at][:, at][apart].sort().values
     return chosen
@@ -105,7 +105,7 @@ def _check(rounds: Sequence[Described]) -> None:
     for before, after in pairwise(rounds):
         if after.round <= before.round:
             raise ValueError(
-                f"observations of one client are linked in the order of rounds, got {before.round} before {after.round}"
+                f"observations of one client must be sorted by round, each round once, got {before.round} before {after.round}"
             )
     for one in rounds:
         for name, values in (("features", one.features), ("images", one.images)):
@@ -114,4 +114,4 @@ def _check(rounds: Sequence[Described]) -> None:
             if len(values) != len(one.labels):
                 raise ValueError(f"round {one.round} has {len(one.labels)} labels and {len(values)} {name}")
             if not bool(values.isfinite().all()):
-                raise ValueError(f"{name} of round {one.round} are not finite; say so by `problem`")
+                raise ValueError(f"{name} of round {one.round} are not finite; set `problem` for rounds that cannot be compared")

@@ -1,4 +1,4 @@
-"""Detection of passes (epochs): the rounds at which a client begins its examples again."""
+"""Detection of passes (epochs) over a client's examples: the rounds at which it starts again at its first examples."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,22 +9,23 @@ from torch import Tensor
 
 from attacker.attacks.linking.described import Likeness
 
-FALSE = 0.05
+FALSE_MATCH_RATE = 0.05
 """Accepted rate of false matches: how often the nearest different example may count as the same."""
-SHARE = 0.3
-"""Smallest share of a pass's examples that must be known from the pass before."""
-LEAST = 2
-"""Smallest number of a pass's examples that must be known from the pass before."""
-NEWS = 0.1
+MIN_REPEATED_SHARE = 0.3
+"""Smallest share of a pass's examples that must occur in the pass before."""
+MIN_REPEATED = 2
+"""Smallest number of a pass's examples that must occur in the pass before."""
+NEW_PENALTY = 0.1
 """Penalty for an example that the previous pass did not have, relative to the reward for one that it had."""
-NEAR_BEST = 0.9
-"""Share of the best score from which an earlier end is preferred, since two passes repeat as one does."""
+NEAR_BEST_SHARE = 0.9
+"""Share of the best score from which an earlier end of a pass is preferred, since two passes repeat as well as one."""
 
 
 class Passes(NamedTuple):
-    """Passes of a client. starts: observations that begin a pass, ascending from 0.
+    """The passes of a client over its examples.
 
-    examples: number of examples of the longest pass that is followed by another one; None if there is only one pass.
+    starts:   indices of the observations that begin a pass, ascending from 0.
+    examples: number of examples in the longest pass that is followed by another one; None if there is only one pass.
     """
 
     starts: tuple[int, ...]
@@ -32,13 +33,13 @@ class Passes(NamedTuple):
 
 
 def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
-    """Divide observations, in the order of rounds, into passes in which no example occurs twice.
+    """Divide observations, sorted by round, into passes in which no example occurs twice.
 
-    ends: for each observation, whether its size shows that it ends a pass (its last batch is short).
+    seen: costs between all places. ends: for each observation, whether its size shows that it ends a pass (a short last batch).
 
-    A pass ends where later examples resemble those of the pass. The number of examples is not assumed, so rounds may be missing
-    and batch sizes may change. After two passes of N examples each, the last pass, in which few examples may repeat, is cut after
-    N examples if that lies between two observations.
+    A pass ends where the following examples resemble those of the pass. The number of examples need not be constant, since rounds
+    may be missing and batch sizes may change. If the last two complete passes have N examples each, the remaining observations
+    are divided after every N examples, as long as that falls between two observations.
     """
     alike = _alike(seen)
     sizes = torch.bincount(seen.owner, minlength=len(ends))
@@ -52,7 +53,7 @@ def passes(seen: Likeness, ends: Sequence[bool]) -> Passes:
 
 
 def _alike(seen: Likeness) -> Tensor:
-    """Return (P, R): how much nearer than by chance the nearest place of each earlier observation is; 0 if it is not."""
+    """Return how much nearer than expected by chance the nearest place of each earlier observation is, (P, R); 0 if it is not."""
     count = int(seen.owner[-1]) + 1 if len(seen.owner) else 0
     nearest = torch.full((len(seen.owner), count), float("inf"))
     nearest = nearest.scatter_reduce(1, seen.owner.expand(len(seen.owner), -1), seen.cost, "amin")
@@ -61,12 +62,12 @@ def _alike(seen: Likeness) -> Tensor:
     candidates = (seen.cost.isfinite() & (seen.owner[None] < seen.owner[:, None])).sum(dim=1).clamp(min=1)
     if not len(seen.usual):
         return torch.zeros_like(nearest)
-    at = (FALSE / candidates * len(seen.usual)).long().clamp(max=len(seen.usual) - 1)
+    at = (FALSE_MATCH_RATE / candidates * len(seen.usual)).long().clamp(max=len(seen.usual) - 1)
     return (seen.usual[at][:, None] - nearest).clamp(min=0)
 
 
 def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
-    """Return the observation that begins the next pass after `start`, or None."""
+    """Return the index of the observation that begins the next pass after that at `start`, or None."""
     count = len(sizes)
     if start + 1 >= count:
         return None
@@ -80,11 +81,11 @@ def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequenc
         high = min(2 * low - int(position[start]), len(owner))
         old = before[low:high, i - 1 - start]
         own = since[low:high, i]
-        scores[i] = (old - own).sum() - NEWS * usual * (old <= own).sum()
+        scores[i] = (old - own).sum() - NEW_PENALTY * usual * (old <= own).sum()
         again = int((old > own).sum()) - int((own > old).sum())
-        holds[i] = again >= LEAST and again >= SHARE * (high - low)
+        holds[i] = again >= MIN_REPEATED and again >= MIN_REPEATED_SHARE * (high - low)
     scores = scores.where(holds, -1.0)
-    good = ((scores > NEAR_BEST * scores.max()) & holds).nonzero().flatten().tolist()
+    good = ((scores > NEAR_BEST_SHARE * scores.max()) & holds).nonzero().flatten().tolist()
     if told := [i for i in good if ends[i - 1]]:
         return int(told[0])
     before_double = [i for i in good if position[i] - position[start] < 1.5 * (position[good[0]] - position[start])]
@@ -92,7 +93,7 @@ def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequenc
 
 
 def _cut(sizes: Tensor, start: int, examples: int) -> list[int]:
-    """Return where passes of `examples` begin after `start`, as long as their ends lie between observations."""
+    """Return the indices of observations at which passes of `examples` examples begin after `start`, as far as sizes allow."""
     found, filled = [], 0
     for i in range(start, len(sizes)):
         if filled == examples:

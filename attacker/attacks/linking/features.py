@@ -1,14 +1,14 @@
-"""Features that entered the last layer, per example, computed from its gradient without a search for inputs.
+"""Features of each example, the inputs of the last layer, computed from its gradient without a search for examples.
 
 For softmax cross-entropy over a batch of B, with f_i the features of example i, p_i its probabilities and e_i its one-hot label,
 
     G = A^T F    and    g = A^T 1    with    A = (P - E) / B    and    P = softmax(F W^T + b).
 
-G has the rank of the batch, so F = C V^T, where V (F, B) holds its right singular vectors and C (B, B) is unknown. P follows
-from C, and C from P by least squares. This fixed-point iteration contracts if probabilities depend weakly on features, as in
-barely trained networks. Other networks, and examples that share a label, are solved by Levenberg-Marquardt on the same
-equations: for equal labels the rows of A differ only by their probabilities, which float32 still distinguishes. (For one
-example: R-GAP, section 3.1.1. For a batch we know of no source.)
+G has rank B, so that F = C V^T, where the columns of V (F, B) are its right singular vectors and C (B, B) is unknown. P follows
+from C, and C from P by least squares. This fixed-point iteration converges if probabilities depend weakly on features, as in
+barely trained networks. For other networks, and for examples that share a label, the same equations are solved by
+Levenberg-Marquardt. For equal labels the rows of A differ only by their probabilities, which float32 still distinguishes. For one
+example, see R-GAP, section 3.1.1. We know of no source for a batch.
 """
 
 from typing import NamedTuple
@@ -16,24 +16,27 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-EXACT = 1e-5
+EXACT_MISFIT = 1e-5
 """Misfit below which equations rounded to float32 count as solved."""
-SPLIT = 16
-"""Largest batch in which examples that share a label are separated; the cost grows with its sixth power."""
-ROUNDED, LEFT = 20 * 2.0**-24, 5.0
+MAX_SEPARATED = 16
+"""Largest batch in which examples that share a label are separated; the cost grows with the sixth power of its size."""
+ROUNDING_ERROR, ERROR_PER_MISFIT = 20 * 2.0**-24, 5.0
 """Relative error of a gradient: from float32, and per unit of misfit. Chosen on the tuning split of CIFAR-10."""
-STARTS = 3
-TURNS = 60
-RECOUNTS = 4
+MAX_STARTS = 3
+"""Largest number of random starts of Levenberg-Marquardt."""
+MAX_ITERATIONS = 60
+"""Largest number of iterations of both solvers."""
+MAX_RECOUNTS = 4
+"""Largest number of corrections of the labels."""
 
 
 class HeadFeatures(NamedTuple):
-    """Features of each example of a batch.
+    """The features of each example of a batch.
 
-    features: (B, F), float64. labels: (B,) int64; ascending if they were recounted, else as given.
-    shared:   (B,) bool, whether a row is only the mean over the examples of its label.
-    misfit:   distance between the gradient of these features and the observed one, relative to its norm.
-    error:    (B,) estimated norm of the error of a row; large if only rounding separates two examples.
+    features: (B, F), float64. labels: (B,) int64; ascending if they were corrected, otherwise as given.
+    shared:   (B,) bool, whether a row is only the mean over all examples with its label.
+    misfit:   distance between the gradient of these features and the observed one, relative to the norm of the latter.
+    error:    (B,) estimated norm of the error of a row; large if two examples differ only by rounding errors.
     """
 
     features: Tensor
@@ -44,7 +47,10 @@ class HeadFeatures(NamedTuple):
 
 
 class _Equations(NamedTuple):
-    """Equations in the basis of the gradient's row space: target T (K, D), logit map M (K, D), and logit offset (K,)."""
+    """The equations in the basis of the gradient's row space, of dimension D.
+
+    target: the gradient, (K, D). logits, offset: map from coordinates of features to logits, a matrix (K, D) and an offset (K,).
+    """
 
     target: Tensor
     logits: Tensor
@@ -64,15 +70,15 @@ def head_features(
     rng: Generator,
     recount: bool = False,
 ) -> HeadFeatures:
-    """Return the features of each example behind the gradient of a linear layer with softmax cross-entropy, mean over the batch.
+    """Return the input features of a linear last layer for each example, given its gradient of the mean cross-entropy.
 
-    weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or guessed. An update of several
-    steps, divided by learning rate and steps, is treated as the gradient of one batch.
-    recount: correct the labels by `B (mean p_c - g_c)` with the found probabilities; needs the gradient of the bias.
+    weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or inferred. An update of several
+    steps, divided by learning rate and number of steps, is treated as the gradient of one batch.
+    recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; it needs the bias's gradient g.
 
-    Rows are exact if the batch is smaller than K and F, and has at most SPLIT examples or distinct labels. Otherwise examples of
-    one label share their mean; with a single logit all do. Raises ValueError for shapes that do not fit and values that are not
-    finite.
+    Features are exact if the batch is smaller than K and F, and has at most MAX_SEPARATED examples or distinct labels. Otherwise
+    examples with equal labels get their common mean; with a single logit all examples do. Raises ValueError for shapes that do
+    not match, and for values that are not finite.
     """
     _check(weight_gradient, bias_gradient, labels, weight, bias)
     gradient, weight = weight_gradient.double(), weight.double()
@@ -85,7 +91,7 @@ def head_features(
         weight, offset = torch.cat([weight, offset[:, None]], dim=1), torch.zeros_like(offset)
     best = _solved(gradient, weight, offset, labels, bias_gradient, rng)
     tried = {tuple(labels.tolist())}
-    while recount and bias_gradient is not None and best.misfit > EXACT and len(tried) <= RECOUNTS:
+    while recount and bias_gradient is not None and best.misfit > EXACT_MISFIT and len(tried) <= MAX_RECOUNTS:
         labels = _counted(best.features @ weight.T + offset, bias_gradient.double())
         if tuple(labels.tolist()) in tried:
             break
@@ -98,17 +104,17 @@ def _check(weight_gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
     vectors = [t for t in (bias_gradient, bias) if t is not None]
     if weight_gradient.shape != weight.shape or any(v.shape != weight.shape[:1] for v in vectors):
         shapes = [tuple(t.shape) for t in (weight_gradient, weight, *vectors)]
-        raise ValueError(f"the gradient of a layer of shape {tuple(weight.shape)} and its bias has the same shapes, got {shapes}")
+        raise ValueError(f"gradients must have the shapes of weight {tuple(weight.shape)} and bias, got {shapes}")
     if not len(labels) or not bool(((labels >= 0) & (labels < max(2, len(weight)))).all()):
-        raise ValueError(f"labels of {len(weight)} classes are needed, one an example at least, got {labels.tolist()}")
+        raise ValueError(f"at least one label is needed, each from 0 to {max(2, len(weight)) - 1}, got {labels.tolist()}")
     if not all(bool(t.isfinite().all()) for t in (weight_gradient, weight, *vectors)):
-        raise ValueError("the layer's gradient or weights are not finite: nothing can be read off them")
+        raise ValueError("the layer's gradient or weights are not finite, so no features can be computed")
 
 
 def _solved(
     gradient: Tensor, weight: Tensor, offset: Tensor, labels: Tensor, bias_gradient: Tensor | None, rng: Generator
 ) -> HeadFeatures:
-    """Solve as `head_features` does, with the bias as an additional column of weight and gradient, without recounting."""
+    """Solve as `head_features` does, without correcting labels; the bias is the last column of weight and gradient."""
     u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
 
     def equations(rank: int) -> tuple[_Equations, Tensor]:
@@ -119,29 +125,32 @@ def _solved(
     system, basis = equations(min(len(classes), len(s)))
     c, misfit = _of_classes(system, classes, counts, bias_gradient)
     shared = counts[place] > 1
-    if len(labels) <= min(SPLIT, len(s)) and (misfit > EXACT or bool(shared.any())):
+    if len(labels) <= min(MAX_SEPARATED, len(s)) and (misfit > EXACT_MISFIT or bool(shared.any())):
         wide, wide_basis = equations(len(labels))
         start = c[place] @ (basis @ wide_basis.T)
         split, split_misfit = _of_each(wide, labels, start, shared, rng)
-        for _ in range(STARTS - 1):
-            if split_misfit > EXACT:
+        for _ in range(MAX_STARTS - 1):
+            if split_misfit > EXACT_MISFIT:
                 again = _of_each(wide, labels, start, shared, rng)
                 split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
-        if split_misfit < misfit or split_misfit < EXACT:
+        if split_misfit < misfit or split_misfit < EXACT_MISFIT:
             error = _error(split, s, split_misfit)
             return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit, error)
     return HeadFeatures((c @ basis)[place], labels, shared, misfit, _error(c, s, misfit)[place])
 
 
 def _error(c: Tensor, s: Tensor, misfit: float) -> Tensor:
-    """Return the norm of the errors of rows c V^T if each row of V^T has the gradient's error divided by its singular value s."""
-    noise = (ROUNDED + LEFT * misfit) * s.norm() / len(s) ** 0.5
+    """Return the estimated norm (B,) of the error of each row of c V^T.
+
+    Each row of V^T is assumed to have the error of the gradient divided by its singular value s.
+    """
+    noise = (ROUNDING_ERROR + ERROR_PER_MISFIT * misfit) * s.norm() / len(s) ** 0.5
     lengths: Tensor = (c.square() @ (noise / s[: c.shape[1]].clamp(min=1e-300)).square()).sqrt()
     return lengths
 
 
 def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradient: Tensor | None) -> tuple[Tensor, float]:
-    """Solve for one row of C per class, alternating with P, as if all examples of a class equalled their mean."""
+    """Solve for one row of C per class by the fixed-point iteration, as if examples of a class were equal; return the misfit."""
     size, width = int(counts.sum()), len(system.target)
     one_hot = torch.nn.functional.one_hot(classes, width).double()
     start = torch.full((width,), 1 / width, dtype=torch.float64)
@@ -150,7 +159,7 @@ def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradie
         start = start / start.sum().clamp(min=1e-12)
     p = start.expand(len(classes), -1)
     c, least = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
-    for _ in range(TURNS):
+    for _ in range(MAX_ITERATIONS):
         a = counts[:, None] * (p - one_hot) / size
         found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
         p = system.probabilities(found)
@@ -163,7 +172,10 @@ def _of_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gradie
 
 
 def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:
-    """Solve for one row of C per example by Levenberg-Marquardt from `start`, where equal rows are first separated."""
+    """Solve for one row of C per example by Levenberg-Marquardt from `start`; return C and the misfit.
+
+    Noise is added to the rows of `start` that several examples share, so that they can become different.
+    """
     size, width = len(labels), len(system.target)
     one_hot = torch.nn.functional.one_hot(labels, width).double()
 
@@ -175,7 +187,7 @@ def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, 
     x = (start * (1 + 0.05 * shared[:, None] * apart)).flatten()
     error, damping = residual(x), 1e-3
     length = system.target.norm().clamp(min=1e-300)
-    for _ in range(TURNS):
+    for _ in range(MAX_ITERATIONS):
         jacobian = _jacobian(system, one_hot, x.reshape(size, -1))
         normal, slope = jacobian.T @ jacobian, jacobian.T @ error
         while damping < 1e9:
@@ -196,7 +208,7 @@ def _of_each(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, 
 
 
 def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
-    """Return the Jacobian (K D, B D) of A^T C with respect to C, directly and through P: `p_ik (M_k - sum_l p_il M_l)`."""
+    """Return the Jacobian (K D, B D) of A^T C by C, including the dependence of A on C through the probabilities."""
     size, p = len(c), system.probabilities(c)
     slopes = p[:, :, None] * (system.logits[None] - (p @ system.logits)[:, None]) / size
     direct = torch.einsum("ik,de->kdie", (p - one_hot) / size, torch.eye(c.shape[1], dtype=c.dtype))
@@ -204,14 +216,14 @@ def _jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
 
 
 def _least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
-    """Return the damped step without squaring the condition number of the Jacobian."""
+    """Return the damped Gauss-Newton step by least squares, without normal equations, which square the condition number."""
     right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
     step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
     return step
 
 
 def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
-    """Return the features for a single logit: their mean weighted by p_i - y_i, scaled by the gradient of the bias."""
+    """Return the features for a single logit: all examples get the mean weighted by p_i - y_i, since no more is determined."""
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
     many = len(labels) > 1
@@ -220,7 +232,7 @@ def _of_one_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor
 
 
 def _counted(logits: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Return labels, ascending, from `B (mean p_c - g_c)` rounded to a total of B."""
+    """Return ascending labels with the counts `B (mean p_c - g_c)`, rounded to the sum B."""
     counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
     counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
     whole = counts.floor().long()

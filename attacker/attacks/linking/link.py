@@ -1,4 +1,4 @@
-"""Linking of a client's rounds: from descriptions of each round to the places that hold the same example."""
+"""Linking of a client's rounds: from a description of each round to the places that hold the same example."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.linking.described import Described, Likeness, likeness
-from attacker.attacks.linking.epochs import FALSE, Passes, passes
+from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, passes
 from attacker.attacks.linking.links import Links
 from attacker.attacks.linking.matching import NEVER, Filter, assignment, certainty, greedy
 
 Matching = Literal["assignment", "greedy"]
 
-CERTAIN = 0.05
+MIN_CERTAINTY = 0.05
 """Certainty below which a pair is not linked, since a wrong link spoils both examples."""
 
 
@@ -25,22 +25,23 @@ def link(
     matching: Matching = "assignment",
     rule: Filter = "own",
     kernel: int = 2,
-    least: float = CERTAIN,
+    least: float = MIN_CERTAINTY,
     whole_passes: bool = False,
 ) -> Links:
     """Find the passes over the client's examples, and match the examples of each pass with those of earlier ones.
 
-    rounds:       rounds of one client, in order. batch_size: as prescribed by the server.
-    matching:     "greedy" pairs each pass with the previous one (AGIC, IV-B). "assignment" assigns the places of each pass to all
-                  known examples at the smallest total cost; the cost of an example is that of its most similar place.
-    least:        pairs with smaller certainty stay unlinked; 0 keeps all.
-    whole_passes: whether every round is a pass (training is set in epochs).
-    No round is dropped: the places of one that cannot be compared become examples of their own, and a note states why.
+    rounds:       descriptions of the rounds of one client, sorted by round. batch_size: prescribed by the server.
+    matching:     "greedy" pairs each pass with the previous one (AGIC, section IV-B). "assignment" assigns the places of each
+                  pass to all known examples at the smallest total cost; the cost of an example is that of its most similar place.
+    rule:         which pairs are allowed by their labels, see `Filter`. kernel: size of the pooling before images are compared.
+    least:        pairs with smaller certainty are not linked; 0 links all.
+    whole_passes: whether every round is a pass, because training is prescribed in epochs.
+    No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
     """
     if not rounds:
-        raise ValueError("there is nothing to link: no observation was given")
+        raise ValueError("linking needs at least one observation, got none")
     if matching not in ("assignment", "greedy"):
-        raise ValueError(f"matching is 'assignment' or 'greedy', got {matching!r}")
+        raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
     seen = likeness(rounds, kernel=kernel, rule=rule)
     ends = [len(one.labels) % batch_size != 0 for one in rounds]
     found = Passes(tuple(range(len(rounds))), None) if whole_passes else passes(seen, ends)
@@ -54,10 +55,10 @@ def link(
 
 
 def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
-    """Return the example at each place, its certainty, and the number of pairs that were too uncertain."""
+    """Return the number of the example at each place, its certainty, and the number of pairs that were too uncertain."""
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
-    usual, doubtful = float(seen.usual[int(FALSE * len(seen.usual))]) if len(seen.usual) else NEVER, 0
+    usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else NEVER, 0
     bounds = [*found.starts, count]
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if not number:
@@ -78,7 +79,7 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
 
 
 def _to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce costs (N, M) of places to costs of the examples (E,) at them: the minimum over the places of each."""
+    """Reduce costs (N, M) of places to costs (N, E) of the examples at them, by the minimum, and return the examples' numbers."""
     known, at = torch.unique(example, return_inverse=True)
     least = torch.full((len(cost), len(known)), NEVER)
     return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
@@ -96,7 +97,7 @@ def notes(
     """Return remarks on the observations: passes, gaps, batch sizes, rounds left out."""
     said = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
     said += [
-        f"round {one.round}: nothing to compare it by; its examples are not linked"
+        f"round {one.round}: neither features nor images are known; its examples are not linked"
         for one in rounds
         if not (one.problem or one.usable)
     ]
@@ -106,9 +107,9 @@ def notes(
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
         said.append(_pass(rounds, places, number, start, stop, found.examples))
     if len(found.starts) == 1:
-        said.append("no second pass over the examples was found: every round stands alone")
+        said.append("no second pass over the examples was found, so no rounds are linked")
     if doubtful:
-        said.append(f"{doubtful} {'pair' if doubtful == 1 else 'pairs'} too doubtful to be linked")
+        said.append(f"{doubtful} {'pair was' if doubtful == 1 else 'pairs were'} too uncertain to be linked")
     return tuple(said)
 
 
@@ -118,7 +119,7 @@ def _pass(rounds: Sequence[Described], places: Sequence[Tensor], number: int, st
     where = f"round {first}" if first == last else f"rounds {first} to {last}"
     text = f"pass {number}: {where}, {len(here)} {'example' if len(here) == 1 else 'examples'}"
     if whole is not None and len(here) < whole:
-        text += f" of {whole}, as if it were not whole"
+        text += f" of {whole}, so it is probably incomplete"
     if start:
         text += f", {int(torch.isin(here, torch.cat(list(places[:start]))).sum())} linked to earlier ones"
     return text
@@ -134,7 +135,7 @@ def _gaps(numbers: Sequence[int]) -> list[str]:
     if not wide:
         return []
     shown = ", ".join(f"{a} and {b}" for a, b in wide[:3]) + (f" and {len(wide) - 3} more" if len(wide) > 3 else "")
-    return [f"nothing usable of this client between rounds {shown}: what it used there, if anything, is not known"]
+    return [f"there is no usable round of this client between rounds {shown}; examples that it used there are not known"]
 
 
 def _batches(rounds: Sequence[Described], batch_size: int) -> list[str]:

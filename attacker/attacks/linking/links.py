@@ -1,4 +1,4 @@
-"""Links: claims about which places of several observations hold the same example."""
+"""Links: statements about which places of several observations hold the same example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Links:
-    """Examples that the observations of a case share.
+    """The examples of a case, and the places of its observations that hold each.
 
     places:     one tensor (N_o,) int64 per observation: the number of the example at each place. Numbers are contiguous from 0,
-    and
-                none occurs twice in one observation.
+                and none occurs twice in one observation.
     confidence: (examples,) in [0, 1]: certainty that all places of an example are correct; 1 for an example with one place.
     labels:     (examples,) int64 inferred labels, or None.
     epochs:     1-based epoch in which each observation began; empty if unknown.
@@ -30,10 +29,10 @@ class Links:
         each = [places.tolist() for places in self.places]
         used = sorted(set().union(*each))
         if used != list(range(len(self.confidence))):
-            raise ValueError(f"links number examples {used}, and there are {len(self.confidence)}")
+            raise ValueError(f"links must number their {len(self.confidence)} examples from 0 without gaps, got {used}")
         for places in each:
             if len(set(places)) != len(places):
-                raise ValueError(f"links put one example twice into one observation: {places}")
+                raise ValueError(f"links must not place an example twice in one observation, got {places}")
 
     @property
     def examples(self) -> int:

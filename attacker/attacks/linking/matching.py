@@ -1,4 +1,4 @@
-"""Distances between examples of different rounds, and their matching."""
+"""Distances between examples of different rounds, and matching of pairs of low distance."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,8 +14,9 @@ Pairs = list[tuple[int, int]]
 
 NEVER = float("inf")
 """Cost of an impossible pair."""
-NEIGHBOURS = 64
-"""Number of examples, nearest in time, from which the covariance of features is estimated; more would span changing weights."""
+NEIGHBOUR_COUNT = 64
+"""Number of examples, nearest in time, from which the covariance of features is estimated. More would include rounds with
+different weights."""
 
 
 def pooled(x: Tensor, kernel: int = 2) -> Tensor:
@@ -44,8 +45,8 @@ def comparable(
 
     features: (N_o, F) each. references: (P, F) features of the attacker's own inputs at the weights of each round, or None.
     First, each round is centred and whitened by its reference, with `towards_plain` times the mean variance added. Then it is
-    whitened by the covariance of the NEIGHBOURS examples nearest in time, with `ridge` times their mean variance added in their
-    span. Without enough of it, all neighbours would become orthogonal, including equal ones.
+    whitened by the covariance of the NEIGHBOUR_COUNT examples nearest in time, with `ridge` times their mean variance added in
+    their span. With too small a ridge, all neighbours would become orthogonal, including equal ones.
     """
     plain = [
         f.double() if r is None else _whitened(f.double(), r.double(), towards_plain)
@@ -55,8 +56,8 @@ def comparable(
     everything = torch.cat(plain) if plain else torch.empty(0, 0)
     result = []
     for start, stop in pairwise(starts):
-        low = max(0, min((start + stop - NEIGHBOURS) // 2, len(everything) - NEIGHBOURS))
-        near = everything[low : max(stop, low + NEIGHBOURS)]
+        low = max(0, min((start + stop - NEIGHBOUR_COUNT) // 2, len(everything) - NEIGHBOUR_COUNT))
+        near = everything[low : max(stop, low + NEIGHBOUR_COUNT)]
         spanned = min(len(near) - 1, near.shape[1])
         result.append(_whitened(everything[start:stop], near, ridge * near.shape[1] / spanned) if spanned else near)
     return result
@@ -77,7 +78,7 @@ def _whitened(x: Tensor, reference: Tensor, added: float) -> Tensor:
 
 
 def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Return (N, M) booleans: which examples with labels a (N,) and b (M,) can be the same.
+    """Return a mask (N, M) of the pairs of examples with labels a (N,) and b (M,) that can be the same.
 
     owners: for "lists", the observations of the examples, (N,) and (M,). Labels are then known per observation only (AGIC, IV-B).
     """
@@ -87,7 +88,7 @@ def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor,
     if rule == "own":
         return equal
     if owners is None:
-        raise ValueError("the filter by lists of labels must know which observation each example belongs to: give owners")
+        raise ValueError("the filter 'lists' needs the observation of each example; give owners")
     mine, at = torch.unique(owners[0], return_inverse=True)
     theirs, where = torch.unique(owners[1], return_inverse=True)
     members = torch.nn.functional.one_hot(at, len(mine)).double()
@@ -97,7 +98,7 @@ def may_be_one(a: Tensor, b: Tensor, rule: Filter = "own", owners: tuple[Tensor,
 
 
 def greedy(cost: Tensor) -> Pairs:
-    """Return pairs by ascending cost (N, M), each accepted if both ends are still free (AGIC, IV-B)."""
+    """Return pairs chosen greedily by ascending cost (N, M), each if both of its ends are still free (AGIC, section IV-B)."""
     pairs: Pairs = []
     rows, columns = set[int](), set[int]()
     finite = int(cost.isfinite().sum())

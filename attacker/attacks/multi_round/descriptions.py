@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import Case, Memory, Progress
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.labels.observed import MISFIT, read_features, read_labels
+from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import head_inputs, random_inputs
 from attacker.attacks.linking import Described
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -59,7 +59,7 @@ class Describer:
         if self.compare != "features":
             return one
         found = read_features(seen, one.labels, rng, known=known)
-        if found.misfit > MISFIT:
+        if found.misfit > MAX_MISFIT:
             return one
         row = seen.state(0)
         with torch.no_grad():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.labels.counts import by_balance
-from attacker.attacks.labels.fit import FINE, Fitted, HeadFit, cost, fitted, head_fit, most_probable
+from attacker.attacks.labels.fit import FINE_ERROR, Fitted, HeadFit, cost, fitted, head_fit, most_probable
 
 CLASSES, FEATURES = 6, 12
 
@@ -71,11 +71,11 @@ def test_a_fit_ends_where_the_cost_is_flat_and_lower(seed: int) -> None:
     fit = world.fit()
     y = torch.eye(CLASSES, dtype=torch.float64)[world.y][None]
     start = Fitted(y, 0.1 * fit.start[None, :6], torch.zeros(1))
-    end = fitted(fit, start, FINE, steps=40)
+    end = fitted(fit, start, FINE_ERROR, steps=40)
     z = end.z.clone().requires_grad_()
-    value = cost(fit, z, y, FINE * fit.scale).sum()
+    value = cost(fit, z, y, FINE_ERROR * fit.scale).sum()
     (slope,) = torch.autograd.grad(value, z)
-    assert value < cost(fit, start.z, y, FINE * fit.scale).sum()
+    assert value < cost(fit, start.z, y, FINE_ERROR * fit.scale).sum()
     assert slope.abs().max() < 0.05  # the curvature is 1 or more
 
 
@@ -85,7 +85,7 @@ def test_a_step_makes_no_candidate_worse() -> None:
     y = torch.eye(CLASSES, dtype=torch.float64)[torch.randint(CLASSES, (5, 8), generator=world.rng)]
     now = Fitted(y, fit.start[:8].expand(5, -1, -1), torch.full((5,), torch.inf))
     for _ in range(4):
-        then = fitted(fit, now, FINE, steps=1)
+        then = fitted(fit, now, FINE_ERROR, steps=1)
         assert (then.cost <= now.cost).all()
         now = then
 

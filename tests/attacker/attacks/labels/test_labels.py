@@ -151,7 +151,7 @@ def test_without_a_bias_several_labels_need_the_head_or_distinct_rows(outputs: i
     with pytest.raises(ValueError, match="the head"):
         ilrg(evidence)
     if outputs == 1:
-        with pytest.raises(ValueError, match="2 examples behind a single logit"):
+        with pytest.raises(ValueError, match="cannot separate 2 examples of a model with a single logit"):
             inferred(evidence)
     else:
         assert inferred(evidence).tolist() == [0, 1]

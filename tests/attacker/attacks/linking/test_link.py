@@ -82,7 +82,7 @@ def test_noise_is_told_by_confidence_and_what_is_doubtful_stays_unlinked() -> No
     right, wrong = linked(careful, batches)
     assert linked(careless, batches)[1] > wrong
     assert right > 5 * wrong
-    assert "too doubtful to be linked" in said(careful)
+    assert "too uncertain to be linked" in said(careful)
     assert careful.examples > careless.examples
 
 
@@ -134,7 +134,7 @@ def test_missing_rounds_leave_the_others_linked_and_are_named() -> None:
     seen = [batches[i] for i in kept]
     twice = {i for used in seen[:5] for i in used} & {i for used in seen[5:] for i in used}
     assert linked(links, seen) == (len(twice), 0)
-    assert "nothing usable of this client between rounds 1 and 3, 7 and 10" in said(links)
+    assert "no usable round of this client between rounds 1 and 3, 7 and 10" in said(links)
 
 
 def test_a_client_that_stopped_in_its_second_epoch_is_linked_as_far_as_it_went() -> None:
@@ -142,7 +142,7 @@ def test_a_client_that_stopped_in_its_second_epoch_is_linked_as_far_as_it_went()
     batches = client.epochs(2, 4)[:9]
     links = link(client.rounds(batches), batch_size=4)
     assert linked(links, batches) == (12, 0)
-    assert "pass 2: rounds 7 to 9, 12 examples of 24, as if it were not whole, 12 linked to earlier ones" in links.notes
+    assert "pass 2: rounds 7 to 9, 12 examples of 24, so it is probably incomplete, 12 linked to earlier ones" in links.notes
 
 
 def test_the_size_of_two_epochs_tells_where_the_third_ends_though_little_of_the_fourth_is_seen() -> None:
@@ -174,7 +174,7 @@ def test_rounds_of_which_nothing_can_be_read_are_all_kept() -> None:
     none = torch.zeros(2, dtype=torch.int64)
     links = link([Described(1, none, problem="its update holds NaN"), Described(4, none)], batch_size=2)
     assert links.examples == 4
-    assert "round 4: nothing to compare it by; its examples are not linked" in links.notes
+    assert "round 4: neither features nor images are known; its examples are not linked" in links.notes
 
 
 def test_links_do_not_depend_on_the_scale_of_features() -> None:
@@ -193,7 +193,7 @@ def _features(one: Described) -> Tensor:
 
 def test_what_cannot_be_linked_is_refused() -> None:
     client = Client()
-    with pytest.raises(ValueError, match="nothing to link"):
+    with pytest.raises(ValueError, match="needs at least one observation"):
         link([], batch_size=1)
     with pytest.raises(ValueError, match="order of rounds, got 2 before 1"):
         link([client.seen(2, [0]), client.seen(1, [0])], batch_size=1)

@@ -104,7 +104,7 @@ def test_rounds_that_are_missing_and_batches_of_other_sizes_are_said_and_do_no_h
     case, _ = client(order=order)
     (found,) = agic(steps=2)([Case(case.observations[:1] + case.observations[2:])], rng=seeded())
     said = " ".join(found.notes)
-    assert "nothing usable of this client between rounds 1 and 3" in said
+    assert "no usable round of this client between rounds 1 and 3" in said
     assert "3 in round 4" in said
     assert sorted({slot.round for slot in found.slots}) == [1, 3, 4, 5, 6]
 
