@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_refused() -> None:
     y = torch.tensor([0])
     with pytest.raises(ValueError, match="same shapes"):
         head_features(torch.zeros(3, 4), bias, y, weight=weight, bias=bias, rng=rng)
-    with pytest.raises(ValueError, match="labels of 3 classes"):
+    with pytest.raises(ValueError, match="each from 0 to 2"):
         head_features(weight, bias, torch.tensor([3]), weight=weight, bias=bias, rng=rng)
     with pytest.raises(ValueError, match="not finite"):
         head_features(torch.full((3, 5), torch.nan), bias, y, weight=weight, bias=bias, rng=rng)

@@ -157,7 +157,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
     (found,) = attack([Case((observation,))], rng=seeded())
     assert found.x.shape == (3, 1, 8, 8)
     assert [slot.example for slot in found.slots] == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(ValueError, match="set local_steps to simulated"):
+    with pytest.raises(ValueError, match="set local_steps=simulated"):
         cpl().changed(order_invariant=0.1)
 
 
