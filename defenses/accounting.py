@@ -21,9 +21,9 @@ from defenses.sensitivity import Noise
 ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for i in range(18)), *range(11, 64), 128, 256, 512)
 SAMPLED_ORDERS = tuple(order for order in ORDERS if order >= 2 and (order > 4 or order == int(order)))
 """Orders of Renyi divergence for sampled noise. Small fractional orders are left out, since their series may not converge."""
-LEAST, MOST = 1e-3, 1e4
+MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-3, 1e4
 """Range of noise multipliers in which the formulas are numerically exact. Below it, the bound by Renyi divergence is used instead
-of the exact epsilon (2 % larger). Outside of it, amplification by sampling is ignored, since it changes next to nothing."""
+of the exact epsilon (2 % larger). Outside of it, amplification by sampling is ignored, since its effect is negligible."""
 
 
 # --- epsilon ---
@@ -53,9 +53,9 @@ def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, populat
     Raises ValueError if `drawn` is not in 1 .. population.
     """
     if not 0 < drawn <= population:
-        raise ValueError(f"drawn must lie in 1 .. population = {population}, got {drawn}")
+        raise ValueError(f"drawn must be from 1 to the population of {population}, got {drawn}")
     plain = epsilon(noise, delta=delta, times=times)
-    if drawn == population or times == 0 or not LEAST < noise.multiplier < MOST:
+    if drawn == population or times == 0 or not MIN_MULTIPLIER < noise.multiplier < MAX_MULTIPLIER:
         return plain
     return min(plain, _of_divergences(times, _drawn_divergences(noise.multiplier / 2, drawn, population), delta))
 
@@ -71,7 +71,7 @@ def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> f
     if _nothing(noise, delta, times):
         return 0.0 if times == 0 else math.inf
     plain = _of_gaussian(noise.multiplier / math.sqrt(times), delta)
-    if not LEAST < noise.multiplier < MOST:
+    if not MIN_MULTIPLIER < noise.multiplier < MAX_MULTIPLIER:
         return plain
     return min(plain, _of_divergences(times, _poisson_divergences(noise.multiplier, rate), delta))
 
@@ -100,7 +100,7 @@ def _nothing(noise: Noise, delta: float, times: int) -> bool:
 def _of_gaussian(multiplier: float, delta: float) -> float:
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
-    if multiplier < LEAST:
+    if multiplier < MIN_MULTIPLIER:
         return _of_renyi(1 / multiplier / multiplier / 2, delta)
     return float(get_epsilon_gaussian(multiplier, delta))
 
@@ -144,13 +144,15 @@ def _divergences(event: Any, relation: Any) -> tuple[tuple[float, float], ...]:
 
 
 def reconstruction_bound(prior: float, mu: float) -> float:
-    """Return the largest possible success probability of a reconstruction through Gaussian noise: Phi(Phi^-1(prior) + mu).
+    """Return an upper bound on the success probability of reconstruction from noisy messages: Phi(Phi^-1(prior) + mu).
+
+    The noise is Gaussian, and Phi is the standard normal distribution function.
 
     prior: success probability of the best guess without seeing any message; in (0, 1).
     mu:    sqrt(T) * C / sigma for T messages of norm at most C, each with noise of standard deviation sigma; not negative.
 
-    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3, compared with a message of noise
-    only, at distance at most C; composition by Dong, Roth & Su 2022, section 3.
+    Source: Hayes et al. 2023, "Bounding training data reconstruction in DP-SGD", section 3. The alternative is a message of noise
+    only, at a distance of at most C. Composition by Dong, Roth & Su 2022, section 3.
     """
     _check_guess(prior, mu)
     if mu == math.inf:

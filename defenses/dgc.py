@@ -21,10 +21,11 @@ def dgc(
     nesterov: bool = False,
     dense_vectors: bool = True,
 ) -> Defense:
-    """Deep gradient compression: send the largest entries of the accumulated momentum, and keep the rest for later rounds.
+    """Send the largest entries of the accumulated momentum, and keep the rest for later rounds (deep gradient compression).
 
-    With the update d of a round: u <- m u + d, then v <- v + u. The largest entries of v are sent and set to zero in v. The
-    server must not add momentum of its own. The equations are linear, so they hold for updates as for gradients.
+    With the update d of a round, the momentum u <- m u + d and the residual v <- v + u are updated. The largest entries of v are
+    sent and set to zero in v. The server must not use momentum itself. The equations are linear, so that they hold for updates as
+    well as for gradients.
 
     keep:           share in (0, 1] of each tensor that is sent: exactly ceil(keep * n) of n entries. The released code estimates
                     a threshold from a sample and sends about as many.

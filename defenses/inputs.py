@@ -1,4 +1,4 @@
-"""Transformations of training examples: mixtures with soft labels."""
+"""Transformations of training examples before training: mixtures of images, with soft labels."""
 
 import math
 from collections.abc import Callable
@@ -83,7 +83,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> Mixing:
 
     def mix(x: Tensor, y: Tensor, rng: Generator, pool: PublicPool | None) -> tuple[Tensor, Tensor]:
         if (pool is None) == bool(public):
-            raise ValueError(f"instahide: public images are {'missing' if public else 'given, and none are asked for'}")
+            wrong = "but none were given" if public else "but public images were given"
+            raise ValueError(f"instahide: public={public!r} needs {'public images' if public else 'none'}, {wrong}")
         shares = _shares(len(x), k, private, _numpy(rng)).to(x)
         orders = [torch.arange(len(x))] + [torch.randperm(len(x), generator=rng) for _ in range(private - 1)]
         images = [x[order] for order in orders]

@@ -1,4 +1,4 @@
-"""Changes of the network that reduce leakage: blocks before its last linear layer. They are public."""
+"""Changes of the network that reduce leakage: blocks before the last linear layer. The server knows them."""
 
 import copy
 import math
@@ -15,13 +15,14 @@ from torch.nn import functional
 from defenses._registry import Choice, Registry
 
 MAX_BOTTLENECK = 2**16
+"""Largest number of random values in a variational bottleneck."""
 
 
 class Stochastic(nn.Module):
-    """Base class of random blocks.
+    """Base class of modules that draw random numbers during training.
 
-    `draw` puts them in training mode while a client trains, whatever the mode of the rest of the network. In evaluation mode they
-    are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
+    `draw` puts them in training mode while a client trains, also if the rest of the network is in evaluation mode. In evaluation
+    mode they are deterministic, so that held-out accuracy and simulated gradients can be reproduced.
 
     penalty: term added to the loss; every forward pass sets it, in both modes. None for no term.
     hides:   whether the gradients of the block's own parameters depend more on its random draws than on the data.
@@ -32,7 +33,7 @@ class Stochastic(nn.Module):
 
 
 class Bottleneck(Stochastic):
-    """A variational bottleneck: features (N, ..., F) to features of that shape, through K random values (PRECODE).
+    """A variational bottleneck: maps features (N, ..., F) to features of the same shape through K random values (PRECODE).
 
     encoder: F -> 2K, the mean mu and softplus^-1 of the standard deviation sigma of a normal distribution.
     decoder: K -> F, of mu + sigma * epsilon; epsilon is drawn at every forward in training mode, and 0 in evaluation mode.
@@ -58,7 +59,7 @@ class Bottleneck(Stochastic):
 
 
 class Dropout(Stochastic):
-    """Sets each feature to 0 with probability p and scales the others by 1 / (1 - p); in evaluation mode, the identity."""
+    """Dropout: features become 0 with probability p, the others are scaled by 1 / (1 - p); the identity in evaluation mode."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class NetworkSpec(Choice):
 
     @classmethod
     def _factory(cls, name: str) -> Callable[..., nn.Module]:
-        return partial(NETWORKS[name], nn.Identity())  # whose signature is without the model
+        return partial(NETWORKS[name], nn.Identity())  # the bound argument is not part of the signature
 
 
 def draw(model: nn.Module) -> None:
@@ -152,7 +153,7 @@ def last_linear(model: nn.Module) -> str:
     """Return the name of the last linear layer, "" for the model itself. Raises ValueError if there is none."""
     names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no linear layer")
+        raise ValueError(f"{type(model).__name__} has no linear layer; use a model with one")
     return names[-1]
 
 

@@ -10,7 +10,7 @@ CPL_NOISE = re.compile(r"([GL])-10e-(\d+)")
 
 
 def cpl_noise(name: str, learning_rate: float) -> str:
-    """CPL's noise on the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
+    """Add CPL's noise to the gradient: G-10e-2 is Gaussian of standard deviation 0.01, L-10e-2 Laplace of scale 0.01.
 
     name:          "G-10e-K" or "L-10e-K" for 10 ** -K (not 10 * 10 ** -K). It is not a variance, although the paper's text calls
                    it one.
@@ -25,7 +25,7 @@ def cpl_noise(name: str, learning_rate: float) -> str:
 
 
 def cpl_prune(percent: float) -> str:
-    """CPL's gradient compression: leave out the smallest theta per cent of all entries.
+    """Leave out the smallest theta per cent of all entries, CPL's gradient compression.
 
     percent: theta, in [0, 100). One threshold for all tensors, without the residual of deep gradient compression, which the paper
              cites.
@@ -37,7 +37,7 @@ def cpl_prune(percent: float) -> str:
 
 
 def signsgd(learning_rate: float) -> str:
-    """signSGD: send a step of the learning rate against the sign of the gradient.
+    """Send the update of signSGD: a step of the size of the learning rate against the sign of the gradient.
 
     learning_rate: of the clients' training; positive.
     Source: Bernstein et al. 2018, algorithm 1; Yue et al. 2022, equation 5.
@@ -46,7 +46,7 @@ def signsgd(learning_rate: float) -> str:
 
 
 def ef_signsgd() -> str:
-    """EF-signSGD: send signs times the mean magnitude, with error feedback.
+    """Send the update of EF-signSGD: signs times the mean magnitude, with error feedback.
 
     Source: Karimireddy et al. 2019, algorithm 1.
     """
@@ -54,7 +54,7 @@ def ef_signsgd() -> str:
 
 
 def rog_uniform(bits: int = 3) -> str:
-    """ROG's uniform quantiser: round to the nearest of 2 ** bits - 1 values of each tensor.
+    """Round to the nearest of 2 ** bits - 1 values of each tensor, ROG's uniform quantiser.
 
     bits: 2 to 24. The paper uses 3; `quant_level` in its code is 2 ** (bits - 1).
     Source: Yue et al. 2022, equation 6.
@@ -63,7 +63,7 @@ def rog_uniform(bits: int = 3) -> str:
 
 
 def rog_qsgd(bits: int = 3) -> str:
-    """ROG's QSGD: round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor.
+    """Round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor, ROG's QSGD.
 
     bits: 2 to 24; the paper uses 3.
     Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
@@ -72,7 +72,7 @@ def rog_qsgd(bits: int = 3) -> str:
 
 
 def rog_top_k(sparsity: float = 0.95) -> str:
-    """ROG's top-k: send only the largest entries of each tensor, without error feedback.
+    """Send only the largest entries of each tensor, without error feedback, ROG's top-k.
 
     sparsity: share in [0, 1) that is left out; the paper uses 0.95. Exactly ceil(n (1 - sparsity)) of n entries are sent; the
               released code sends one less.
@@ -84,7 +84,7 @@ def rog_top_k(sparsity: float = 0.95) -> str:
 
 
 def liu_clip(max_norm: float, learning_rate: float) -> str:
-    """Gradient clipping of Liu et al.: clip the whole gradient of a batch.
+    """Clip the whole gradient of a batch, as Liu et al. do.
 
     max_norm:      C, largest norm of the gradient; 2, 4 and 8 in the paper.
     learning_rate: of the clients' training; positive.
@@ -94,7 +94,7 @@ def liu_clip(max_norm: float, learning_rate: float) -> str:
 
 
 def liu_noise(std: float, learning_rate: float) -> str:
-    """Gradient noise of Liu et al.: add Gaussian noise to every entry of the gradient.
+    """Add Gaussian noise to every entry of the gradient, as Liu et al. do.
 
     std:           standard deviation in units of the gradient; 0.001, 0.01 and 0.1 in the paper.
     learning_rate: of the clients' training; positive.
@@ -104,5 +104,5 @@ def liu_noise(std: float, learning_rate: float) -> str:
 
 
 def _number(value: float) -> str:
-    """As a specification reads it: too large a number as one, so that its range is checked where that is known."""
+    """Return a number as text for a specification; infinity becomes 1e999, which the parser accepts and range checks reject."""
     return repr(value).replace("inf", "1e999")

@@ -46,10 +46,11 @@ class LocalStep(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The server's knowledge of the training behind one update, from which a rule builds its channel.
+    """The server's knowledge of the training that led to an update, from which a rule builds its channel.
 
-    steps: local steps of the client. exact: whether zeros of a gradient arrive as zeros: one step, without weight decay or a
-    later defense that fills them.
+    model: the network. steps: local steps of the client.
+    exact: whether zeros of a gradient arrive as zeros, which needs one step without weight decay, and no later defense that
+           replaces zeros.
     """
 
     model: nn.Module

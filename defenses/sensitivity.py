@@ -31,12 +31,12 @@ class Noise:
 
 NO_NOISE = Noise(why="no noise is added")
 IN_PART = Noise(why="noise is added to some of the tensors only")
-NO_BOUND = Noise(why="nothing bounds the length of what the noise is to hide")
-NO_SCALE = Noise(why="the scale of the noise follows the data")
+NO_BOUND = Noise(why="the norm of the update is not bounded before the noise is added")
+NO_SCALE = Noise(why="the scale of the noise depends on the data")
 
 
 class _Sent(NamedTuple):
-    """Bounds of an update at one point of a chain: its largest norm, and the strongest noise so far."""
+    """The properties of an update at one point of a chain. length: bound on its norm. noise: the strongest noise so far."""
 
     length: float = math.inf
     noise: Noise = NO_NOISE
@@ -49,7 +49,7 @@ def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
     nothing, whatever state they keep. A defense without an entry in `LENGTHS` may send anything and removes the bound. Aliases
     of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the bound.
 
-    There is no amplification by sampling of clients, since the server knows whom it asked and sees each message separately.
+    There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
     """
     return _through(spec.steps, _Sent(), tensors).noise

@@ -1,4 +1,4 @@
-"""Soteria: zeroes the columns of a linear layer's gradient that help a reconstruction most (Sun et al. 2021)."""
+"""Soteria: a gradient rule that zeroes the columns of a linear layer's gradient that leak most (Sun et al. 2021)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from defenses.channel import Channel, ChannelFacts, transparent
 from defenses.networks import last_linear
 from defenses.rules import Facts, Gradient, GradientProblem, GradientRule, Weights
 
-ROWS = 64
+DERIVATIVES_PER_PASS = 64
 """Approximate number of derivatives that are computed in one batched backward pass."""
 
 
@@ -54,8 +54,8 @@ def scores(features: Tensor, x: Tensor) -> Tensor:
     on all examples of the batch, as in the official code. A feature that is constantly 0 scores 0; its column is zero anyway.
     """
     count, width = features.shape
-    norms = []
-    for rows in torch.split(torch.eye(width, dtype=features.dtype, device=features.device), max(1, ROWS // count)):
+    norms, per_pass = [], max(1, DERIVATIVES_PER_PASS // count)
+    for rows in torch.split(torch.eye(width, dtype=features.dtype, device=features.device), per_pass):
         ones = rows[:, None, :].expand(-1, count, -1)
         (derivative,) = torch.autograd.grad(features, x, ones, retain_graph=True, is_grads_batched=True)
         norms.append(torch.linalg.vector_norm(derivative.flatten(2), dim=2))
@@ -94,7 +94,7 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 def _only(entered: list[Tensor], name: str) -> Tensor:
     if len(entered) != 1 or entered[0].ndim != 2:
         shapes = [tuple(t.shape) for t in entered]
-        raise ValueError(f"soteria: layer {name!r} must be given one batch of features (N, R), and was given {shapes}")
+        raise ValueError(f"soteria: the input of layer {name!r} must be one batch of features (N, R), got shapes {shapes}")
     return entered[0]
 
 
@@ -102,7 +102,7 @@ def _linear(model: nn.Module, layer: str) -> str:
     name = layer or last_linear(model)
     linear = [known for known, module in model.named_modules() if isinstance(module, nn.Linear)]
     if name not in linear:
-        raise ValueError(f"soteria: layer {name!r} is no linear layer of this model. Known: {', '.join(linear)}")
+        raise ValueError(f"soteria: {name!r} is not a linear layer of this model. Known: {', '.join(linear)}")
     return name
 
 

@@ -81,7 +81,7 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
 
 def rescaling(update: Update, keep: float, scope: Scope) -> dict[str, float]:
-    """What makes up for the coordinates that random_k leaves out: n / ceil(keep * n), by parameter name."""
+    """Return the factors by which random_k rescales sent values to be unbiased: n / ceil(keep * n), by parameter name."""
     total = sum(t.numel() for t in update.values())
     sizes = {name: t.numel() if scope == "tensor" else total for name, t in update.items()}
     return {name: n / kept(keep, n) if n else 1.0 for name, n in sizes.items()}

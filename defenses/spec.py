@@ -21,12 +21,13 @@ from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 CodecName = Literal["dense", "sparse", "bits", "levels"]
 
 MAX_DEPTH = 8
+"""Largest nesting depth of a specification."""
 
 
 class Kind(NamedTuple):
-    """A registered defense: its two halves and the properties that tests check.
+    """A registered defense, with properties that tests check.
 
-    defense, channel: build the client's defense and the attacker's channel; they take the same arguments.
+    defense, channel: functions with the same arguments that build the client's defense and the attacker's channel.
     codec:    lossless packing that suits the output; None keeps the codec of the previous step.
     example:  arguments that change any update: "0.5" stands for clip(0.5).
     limit:    arguments that leave an update unchanged, bit for bit; None if there are none.
@@ -144,7 +145,7 @@ class DefenseSpec:
         codec = before
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _inner_codec(step, codec)
-            codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen  # which packs few values just as well
+            codec = "sparse" if (codec, chosen) == ("sparse", "levels") else chosen  # sparse packs few values as well
         return codec
 
 
@@ -152,7 +153,7 @@ def _nested(steps: tuple[Step, ...]) -> DefenseSpec:
     """Return the nested specification. Raises ValueError beyond `MAX_DEPTH`, since functions that walk through it recurse."""
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
-        raise ValueError(f"defenses may be nested {MAX_DEPTH} deep, not more")
+        raise ValueError(f"defenses can be nested at most {MAX_DEPTH} deep, got depth {spec.depth}")
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Parser of specifications: calls with literal arguments, joined by `|`, such as `"clip(4) | gaussian(0.1)"`. No code is run."""
+"""Parser of specifications such as `"clip(4) | gaussian(0.1)"`: calls with literal arguments, joined by `|`. No code is run."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ Value = Any
 """A number, a string, a truth value, a tuple of these, or a specification within a specification."""
 
 PAPER_NAMES = re.compile(r"(?<!['\"])\b([GL]-10e-\d+)\b(?!['\"])")
-"""CPL's names for noise (table 8), outside of quotes: `G-10e-2` is short for `cpl_noise('G-10e-2')`."""
+"""CPL's names for noise (table 8) outside of quotes: `G-10e-2` is an abbreviation of `cpl_noise('G-10e-2')`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parse(
     try:
         return reader.steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
+        raise ValueError(f"cannot read {what} {text!r}; write it like 'clip(4) | gaussian(0.1)'") from None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Reader:
         named: dict[str, Value] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
-                raise ValueError(f"cannot read '**' in {self.what} {self.text!r}")
+                raise ValueError(f"cannot read '**' in {self.what} {self.text!r}; write every argument out")
             if keyword.arg in named:
                 raise ValueError(f"{name}: argument {keyword.arg!r} is given twice in {self.what} {self.text!r}")
             named[keyword.arg] = self._value(keyword.value)
@@ -98,7 +98,7 @@ class _Reader:
 
     def _value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name) and node.id.lower() in ("nan", "inf", "infinity"):
-            raise ValueError(f"argument {node.id!r} in {self.what} {self.text!r} is not a finite number")
+            raise ValueError(f"argument {node.id!r} in {self.what} {self.text!r} must be a finite number")
         if self.nested is not None and _is_steps(node):
             return self.nested(self.steps(node))
         try:
@@ -112,7 +112,7 @@ class _Reader:
         return value
 
 
-WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text in quotes"}
+TYPE_NAMES = {bool: "True or False", float: "a number", int: "a whole number", str: "a text in quotes"}
 
 
 def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) -> None:
@@ -125,11 +125,11 @@ def _check_types(name: str, factory: Factory, arguments: Mapping[str, Value]) ->
         annotation = parameters[key].annotation if key in parameters else None
         wanted = {kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)}
         kind = wanted.pop() if len(wanted) == 1 else None
-        if kind not in WORDS:
+        if kind not in TYPE_NAMES:
             continue
         allowed = (int, float) if kind in (int, float) else (kind,)
         if type(value) not in allowed:
-            raise ValueError(f"{name}: {key} must be {WORDS[kind]}, got {_shown(value)}")
+            raise ValueError(f"{name}: {key} must be {TYPE_NAMES[kind]}, got {_shown(value)}")
 
 
 def _is_steps(node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from defenses._registry.registry import Registry
 
 @dataclass(frozen=True)
 class Choice:
-    """A name with arguments, or nothing. Each subclass is one key of an experiment.
+    """A specification with at most one name and its arguments. Each subclass is one key of an experiment.
 
     registry: names that the key accepts. what: the key, for error messages. nothing: the value that stands for no choice.
     """
@@ -32,7 +32,7 @@ class Choice:
             return cls()
         steps = calls.parse(text, cls._factory, cls.what)
         if len(steps) > 1:
-            raise ValueError(f"{cls.what} {text!r} has {len(steps)} parts, and takes one: {' or '.join(cls.registry)}")
+            raise ValueError(f"{cls.what} {text!r} has {len(steps)} parts; give only one: {' or '.join(cls.registry)}")
         spec = cls() if steps[0] == Step(cls.nothing) else cls(steps[0])
         try:
             spec.check()

@@ -1,9 +1,9 @@
-"""Code that is not part of this project, named as `module:function`.
+"""Import of code from outside this project, named as `module:function`.
 
-It is imported only after the local user asked for it, on the command line or in Python. Manifests, recordings, a server's
-settings and requests to the service name models and attacks as well: what they name is never imported because they name it.
+Such code is imported only after the local user admitted it, on the command line or in Python. Manifests, recordings, a server's
+settings and requests to the service can contain names of models and attacks as well, but these names alone never cause an import.
 
-What was admitted is kept in the environment variable `FEDLEAK_CODE`, so that worker processes which this one starts know it.
+Admitted names are stored in the environment variable `FEDLEAK_CODE`, so that worker processes of this process know them.
 """
 
 import os
@@ -25,12 +25,12 @@ def is_reference(name: str) -> bool:
 
 
 def references_in(text: str) -> list[str]:
-    """Return the references in a specification string; what is in quotes is an argument."""
+    """Return the references `module:function` in a specification string; text in quotes is an argument and is ignored."""
     return [found for found in _QUOTED_OR_REFERENCE.findall(text) if found]
 
 
 def mask(text: str) -> tuple[str, dict[str, str]]:
-    """Return `text` with a Python name in place of each reference, and the references by that name."""
+    """Replace each reference in `text` by a valid Python name; return the new text, and the references by these names."""
     names: dict[str, str] = {}
 
     def masked(match: re.Match[str]) -> str:
@@ -46,36 +46,36 @@ def mask(text: str) -> tuple[str, dict[str, str]]:
 def admit(reference: str) -> Any:
     """Import `module:function`, also from the current folder, and return it; registries accept it from now on.
 
-    Call this only with what the local user wrote. Raises ValueError where there is no such thing.
+    Call this only with names that the local user gave. Raises ValueError if there is no such module or attribute.
     """
     if not is_reference(reference):
-        raise ValueError(f"{reference!r} names no code; write module:function")
+        raise ValueError(f"{reference!r} is not a name of code; write module:function")
     found = _imported(reference)
     remember(reference)
     return found
 
 
 def remember(*names: str) -> None:
-    """Let registries import what was admitted in another process of the local user, once they are asked for it."""
+    """Add names that the local user admitted in another process, without importing them yet."""
     os.environ[VARIABLE] = ",".join(dict.fromkeys((*admitted(), *names)))
 
 
 def admitted() -> tuple[str, ...]:
-    """Return what was admitted in this process, or in the one that started it."""
+    """Return the names that were admitted in this process or in the one that started it."""
     return tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:
-    """Return whether the local user asked for this code."""
+    """Return whether the local user admitted this name."""
     return reference in admitted()
 
 
 def load(reference: str, group: str) -> Any:
-    """Return admitted code, for the registry of `group`. Raises ValueError, with the mend, where nobody asked for it."""
+    """Import and return admitted code, for the registry of `group`. Raises ValueError with instructions if it is not admitted."""
     if not is_admitted(reference):
         raise ValueError(
-            f"{reference!r} in {group} is code that is not part of this project, "
-            f"which is only imported where asked for by name: put --code {reference} before the command"
+            f"{reference!r} in {group} is code from outside this project, which is imported only if you ask for it; "
+            f"to allow it, put --code {reference} before the command"
         )
     return _imported(reference)
 

@@ -1,4 +1,4 @@
-"""Registries: objects by name, built in, added by installed packages through entry points, or admitted as `module:function`."""
+"""Registries: objects by name that are built in, added by packages through entry points, or admitted as `module:function`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,7 +45,7 @@ class Registry(Generic[T]):
         return self._checked(loaded, where)
 
     def _checked(self, loaded: Any, where: str) -> T:
-        """`loaded`, where it is of the type of this registry."""
+        """Return `loaded` if it has the type of this registry; raise ValueError otherwise. where: its source, for the message."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
             raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
@@ -77,7 +77,7 @@ def bind(
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'NAME'?" with the known name that is closest to an unknown one; "" where none is close."""
+    """Return " Did you mean 'NAME'?" with the known name that is most similar to an unknown one; "" if none is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

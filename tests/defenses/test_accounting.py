@@ -228,7 +228,7 @@ def test_other_values_out_of_range_are_refused() -> None:
         reconstruction_bound_renyi(0.1, -1)
     with pytest.raises(ValueError, match="times must not be negative, got -1"):
         epsilon(Noise(1.0), delta=DELTA, times=-1)
-    with pytest.raises(ValueError, match=r"drawn must lie in 1 \.\. population = 3, got 4"):
+    with pytest.raises(ValueError, match=r"drawn must be from 1 to the population of 3, got 4"):
         epsilon_drawn(Noise(1.0), delta=DELTA, times=1, drawn=4, population=3)
     with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got 0"):
         epsilon_poisson(Noise(1.0), delta=DELTA, times=1, rate=0)

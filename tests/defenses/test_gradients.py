@@ -253,7 +253,7 @@ def test_a_specification_is_printed_as_it_reads_back(text: str, printed: str) ->
         ("fed_cdp(4, snr_db=1e999)", "snr_db must be finite, got inf"),
         ("fed_cdp(4, snr_db=3, snr_scope='layer')", "snr_scope must be 'tensor' or 'gradient', got 'layer'"),
         ("soteria(prune=1)", r"prune must be in \[0, 1\), got 1"),
-        ("soteria | plain", "has 2 parts, and takes one"),
+        ("soteria | plain", "has 2 parts; give only one"),
         ("sotera", "unknown name 'sotera'.*Did you mean 'soteria'"),
     ],
 )

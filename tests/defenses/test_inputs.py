@@ -130,9 +130,9 @@ def test_public_images_carry_no_label_and_come_from_the_pool() -> None:
 
 
 def test_public_images_must_be_handed_in_where_they_are_asked_for_and_nowhere_else() -> None:
-    with pytest.raises(ValueError, match="public images are missing"):
+    with pytest.raises(ValueError, match="needs public images, but none were given"):
         mixed(instahide(4, public="p"))
-    with pytest.raises(ValueError, match="public images are given, and none are asked for"):
+    with pytest.raises(ValueError, match="needs none, but public images were given"):
         mixed(instahide(4), pool=POOL)
 
 
@@ -154,7 +154,7 @@ def test_each_says_how_large_a_batch_it_needs() -> None:
         ("instahide(1000000000)", "k must be a whole number from 1 to 1000, got 1000000000"),
         ("instahide(public=3)", "public must be a text in quotes, got 3"),
         ("mixup(beta=1)", r"'beta'.*Its parameters: \(alpha"),
-        ("mixup | instahide", "has 2 parts, and takes one: instahide or mixup"),
+        ("mixup | instahide", "has 2 parts; give only one: instahide or mixup"),
         ("mix", "unknown name 'mix'.*Did you mean 'mixup'"),
     ],
 )

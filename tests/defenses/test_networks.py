@@ -211,7 +211,7 @@ def test_no_linear_layer_no_block() -> None:
         ("dropout(1)", r"p must be in \[0, 1\), got 1"),
         ("dropout(rate=0.5)", r"'rate'.*Its parameters: \(p: float = 0.5\)"),
         ("precoder", "unknown name 'precoder'.*Did you mean 'precode'.*dropout, precode"),
-        ("precode | dropout", "has 2 parts, and takes one: dropout or precode"),
+        ("precode | dropout", "has 2 parts; give only one: dropout or precode"),
     ],
 )
 def test_wrong_arguments_raise_with_the_range(text: str, words: str) -> None:

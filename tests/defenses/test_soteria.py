@@ -129,7 +129,7 @@ def test_another_layer_can_be_defended_and_a_wrong_one_is_named() -> None:
     gradient, _ = soteria(prune=0.5, layer="3").gradient(problem, weights, *examples(), Generator())
     zeros = {n: int((g == 0).all(dim=0).sum()) for n, g in gradient.items() if g.ndim == 2}
     assert zeros == {"1.weight": 0, "3.weight": 4, "5.weight": 0}
-    with pytest.raises(ValueError, match="layer '2' is no linear layer of this model"):
+    with pytest.raises(ValueError, match="'2' is not a linear layer of this model"):
         soteria(layer="2").gradient(problem, weights, *examples(), Generator())
 
 

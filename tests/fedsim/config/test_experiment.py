@@ -107,7 +107,7 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("gradient = 'dp-sgd'", "gradient: cannot read 'dp - sgd'"),
         ("gradient = 'dpsgd'", "gradient: unknown name 'dpsgd' in defenses.gradients. Did you mean 'dp_sgd'.*plain, soteria"),
         ("gradient = 'dp_sgd(max_norm=0)'", "gradient: dp_sgd: max_norm must be positive and finite, got 0"),
-        ("gradient = 'dp_sgd | soteria'", "gradient: .* has 2 parts, and takes one: dp_sgd or fed_cdp or plain or soteria"),
+        ("gradient = 'dp_sgd | soteria'", "gradient: .* has 2 parts; give only one: dp_sgd or fed_cdp or plain or soteria"),
         ("network = 'precode(bottleneck=0)'", "network: precode: bottleneck must be a whole number from 1 to 65536, got 0"),
         ("network = 'dropout(model=1)'", r"network: dropout: .*'model'.*Its parameters: \(p"),
         ("inputs = 'mixup(alpha=-1)'", "inputs: mixup: alpha must be positive and finite, got -1"),

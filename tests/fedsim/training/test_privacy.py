@@ -84,8 +84,8 @@ def test_laplace_noise_has_a_bound_of_its_own(tiny: Tiny) -> None:
     [
         ("", "no noise"),
         ("clip(1)", "no noise"),
-        ("gaussian(1)", "nothing bounds"),
-        ("clip(1) | gaussian(snr_db=3)", "follows the data"),
+        ("gaussian(1)", "not bounded before the noise"),
+        ("clip(1) | gaussian(snr_db=3)", "depends on the data"),
     ],
 )
 def test_no_guarantee_is_infinity_in_words_and_says_why(tiny: Tiny, defense: str, why: str) -> None:

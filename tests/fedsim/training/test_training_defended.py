@@ -184,7 +184,7 @@ def test_mixtures_change_what_is_sent_and_not_what_truth_says(federate: Callable
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gradient": "soteria(layer='9')"}, "layer '9' is no linear layer of this model. Known: 1, 3"),
+        ({"gradient": "soteria(layer='9')"}, "'9' is not a linear layer of this model. Known: 1, 3"),
         (
             {
                 "gradient": "dp_sgd",

@@ -146,7 +146,7 @@ def test_an_own_decoder_is_named_by_module_and_function(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(references.VARIABLE, "")
     arguments = {"decoder": "own_decoders:flipped", "steps": 4}
-    with pytest.raises(ValueError, match="only imported where asked for by name"):
+    with pytest.raises(ValueError, match="imported only if you ask for it"):
         AttackSpec(name="cpl", arguments=arguments)
     own = references.admit("own_decoders:flipped")
     assert isinstance(own(IMAGES), Decoder)
