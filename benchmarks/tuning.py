@@ -83,15 +83,15 @@ def searches(asked: Options) -> Table:
 def beliefs(asked: Options) -> Table:
     """How fast the variance of images falls with the frequency, and how much channels differ."""
     rows = []
-    own = smoothness.FALL, smoothness.COLOUR
+    own = smoothness.SPECTRAL_DECAY, smoothness.COLOUR_VARIANCE
     for data in drawn(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
         originals = batches(data, client("lenet_cpl", data.data, seed=asked.seed), len(data))
         for fall in (1.5,) if asked.quick else (1.0, 1.5, 2.0):
             for colour in (0.1,) if asked.quick else (0.3, 0.1, 0.03):
-                smoothness.FALL, smoothness.COLOUR = fall, colour
+                smoothness.SPECTRAL_DECAY, smoothness.COLOUR_VARIANCE = fall, colour
                 row = found(exact(route="features", fallback="none"), originals, asked)
                 rows.append({"data": data.name, "fall": fall, "colour": colour, **row})
-    smoothness.FALL, smoothness.COLOUR = own
+    smoothness.SPECTRAL_DECAY, smoothness.COLOUR_VARIANCE = own
     return rows, {}
 
 

@@ -219,7 +219,7 @@ def test_replays_of_different_rounds_at_once_keep_each_others_cases(run: Path, t
 
 
 def test_who_looks_at_a_search_sees_what_it_would_have_come_to_by_then(run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(memories, "SIGHTS", 0.0)
+    monkeypatch.setattr(memories, "DISPLAY_SECONDS", 0.0)
     seen: dict[int, list[Sight]] = {}
 
     def search(steps: int, **settings: object) -> Path:

@@ -61,5 +61,5 @@ def test_a_processor_without_such_arithmetic_keeps_float32(
 
 @pytest.mark.parametrize("coarse", [-0.1, 1.0])
 def test_the_last_steps_are_always_in_float32(coarse: float) -> None:
-    with pytest.raises(ValueError, match="the last ones are in float32"):
+    with pytest.raises(ValueError, match="the last steps are in float32"):
         agic(coarse=coarse)

@@ -148,7 +148,7 @@ def test_of_several_examples_behind_a_single_logit_the_mean_is_told(ones: int) -
 def test_without_a_bias_several_labels_need_the_head_or_distinct_rows(outputs: int) -> None:
     net, loss = network(nn.Sigmoid(), 1, bias=False, outputs=outputs), "logistic" if outputs == 1 else "cross_entropy"
     evidence = evidence_of(net, torch.rand(2, 12), torch.tensor([0, 1]), loss)
-    with pytest.raises(ValueError, match="Evidence.head"):
+    with pytest.raises(ValueError, match=r"set Evidence\.head"):
         ilrg(evidence)
     if outputs == 1:
         with pytest.raises(ValueError, match="cannot separate 2 examples of a model with a single logit"):

@@ -99,7 +99,7 @@ def test_a_single_logit_says_no_more_than_one_row() -> None:
 def test_what_cannot_be_read_is_refused() -> None:
     rng, weight, bias = torch.Generator(), torch.zeros(3, 5), torch.zeros(3)
     y = torch.tensor([0])
-    with pytest.raises(ValueError, match="same shapes"):
+    with pytest.raises(ValueError, match="must have the shapes"):
         head_features(torch.zeros(3, 4), bias, y, weight=weight, bias=bias, rng=rng)
     with pytest.raises(ValueError, match="each from 0 to 2"):
         head_features(weight, bias, torch.tensor([3]), weight=weight, bias=bias, rng=rng)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
-from attacker.attacks.matching.decoders import DECODERS, EDGE, NAMED, Decoder, decoder
+from attacker.attacks.matching.decoders import DECODERS, NAMED, TANH_MARGIN, Decoder, decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -82,7 +82,7 @@ def test_a_tanh_box_cannot_be_left_and_is_entered_within_its_edges() -> None:
     x = own.decode(100 * torch.randn(50, 9, generator=seeded()))
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
     assert own.decode(own.encode(torch.tensor([[-3.0, 0.25, 7.0]]))).tolist()[0] == pytest.approx(
-        [EDGE, 0.25, 1 - EDGE], abs=1e-5
+        [TANH_MARGIN, 0.25, 1 - TANH_MARGIN], abs=1e-5
     )
 
 

@@ -89,7 +89,7 @@ def test_only_cases_that_are_told_a_start_have_one_more(image_case: Make) -> Non
 
 def test_a_start_of_each_example_is_refused_where_every_epoch_has_its_own(image_case: Make) -> None:
     _, x, _ = image_case(1)
-    with pytest.raises(ValueError, match="order_invariant searches for one in each local epoch"):
+    with pytest.raises(ValueError, match="cannot be combined with order_invariant"):
         given(x).changed(local_steps="simulated", order_invariant=0.1)
 
 

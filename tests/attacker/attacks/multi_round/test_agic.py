@@ -202,9 +202,9 @@ def test_it_attacks_rounds_of_one_client_only(client: Client) -> None:
         ({"compare": "guess"}, "unknown comparison 'guess'"),
         ({"local_steps": "many"}, "unknown local_steps 'many'"),
         ({"shape": "cubic"}, "unknown shape"),
-        ({"label_rule": "joint"}, "label_rule cannot be joint"),
-        ({"order_invariant": 1.0}, "set local_steps to simulated"),
-        ({"surrogate": True, "local_steps": "simulated"}, "set local_steps to one_batch"),
+        ({"label_rule": "joint"}, "label_rule cannot be 'joint'"),
+        ({"order_invariant": 1.0}, "set local_steps=simulated"),
+        ({"surrogate": True, "local_steps": "simulated"}, "set local_steps=one_batch"),
         ({"beta": 0.0}, "beta must be positive"),
     ],
 )
