@@ -57,7 +57,7 @@ def parse(
     try:
         return reader.steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read {what} {text!r}; write it like 'clip(4) | gaussian(0.1)'") from None
+        raise ValueError(f"cannot read {what} {text!r}: write it as 'clip(4) | gaussian(0.1)'") from None
 
 
 @dataclass(frozen=True)
