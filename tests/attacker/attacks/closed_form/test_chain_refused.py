@@ -257,7 +257,7 @@ def test_more_than_one_input_is_refused_and_one_with_a_default_is_not() -> None:
 
 
 def test_one_dimensional_convolutions_are_refused() -> None:
-    with pytest.raises(NotAChain, match=r"0 is Conv1d: of convolutions only torch\.nn\.Conv2d"):
+    with pytest.raises(NotAChain, match=r"0 is Conv1d: of the convolutions only torch\.nn\.Conv2d"):
         chain_of(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
 
 
