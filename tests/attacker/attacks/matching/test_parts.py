@@ -68,7 +68,7 @@ def test_colours() -> None:
     assert start("blue")(data, labels, rng)[0, :, 3, 3].tolist() == [0, 0, 1]
     assert start("dark")(data, labels, rng).max() == 0
     assert start("light")(data, labels, rng).min() == 1
-    with pytest.raises(ValueError, match="images of 3 channels"):
+    with pytest.raises(ValueError, match="images with 3 channels"):
         start("red")(DataSpec(shape=(1, 4, 4), num_classes=2), labels, rng)
 
 
