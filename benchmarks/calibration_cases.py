@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from contract import Options
 from single_cases import Client, client
@@ -129,12 +130,13 @@ def _noise(count: int, seed: int) -> Images:
 
 
 def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
-    """Rows of a table; those of the tuning part have even numbers, those of the others odd ones."""
+    """Rows of a table; of every four, the tuning part has two, validation and report one each."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     found = path is not None and path.exists() and name == "adult"
     loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")
-    at = (2 * (torch.arange(count) + skip) + (part != "tuning")) % len(loaded.train)
-    x, y = loaded.train[at.numpy()]
+    rows = np.arange(len(loaded.train))
+    own = rows[np.isin(rows % 4, {"tuning": (0, 2), "validation": (1,), "report": (3,)}[part])]
+    x, y = loaded.train[own[(np.arange(count) + skip) % len(own)]]
     return Images(name, x, torch.as_tensor(y), loaded.spec, part)
 
 

@@ -298,7 +298,7 @@ OUTSIDE = [
     Cell(attack="cpl", settings={"steps": 40}, data="imagenet", side=24, cases=4),
     Cell(attack="inverting_gradients", settings=UNSIGNED, network=CONVNET, data="imagenet", side=32, cases=4),
     Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="lfw", side=24, batch=2, cases=2),
-    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="imagenet", side=48, cases=4),
+    Cell(attack="exact", settings=NONE, network="lenet_dlg", data="imagenet", side=20, cases=4),
     Cell(attack="exact", settings=NONE, network="mlp", data="imagenet", side=32, batch=8, cases=2),
     Cell(attack="exact", settings={"steps": 25}, data="imagenet", side=16, batch=2, cases=3),
     Cell(attack="cpl", settings={**SHORT, "steps": 40}, data="mnist", half=True, batch=8, cases=2),

@@ -28,14 +28,14 @@ from attacker.scoring.comparison import labels_read
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import Estimate, mean, share
+from attacker.scoring.statistics import FEWEST_CLUSTERS, Estimate, mean, share
 from attacker.scoring.verdict import Verdict, judge
 from fedsim.data import Dataset
 from fedsim.data.base import Examples
 from fedsim.recording import DataSpec
 
 Row = dict[str, Any]
-CLUSTERS, SIZES, CORRELATIONS = (4, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
+CLUSTERS, SIZES, CORRELATIONS = (4, 6, 8, 12, 20, 40), (1, 4, 8), (0.0, 0.3, 0.6, 1.0)
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
@@ -54,7 +54,7 @@ def intervals(asked: Options) -> tuple[list[Row], Row]:
         held = [coverage(draw_successes(rng, shape, correlation, value), value, share) for value in SHARES]
         every += [(count, value, of) for value, of in zip(SHARES, held, strict=True)]
         rows.append({"of": "share", **design, "coverage": float(np.mean(held)), "least": min(held), "most": max(held)})
-        for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)):
+        for name, draw in (("normal", rng.normal), ("skewed", rng.exponential)) if count >= FEWEST_CLUSTERS else ():
             common, own = draw(size=(repetitions, count, 1)), draw(size=shape)
             samples = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
             true = float(np.sqrt(correlation) + np.sqrt(1 - correlation)) * (name == "skewed")

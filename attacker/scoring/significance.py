@@ -115,8 +115,20 @@ def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> flo
 
 def single(both: Paired) -> float | None:
     """Return the chance that any answer comes as near to its original as the nearest one does (Bonferroni); None without rows."""
-    chances = [row.chance for row in both.attack if row.chance is not None]
+    chances = [chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _beyond(one, other)) is not None]
     return min(1.0, len(chances) * min(chances)) if chances else None
+
+
+def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
+    """Return the chance that an answer comes so near to its original, given how near the null's comes; None if it has none.
+
+    An original in the middle of its data is near to any answer, so that the chance is divided by that of the null's answer: of
+    two independent uniform numbers, the ratio is at most c with the chance c / 2. Where the answer passes the threshold of
+    success and the null's does not, its own chance counts.
+    """
+    if one.chance is None or other.chance is None or (one.success and not other.success):
+        return one.chance
+    return max(one.chance, min(1.0, one.chance / other.chance))
 
 
 def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:

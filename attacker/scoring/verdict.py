@@ -76,7 +76,7 @@ class Comparison:
     def words(self) -> str:
         """Say what the difference is."""
         if self.score == SINGLE:
-            return "single reconstructions nearer to their original than chance allows"
+            return "single reconstructions nearer to their original than chance and the null allow"
         if self.attack is None or self.null is None or self.difference is None:
             return self.title
         if self.score == REIDENTIFIED:
@@ -159,7 +159,7 @@ def _shown(verdict: Verdict) -> str:
     told = [_size(one) for one in sizes.values()]
     if told:
         return f"a leak of {' or '.join(told)} would have shown"
-    return "of so few cases only a reconstruction nearer to its original than to all other examples would have shown"
+    return "of so few cases only a recovered example, or one much nearer to its original than its null is, would have shown"
 
 
 def _size(one: Comparison) -> str:

@@ -87,6 +87,15 @@ def test_an_exact_answer_to_one_client_is_recovered_however_few_there_are(count:
     assert f"recovered: 1 of {count} example" in found.words
 
 
+def test_an_original_that_is_near_to_any_answer_is_no_leak() -> None:
+    """A face near the mean face: of runs of one client, 4 of 24 nulls were called a leak beside another null."""
+    one = rows([14.0], rank_share=0.0, chance=0.003, case_chance=0.003)
+    same = rows([13.9], null=True, rank_share=0.0, chance=0.004, case_chance=0.004)
+    assert judge(one, same).outcome == "not distinguishable from the null at this sample"
+    far = rows([9.0], null=True, rank_share=0.4, chance=0.4, case_chance=0.4)
+    assert judge(one, far).outcome == "partly leaked"
+
+
 def test_without_a_difference_the_smallest_leak_that_would_have_shown_is_named() -> None:
     found = verdict(around(10, 12, 0), around(10, 12, 1))
     assert found.outcome == "not distinguishable from the null at this sample"
