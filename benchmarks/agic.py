@@ -1,4 +1,4 @@
-"""AGIC on the full ResNet20-4: what layer weights, a second epoch, linking and the one-batch approximation bring.
+"""AGIC on the full ResNet20-4: the effect of layer weights, a second epoch, linking and the one-batch approximation.
 
     layers    equal weights against layer weights, one image each, 1,000 iterations with step decay (--short: 500, --long: 3,000)
     shapes    the functions of AGIC's table I, batches of 4
@@ -8,7 +8,7 @@
     beyond    surrogate weights, the order-invariant prior and robust weights, on CPL's LeNet
 
 CIFAR-10 and CIFAR-100 from --data, photographs without it. Narrow networks and short runs hide or reverse the effect of layer
-weights: `--quick` shows that everything works, and no gain. Without a table: all but shapes and beyond.
+weights, so that `--quick` only checks that everything runs. Without a table, all but shapes and beyond are run.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def layers(asked: Options) -> tuple[list[Row], Row]:
-    """One image each."""
+    """Compare equal weights with layer weights on single images."""
     count, steps = (2, 20) if asked.quick else (8, 3000 if "long" in asked.flags else 500 if "short" in asked.flags else 1000)
     found, of = images(asked, "cifar10", count), _network(asked, "cifar10", count)
     cases = [of.case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
@@ -63,7 +63,7 @@ def layers(asked: Options) -> tuple[list[Row], Row]:
 
 
 def shapes(asked: Options) -> tuple[list[Row], Row]:
-    """Table I: batches of 4, weights between 1 and 2 or 0.5."""
+    """Compare the weight functions of AGIC's table I on batches of 4, with weights between 1 and 2 or 0.5."""
     count, steps = (1, 5) if asked.quick else (2, 300)
     found, of = images(asked, "cifar10", 4 * count), _network(asked, "cifar10", 4)
     cases = [of.case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
@@ -87,7 +87,7 @@ PAPER_SHAPES = (
 
 
 def epochs(asked: Options) -> tuple[list[Row], Row]:
-    """The same image in two rounds, between which the federation trained on others. Their link is told, labels are not."""
+    """Compare one round of an image with two rounds, between which the federation trained on others. The link is given."""
     large = asked.device != "cpu"
     count, steps, between = (1, 10, 2) if asked.quick else (8, 3000, 30) if large else (3, 300, 30)
     found = images(asked, "cifar100", count)
@@ -113,7 +113,7 @@ def epochs(asked: Options) -> tuple[list[Row], Row]:
 
 
 def fedavg(asked: Options) -> tuple[list[Row], Row]:
-    """Eight images, cut into 1, 2, 4 or 8 local steps of learning rate 1e-4."""
+    """Attack updates of eight images in 1, 2, 4 or 8 local steps with learning rate 1e-4."""
     count, steps = (4, 3) if asked.quick else (8, 3000) if asked.device != "cpu" else (8, 30)
     found = images(asked, "cifar10", count)
     rows = []
@@ -131,18 +131,18 @@ def fedavg(asked: Options) -> tuple[list[Row], Row]:
 
 
 def search(steps: int, beta: float) -> GradientMatching:
-    """The joint search of AGIC, without linking; beta 1 is Inverting Gradients' own equal weights."""
+    """Return the joint search of AGIC, without linking; beta 1 means equal layer weights, as in Inverting Gradients."""
     return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
 
 
 def _network(asked: Options, name: str, batch: int, steps: int = 1) -> Client:
-    """An untrained ResNet20-4 whose client takes steps of 1e-4."""
+    """Return an untrained ResNet20-4 whose client trains with learning rate 1e-4."""
     of = client("resnet20_4", images(asked, name, 1).data, seed=asked.seed)
     return replace(of, training=replace(of.training, learning_rate=1e-4, batch_size=batch // steps, steps=steps))
 
 
 def _routed(asked: Options, cases: Sequence[Case]) -> Row:
-    """What the router answers by closed forms, before it goes on to the same search."""
+    """Return the results of the closed forms alone, which the router tries before the same search."""
     with cpu_seconds() as clock:
         try:
             found = replace(exact(fallback="none"), device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))

@@ -1,4 +1,4 @@
-"""What three options that AGIC does not have bring: surrogate weights, a prior over local epochs, robust weights of rounds."""
+"""The effect of three options that AGIC lacks: surrogate weights, a prior over local epochs, and robust weights of rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from attacker.scoring.metrics import psnr, succeeded
 
 Row = dict[str, Any]
 PRIOR = 3e-5
-"""Total variation, without which several passing examples are not determined."""
+"""Weight of the total variation, without which several examples per epoch are not determined."""
 WAYS: dict[str, Row] = {
     "one batch": {},
     "one batch at surrogate weights": {"surrogate": True},
@@ -28,14 +28,14 @@ WAYS: dict[str, Row] = {
 
 
 def table(asked: Options) -> tuple[list[Row], Row]:
-    """CPL's search on its LeNet, where one image takes seconds."""
+    """Measure all options with CPL's search on its LeNet, where one image takes seconds."""
     local, gain = _local(asked)
     wrong, mended = _wrong_link(asked)
     return [*local, *wrong], gain | mended
 
 
 def _local(asked: Options) -> tuple[list[Row], Row]:
-    """Clients of several local epochs: steps on one image, and on two that pass in an order of their own in each epoch."""
+    """Attack clients with several local epochs, on one image, and on two images in a new order in each epoch."""
     steps, rows = (20 if asked.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if asked.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if asked.quick else 4
@@ -49,7 +49,7 @@ def _local(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _trained(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
-    """Each so many images in one update: batches of one, in a new order every epoch."""
+    """Return cases of `passing` images each, trained on for several epochs in batches of one, in a new order every epoch."""
     of = client("lenet_cpl", found.data, seed=seed)
     of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
     rng = torch.Generator().manual_seed(seed + 5)
@@ -61,7 +61,7 @@ def _trained(found: Images, passing: int, epochs: int, rate: float, seed: int) -
 
 
 def _wrong_link(asked: Options) -> tuple[list[Row], Row]:
-    """Three rounds that are taken for the same image, of which the second holds another one."""
+    """Attack three rounds that are linked as the same image, although the second contains another one."""
     count, steps = (1, 20) if asked.quick else (4, 300)
     pool = images(asked, "cifar10", count + 1)
     federation, rounds = Federation(asked, pool.data, name="lenet_cpl"), []
@@ -79,7 +79,7 @@ def _wrong_link(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _row(attack: Any, cases: Sequence[Case], found: Images, passing: int, asked: Options) -> Row:
-    """PSNR of each image, mean and one by one; the share of recovered ones; CPU-seconds of each."""
+    """Return the mean PSNR and that of each image, the share of recovered images, and CPU-seconds per image."""
     answers, seconds = attacked(attack, cases, asked)
     guesses = torch.cat([guessed(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
     values = psnr(guesses, found.x).tolist()

@@ -1,4 +1,4 @@
-"""A federation of one client whose server also trains on other images: what passes in each round."""
+"""A federation of one client, whose global model is also trained on other images between its rounds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from fedsim.training.local import train
 
 
 class Federation:
-    """An untrained ResNet20-4. learning_rate: of the client, one step a round."""
+    """A federation with an untrained ResNet20-4. learning_rate: of the client, which makes one step per round."""
 
     def __init__(self, asked: Options, data: DataSpec, *, learning_rate: float = 1e-4, name: str = "resnet20_4") -> None:
         self.spec, self.data, self.learning_rate = ModelSpec(name=name), data, learning_rate
@@ -23,7 +23,7 @@ class Federation:
         self.weights: Mapping[str, Tensor] = {key: p.detach().clone() for key, p in self.model.named_parameters()}
 
     def observed(self, found: Images, rows: Sequence[int], *, round: int, client: str = "client") -> Observation:
-        """The client's step on one batch at the weights of now."""
+        """Return the observation of a client's step on one batch at the present weights. rows: indices of the images."""
         training = Training(learning_rate=self.learning_rate, batch_size=len(rows), steps=1)
         batch = found.x[list(rows)], found.y[list(rows)]
         update = train(self.model, self.weights, [batch], training, self.data).update
@@ -41,7 +41,7 @@ class Federation:
         )
 
     def train(self, asked: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:
-        """Move the weights by steps on images of the same kind, none of which is among those of `apart`."""
+        """Train the weights on images of the same data set, without those in `apart`."""
         pool = images(asked, "cifar100" if self.data.num_classes == 100 else "cifar10", 16 * batch + 7)
         others = pool.of([i for i, x in enumerate(pool.x) if not (apart.x == x).flatten(1).all(dim=1).any()])
         rng = torch.Generator().manual_seed(asked.seed + 1)

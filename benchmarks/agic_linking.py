@@ -1,4 +1,4 @@
-"""How many examples of a second epoch are linked to themselves in the first, by which means (AGIC, table V)."""
+"""The share of examples of a second epoch that are linked correctly to the first, by method of linking (AGIC, table V)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ PAPER = {1: {"no labels": 0.873, "labels": 0.981}, 4: {"no labels": 0.547, "labe
 
 
 def table(asked: Options) -> tuple[list[Row], Row]:
-    """Two shuffled epochs of one client of learning rate 1e-4, whose weights move by its own steps."""
+    """Link two shuffled epochs of one client, which trains with learning rate 1e-4 and changes the weights in each round."""
     large = asked.device != "cpu"
     rows: list[Row] = []
     summary: Row = {}
@@ -46,13 +46,13 @@ def table(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _order(asked: Options, count: int, batch: int) -> list[list[int]]:
-    """The batches of two epochs, one after the other."""
+    """Return the image indices of the batches of two shuffled epochs."""
     rng = torch.Generator().manual_seed(asked.seed + 2)
     return [rows.tolist() for _ in range(2) for rows in torch.randperm(count, generator=rng).split(batch)]
 
 
 def _described(asked: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int) -> tuple[list[Described], float]:
-    """What linking is told of every round, and CPU-seconds a round."""
+    """Return the descriptions of all rounds for linking, and CPU-seconds per round."""
     describer = Describer(agic().matching, compare, pre_steps, asked.device)
     federation = Federation(asked, found.data)
     described, spent = [], 0.0
@@ -68,10 +68,10 @@ def _described(asked: Options, found: Images, batch: int, compare: ComparedBy, p
 def _rate(
     found: Images, described: Sequence[Described], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
-    """The share of the second epoch's examples that are paired with themselves in the first.
+    """Return the share of the second epoch's examples that are paired with themselves in the first.
 
-    Where one epoch ends and the next begins is told, as in the paper. Places are in the order of labels; one that a wrong label
-    was read for counts as wrong.
+    The boundary between the epochs is given, as in the paper. Places are sorted by label; a place whose label was inferred
+    wrongly counts as a wrong pair.
     """
     cost = likeness(described, rule=rule).cost[len(found) :, : len(found)]
     pairs = greedy(cost) if matching == "greedy" else assignment(cost)

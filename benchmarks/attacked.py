@@ -1,4 +1,4 @@
-"""What an attack recovers of cases whose originals are known, as one row of a table."""
+"""Measurement of an attack on cases whose true examples are known, as one row of a table."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,18 +19,18 @@ from attacker.scoring.statistics import share
 from fedsim.recording import DataSpec
 
 PAPER_TOLERANCE = 1e-4
-"""Of CPL: the squared distance between gradients at which a search has converged."""
+"""Squared distance between gradients at which a search has converged, according to CPL."""
 
 
 def attacked(attack: GradientMatching | ClosedForm, cases: Sequence[Case], asked: Options) -> tuple[list[Reconstruction], float]:
-    """The answers, and the CPU-seconds that they took on one thread."""
+    """Run an attack on one thread; return its reconstructions and the CPU-seconds."""
     with cpu_seconds() as clock:
         found = replace(attack, device=asked.device)(cases, rng=torch.Generator().manual_seed(asked.seed))
     return found, clock.seconds
 
 
 def settings_of(attack: GradientMatching | ClosedForm) -> str:
-    """What an attack goes by, in words for its row: optimiser, distance, total variation, and iterations and starts at most."""
+    """Describe the settings of an attack for its row: optimiser, distance, total variation, maximum iterations and starts."""
     if isinstance(attack, ClosedForm):
         routes = f"closed forms {', '.join(attack.routes)}"
         return f"{routes}; then {settings_of(attack.fallback)}" if attack.fallback else routes
@@ -44,7 +44,7 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
 
 
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The answer's examples within [0, 1], and their labels, in the order of the originals; surplus ones are left out."""
+    """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals, without surplus ones."""
     found = keep_first(found, len(x))
     order = [i for i in assign(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
@@ -53,11 +53,11 @@ def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
 def measured(
     attack: GradientMatching | ClosedForm, cases: Sequence[Case], x: Sequence[Tensor], y: Sequence[Tensor], asked: Options
 ) -> dict[str, Any]:
-    """One row. x, y: the originals of each case, (N, *shape) and (N,).
+    """Attack the cases and return one row of results. x, y: true examples of each case, (N, *shape) and (N,).
 
     asr_c, asr_l: shares of all examples whose content and label are recovered; low, high: the 95 % interval of asr_c over cases.
     median_mse: of all examples. mse, ssim: means over those with content.
-    iterations: until the paper's tolerance, or the end, mean over the same. cpu_seconds: an example.
+    iterations: until the paper's tolerance or the end of the search, mean over the same. cpu_seconds: per example.
     """
     found, seconds = attacked(attack, cases, asked)
     return row_of(found, x, y, seconds, cases[0].observations[0].data)
@@ -66,7 +66,7 @@ def measured(
 def row_of(
     found: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
 ) -> dict[str, Any]:
-    """The row of `measured`, from the answers."""
+    """Return the row of `measured` from the reconstructions."""
     pairs = [guessed(one, originals) for one, originals in zip(found, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
     success = succeeded(guesses, truth, data)
@@ -92,7 +92,7 @@ def row_of(
 
 
 def iterations(found: Reconstruction) -> int:
-    """Those of stuck starts, and of the last one until it fell below the paper's tolerance; none of a closed form."""
+    """Return the iterations of all stuck starts, plus those of the last start until the paper's tolerance; 0 for closed forms."""
     if not found.iterations:
         return 0
     below = torch.nonzero(found.loss <= PAPER_TOLERANCE)

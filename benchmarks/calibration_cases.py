@@ -1,4 +1,4 @@
-"""Cells of networks, data, training, defenses and attacks whose answers calibrate confidence, and on which it is measured."""
+"""Cells: combinations of network, data, training, defense and attack on which confidence is calibrated and measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ TABLES = ("breast_cancer", "adult")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Some cases of one kind.
+    """The settings of some cases of one kind.
 
     network, arguments: of the model; one with a colon is code of `calibration_networks`.
     data: of `splits.FILES`, a table, or noise.
@@ -61,13 +61,13 @@ class Cell:
 
     @property
     def examples(self) -> int:
-        """Behind one case."""
+        """Number of examples per case."""
         return self.batch * (self.rounds // 2 if self.rounds > 1 else self.steps)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer: the curve of its route, what was known of each example, what was said of it, and whether it was recovered."""
+    """One reconstruction: its route, the evidence and confidence of each example, and whether each was recovered."""
 
     cell: Cell
     route: str
@@ -79,7 +79,7 @@ class Answered:
 
 
 def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[Answered]:
-    """Attack the cases of a cell, with examples of one part after the first `skip`; yield what each came to."""
+    """Attack the cases of a cell, with examples of one split after the first `skip`, and yield the scored answers."""
     data = drawn(cell, asked, part=part, skip=skip)
     made, truth = cases(cell, data, asked)
     attack: Attack = ATTACKS[cell.attack](**cell.settings)
@@ -96,7 +96,7 @@ def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[A
 
 
 def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
-    """Score one answer as `attacker.scoring` does; surplus candidates count for nothing."""
+    """Score one reconstruction as `attacker.scoring` does, without surplus candidates."""
     found = keep_first(found, len(truth))
     x, order = answered(found.x, data.data), assign(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
@@ -110,7 +110,7 @@ def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> An
 
 
 def drawn(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
-    """The examples of a cell."""
+    """Return the examples of a cell."""
     count = cell.cases * cell.examples
     if cell.data == "noise":
         return _noise(count, asked.seed + skip)
@@ -124,13 +124,13 @@ def drawn(cell: Cell, asked: Options, *, part: Part, skip: int) -> Images:
 
 
 def _noise(count: int, seed: int) -> Images:
-    """Random pixels: what no prior of images knows how to fill in."""
+    """Return images of random pixels, for which no image prior helps."""
     rng, data = torch.Generator().manual_seed(seed), DataSpec(shape=(3, 16, 16), num_classes=10)
     return Images("noise", torch.rand(count, *data.shape, generator=rng), torch.randint(10, (count,), generator=rng), data)
 
 
 def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Images:
-    """Rows of a table; of every four, the tuning part has two, validation and report one each."""
+    """Return rows of a table. Of every four rows, two belong to the tuning part, and one each to validation and report part."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     found = path is not None and path.exists() and name == "adult"
     loaded = datasets.load(f"csv:{path}") if found else datasets.load("breast_cancer")
@@ -141,7 +141,7 @@ def _rows(name: str, asked: Options, count: int, *, part: Part, skip: int) -> Im
 
 
 def cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Tensor]]:
-    """The cases of a cell, and the originals of each."""
+    """Return the cases of a cell, and the true examples of each."""
     if ":" in cell.network:
         models.admit(cell.network)
     own = client(cell.network, data.data, seed=asked.seed, arguments=cell.arguments, loss=_loss(cell))
@@ -158,7 +158,7 @@ def cases(cell: Cell, data: Images, asked: Options) -> tuple[list[Case], list[Te
 
 
 def _claims(case: Case, examples: int) -> Case:
-    """Return the case of a client that reports another number of examples."""
+    """Return a copy of a case whose client reports another number of examples."""
     return Case(tuple(replace(one, num_examples=examples) for one in case.observations))
 
 
@@ -176,7 +176,7 @@ def _passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[
 
 
 def _warm(cell: Cell, own: Client, asked: Options) -> Mapping[str, Tensor]:
-    """Weights after `warm` steps on examples of the validation part."""
+    """Return the weights after `warm` steps on examples of the validation split."""
     if not cell.warm:
         return own.weights
     rng = torch.Generator().manual_seed(asked.seed)
@@ -189,7 +189,7 @@ def _warm(cell: Cell, own: Client, asked: Options) -> Mapping[str, Tensor]:
 
 
 def _rounds(cell: Cell, own: Client, batches: Sequence[tuple[Tensor, Tensor]], key: str) -> Case:
-    """Two passes of one client over its batches, one step a round, after each of which the server takes its update over."""
+    """Return a case of two passes of one client over its batches, one step per round; the server applies each update."""
     observations, at = [], own
     for number, batch in enumerate([*batches, *batches[::-1]], start=1):
         (seen,) = at.case([batch], key, cell.defense).observations

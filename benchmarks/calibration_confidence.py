@@ -1,4 +1,4 @@
-"""Reliability of confidence on examples of the report part: bins, Brier score and expected calibration error of every route."""
+"""Calibration of confidence on examples of the report split: bins, Brier score and expected calibration error by route."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from attacker.attacks.confidence.curves import family
 Rows = list[dict[str, Any]]
 PICTURE = Path(__file__).parents[1] / "docs" / "reliability.png"
 SEED = 100
-"""Added to the seed: the networks of no cell are those that the curves were fitted on."""
+"""Added to the seed, so that networks have other weights than those that the curves were fitted on."""
 QUICK = {"single": 1, "relu": 2, "exact": 8, "rows": 1, "nulls": 1}
-"""How many cells of a group the quick run has, of one case each."""
+"""Number of cells of each group in a quick run, with one case each."""
 
 
 def confidence(asked: Options) -> tuple[Rows, dict[str, Any]]:
-    """Attack cells whose examples chose nothing; rows of bins by route, and the worst calibration error as `ece`."""
+    """Attack cells with examples of the report split; return rows of bins by route, and the worst calibration error as `ece`."""
     torch.set_num_threads(1)
     answers = _answers(asked, _cells(asked))
     if not asked.quick:
@@ -55,7 +55,7 @@ def summarised(answers: Sequence[Answered]) -> tuple[Rows, dict[str, Any]]:
 
 
 def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Array, Array]]:
-    """Confidence and outcome of every example that was decided, by route and kind of data."""
+    """Return confidence and outcome of all examples with a confidence, by route and kind of data."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for one in answers:
         said, right = found[_named(one)]
@@ -67,7 +67,7 @@ def by_route(answers: Sequence[Answered]) -> Mapping[str, tuple[Array, Array]]:
 
 
 def undecided_share(answers: Sequence[Answered], route: str = "") -> float:
-    """Share of examples without a confidence, of one route or of all."""
+    """Return the share of examples without a confidence, of one route or of all."""
     of_all = [isnan(p) for one in answers if route in ("", _named(one)) for p in one.confidence]
     return sum(of_all) / max(1, len(of_all))
 
@@ -77,7 +77,7 @@ def _named(one: Answered) -> str:
 
 
 def _whole(said: Array, right: Array, undecided: float) -> dict[str, Any]:
-    """The row of a route as a whole. ece_of_chance: the error that these confidences would have by chance, were they right."""
+    """Return the summary row of a route. ece_of_chance: the expected error of perfectly calibrated confidences, by chance."""
     rng = np.random.default_rng(0)
     drawn = [expected_calibration_error(said, (rng.random(len(said)) < said).astype(float)) for _ in range(200)]
     return {
@@ -95,7 +95,7 @@ def _cells(asked: Options) -> list[tuple[str, Cell]]:
 
 
 def placed(cells: Sequence[tuple[str, Cell]]) -> list[tuple[str, Cell, int]]:
-    """Cells with how many examples of their data to pass over, so that no two share one."""
+    """Return the cells, each with the number of examples to skip, so that no two cells share an example."""
     taken: dict[str, int] = defaultdict(int)
     found = []
     for group, cell in cells:

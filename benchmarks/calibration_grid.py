@@ -1,4 +1,4 @@
-"""The cells of calibration: kinds of networks, batches, training and defenses that audits meet, with settings of every attack."""
+"""The cells for calibration: networks, batches, training and defenses as in typical audits, with settings of every attack."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,12 +13,12 @@ UNSIGNED = {"steps": 400, "signed": False, "tv": 1e-3}
 
 
 def noise(std: float) -> str:
-    """Gaussian noise on every entry of a gradient that is sent with a learning rate of 1."""
+    """Return the specification of Gaussian noise on every entry of a gradient, for a learning rate of 1."""
     return f"in_gradient_units(gaussian({std}), 1.0)"
 
 
 def prune(keep: float) -> str:
-    """Only the largest entries are sent."""
+    """Return the specification of a defense that sends only the share `keep` of largest entries."""
     return f"top_k({keep})"
 
 
@@ -342,7 +342,7 @@ OUTSIDE = [
         for data in ("breast_cancer", "adult")
     ),
 ]  # fmt: skip
-"""What an audit meets beside the easy case: false counts, other sizes, epochs, unknown defenses, narrow networks."""
+"""Difficult cells: wrong counts, other image sizes, epochs, unknown defenses, narrow networks."""
 UNSEEN = [
     Cell(
         attack="cpl",
@@ -371,7 +371,7 @@ UNSEEN = [
         attack="exact", settings={"steps": 25}, network="lenet_dlg", arguments={"channels": 8}, data="cifar10", half=True, cases=8
     ),
 ]
-"""Networks that no curve was fitted on."""
+"""Cells with networks on which no curve was fitted."""
 CELLS = {
     "single": SINGLE,
     "batches": BATCHES,

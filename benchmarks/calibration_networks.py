@@ -1,4 +1,4 @@
-"""Small networks that calibration sees beside the published ones: kinds that audits meet, narrow enough for two cores."""
+"""Small networks of common kinds for calibration, in addition to published ones; narrow enough for two cores."""
 
 from torch import nn
 
@@ -6,14 +6,14 @@ from fedsim.models.resnet import residual_stages
 
 
 def resnet8(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """A residual network of three narrow stages with batch norm."""
+    """Return a residual network of three narrow stages with batch norm."""
     stem = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     stages = residual_stages((1, 1, 1), (16, 32, 64), batch_norm=True, bias=False)
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
+    """Return two convolutions with ReLU and pooling, then two linear layers with biases, as in tutorials."""
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -25,7 +25,7 @@ def convnet(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Three strided convolutions with tanh, then a linear layer."""
+    """Return three strided convolutions with tanh, then a linear layer."""
     channels, height, width = shape
     side = -(-height // 4) * -(-width // 4)
     return nn.Sequential(
@@ -38,7 +38,7 @@ def strided(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def smooth(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Two convolutions with SiLU, pooled by their mean, then a linear layer: a kind that no curve was fitted on."""
+    """Return two convolutions with SiLU, average pooling and a linear layer, a kind on which no curve was fitted."""
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 24, 5, stride=2, padding=2), nn.SiLU()),

@@ -1,8 +1,8 @@
-"""Whether the null of any attack reads an update: part of calibration.py.
+"""A check that the null of no attack reads an update; part of calibration.py.
 
-The null of each registered attack, and of each start and fallback that its arguments name, answers for the rounds of one client
-four times: as they were sent, and with noise of the same shape, zeros, and the update a thousand times as long in their place.
-Answers are compared to the bit. Random pixels of 8x8 are enough: nothing is recovered here, and no data set has a part in it.
+The null of each registered attack, and of each start and fallback that its arguments name, is run on the rounds of one client
+four times: as they were sent, and with the update replaced by noise of the same shape, by zeros, and by the update times 1000.
+Results must be bitwise equal. Random images of 8x8 pixels are enough, since nothing is recovered here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ Row = dict[str, Any]
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
-"""Examples of four rounds, two passes over the same four."""
+"""Indices of the examples in four rounds, which are two passes over the same four examples."""
 CHOICES: Mapping[str, Sequence[Any]] = {
     "closed_form_start": (True,),
     "features": (True,),
     "fallback": (*FALLBACKS, "none"),
     "compare": COMPARISONS,
 }
-"""Values of arguments by which an attack takes another way to its start or its links."""
+"""Values of arguments that change how an attack starts or links rounds."""
 CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
     "zeros": torch.zeros_like,
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def nulls(asked: Options) -> tuple[list[Row], Row]:
-    """Return a row for each null, with what changed, and how many of them changed with the update."""
+    """Return a row for each null, with the changes that altered its result, and the number of nulls that read the update."""
     rows = [_row(asked, spec) for spec in _specs()]
     return rows, {"null_reads_gradient": sum(bool(row["changed by"]) for row in rows)}
 
@@ -80,7 +80,7 @@ def _built(spec: AttackSpec, device: str) -> Attack:
 
 
 def _cases(attack: Attack) -> list[Case]:
-    """One case of all rounds for an attack of whole clients, else one for each."""
+    """Return one case of all rounds for an attack on several rounds, otherwise one case per round."""
     of = client("lenet_dlg", DATA, seed=0)
     x = torch.rand(4, *DATA.shape, generator=torch.Generator().manual_seed(5))
     size = 1 if Need.SINGLE_EXAMPLE in attack.needs else 2
@@ -93,7 +93,7 @@ def _cases(attack: Attack) -> list[Case]:
 
 
 def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
-    """The case of a client that sent something else."""
+    """Return a copy of a case whose update was changed."""
     sent = [{name: change(u) for name, u in observation.update.items()} for observation in case.observations]
     changed = [replace(one, payload=encode(update)) for one, update in zip(case.observations, sent, strict=True)]
     return Case(tuple(changed))
@@ -104,7 +104,7 @@ def _answers(attack: Attack, cases: Sequence[Case], seed: int) -> list[Reconstru
 
 
 def _same(one: Reconstruction, other: Reconstruction) -> bool:
-    """Whether two answers are equal to the bit, in all but the time that they took."""
+    """Return whether two reconstructions are bitwise equal, except for their time."""
     tensors = all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "confidence", "loss"))
     plain = ("slots", "notes", "iterations", "evaluations", "restarts", "route", "oracles", "interrupted")
     return tensors and all(getattr(one, name) == getattr(other, name) for name in plain)

@@ -1,4 +1,4 @@
-"""What every benchmark script has in common: its options, and how it says what it found."""
+"""The parts that all benchmark scripts share: command line options, CPU time, and the output of results."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "numpy", "flwr")
 
 
 def _import_package_before_script(name: str) -> None:
-    """A script here has the name of a package, and Python looks for modules beside a script first."""
+    """Import a package before a script of the same name in this folder, which Python would find first, can hide it."""
     here = str(Path(__file__).parent)
     before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
     import_module(name)
@@ -32,7 +32,7 @@ _import_package_before_script("defenses")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """quick: a smaller instance of the same work. data: a folder laid out as README.md says; None for embedded data."""
+    """The options of a benchmark. quick: a smaller instance of the work. data: folder of data sets; None for embedded data."""
 
     quick: bool
     json: bool
@@ -44,7 +44,7 @@ class Options:
 
 
 def options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str] = ()) -> Options:
-    """Parse the command line; `flags` are switches of this benchmark's own."""
+    """Parse the command line. tables: names of tables that can be selected. flags: additional switches of this benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tables:
         parser.add_argument("table", nargs="?", choices=tables)
@@ -62,14 +62,14 @@ def options(description: str, *, tables: Sequence[str] = (), flags: Sequence[str
 
 @dataclass
 class Clock:
-    """CPU-seconds of this process while a `cpu_seconds` block runs; final after it."""
+    """The CPU-seconds of a `cpu_seconds` block, final after its end."""
 
     seconds: float = 0.0
 
 
 @contextmanager
 def cpu_seconds() -> Iterator[Clock]:
-    """Measure CPU time on one thread: wall time says little on a shared machine."""
+    """Measure CPU time on one thread, since wall time means little on a shared machine."""
     torch.set_num_threads(1)
     clock, started = Clock(), process_time()
     try:
@@ -79,7 +79,7 @@ def cpu_seconds() -> Iterator[Clock]:
 
 
 def machine() -> str:
-    """The processor, and the GPU where there is one."""
+    """Return the name of the processor, and of the GPU if there is one."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

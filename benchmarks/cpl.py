@@ -1,10 +1,10 @@
-"""CPL's tables, ours beside the published numbers: `cpl.py TABLE` with TABLE from 1 to 9.
+"""CPL's tables: our results beside the published numbers. Run `cpl.py TABLE` with TABLE from 1 to 9.
 
-    1  how many iterations are enough          6  batch sizes, local iterations
-    2  CPL, DLG, Inverting Gradients           7  gradients of which theta per cent are left out
+    1  number of iterations needed             6  batch sizes, local iterations
+    2  CPL, DLG, Inverting Gradients           7  gradients without the smallest theta per cent
     3  tables of attributes                    8  Gaussian and Laplace noise
     4  nine starts                             9  up to ten local steps before sharing
-    5  how much iterations vary
+    5  variation of the number of iterations
 
 Every network is untrained and of CPL's four-convolution LeNet, also where the paper has a ResNet-20 of its own that it
 does not publish; rows of tables go through a perceptron. asr_c and asr_l are the shares of examples whose content (mean

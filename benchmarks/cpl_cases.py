@@ -1,4 +1,4 @@
-"""The data of CPL's tables, and what a server sees of clients that train on them."""
+"""The data of CPL's tables, and the observations of clients that train on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +16,15 @@ from attacker.attacks.closed_form.router import ClosedForm
 from fedsim import data as datasets
 
 LEARNING_RATES = (1e-4, 1e-2)
-"""Of clients that take several local steps; the paper does not say its own. At the first, one gradient stands for a few."""
+"""Learning rates of clients with several local steps, which the paper does not state. At the first one, an update of a few steps
+is nearly a single gradient."""
 TV_OF_COMPRESSED = 1e-3
-"""Weight of total variation: the best of a few for `photos`, after first trials on faces had said in which range to look."""
+"""Weight of the total variation for compressed gradients: the best of a few values on `photos`, in a range found on faces."""
 
 
 @dataclass(frozen=True)
 class Originals:
-    """x, y: what each case was trained on, (N, *shape) and (N,)."""
+    """Cases with the true examples x (N, *shape) and labels y (N,) of each."""
 
     data: Images
     cases: list[Case]
@@ -31,7 +32,7 @@ class Originals:
     y: list[Tensor]
 
     def rows(self, attacks: dict[str, GradientMatching | ClosedForm], asked: Options, **labels: Any) -> list[dict[str, Any]]:
-        """One row an attack; labels: further columns, before the numbers."""
+        """Run the attacks and return one row for each. labels: further columns, placed before the results."""
         rows = []
         for name, attack in attacks.items():
             found, seconds = attacked(attack, self.cases, asked)
@@ -42,34 +43,34 @@ class Originals:
 
 
 def alone_and_routed(attack: Callable[..., GradientMatching], **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """The optimisation by itself, and the router that tries closed forms before it."""
+    """Return a search by itself, and the router that tries closed forms before the same search."""
     search = attack(**settings)
     return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
 
 
 def smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """The optimisation with a prior, which the paper does not have."""
+    """Return CPL with a total-variation prior of weight `tv`, which the paper does not use."""
     return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
 
 
 def tuned(attack: str, seen: Client, **settings: Any) -> GradientMatching | ClosedForm:
-    """An attack with the tuned preset of this network; settings: in place of those of the preset."""
+    """Return an attack with the tuned preset for a client's network. settings: replace those of the preset."""
     arguments = presets.arguments_of(attack, "tuned", seen.model, seen.data) | settings
     return ATTACKS[attack](**arguments)
 
 
 def limit(asked: Options) -> int:
-    """Iterations at most; the paper has 300."""
+    """Return the maximum number of iterations; the paper uses 300."""
     return 50 if asked.quick else 300
 
 
 def scale(asked: Options, on_two_cores: int, quick: int = 1) -> int:
-    """How many images: a hundred, as in the paper, with a GPU."""
+    """Return the number of images: a hundred with a GPU, as in the paper."""
     return quick if asked.quick else on_two_cores if asked.device == "cpu" else 100
 
 
 def data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
-    """Those that are at hand; what stands in for several counts once. `--quick` takes the first only."""
+    """Load the data sets that are available, each embedded substitute once; with `--quick` only the first."""
     found: dict[str, Images] = {}
     for name in names[:1] if asked.quick else names:
         one = table(asked, name, count) if name in ("adult", "breast_cancer") else images(asked, name, count)
@@ -79,7 +80,7 @@ def data_sets(asked: Options, names: Sequence[str], count: int) -> list[Images]:
 
 
 def table(asked: Options, name: str, count: int) -> Images | None:
-    """So many rows of the census in --data, or of the table that is embedded."""
+    """Load `count` rows of the census table in --data, or of the embedded table; None if it is another one."""
     path = asked.data / "adult" / "adult.csv.gz" if asked.data else None
     if name == "adult" and (path is None or not path.exists()):
         print("adult: needs adult/adult.csv.gz in --data; left out")
@@ -90,18 +91,18 @@ def table(asked: Options, name: str, count: int) -> Images | None:
 
 
 def network(data: Images, asked: Options, **arguments: Any) -> Client:
-    """CPL's LeNet, also where the paper has a ResNet that it does not publish; a perceptron with one hidden layer for rows."""
+    """Return a client with CPL's LeNet, also in place of the paper's unpublished ResNet, or a perceptron for rows of tables."""
     name = "lenet_cpl" if data.data.is_image else "mlp"
     return client(name, data.data, seed=asked.seed, arguments=arguments)
 
 
 def single(data: Images, seen: Client, defense: str = "") -> Originals:
-    """Each example alone."""
+    """Return cases of one example each."""
     return batches(data, seen, 1, defense)
 
 
 def batches(data: Images, seen: Client, size: int, defense: str = "") -> Originals:
-    """The examples in batches of `size`, one step each."""
+    """Return cases of one step on a batch of `size` examples each."""
     x, y = list(data.x.split(size)), list(data.y.split(size))
     seen = replace(seen, training=replace(seen.training, batch_size=size))
     cases = [seen.case([pair], f"{data.name}-{i}", defense) for i, pair in enumerate(zip(x, y, strict=True))]
@@ -109,7 +110,7 @@ def batches(data: Images, seen: Client, size: int, defense: str = "") -> Origina
 
 
 def squeezed(data: Images, seen: Client, steps: int, rate: float) -> Originals:
-    """Each example alone, trained on for so many local steps before anything is shared."""
+    """Return cases of one example each, after `steps` local steps on it."""
     seen = replace(seen, training=replace(seen.training, learning_rate=rate, steps=None, epochs=steps))
     x, y = list(data.x.split(1)), list(data.y.split(1))
     cases = [seen.case([pair] * steps, f"{data.name}-{i}") for i, pair in enumerate(zip(x, y, strict=True))]
@@ -117,9 +118,9 @@ def squeezed(data: Images, seen: Client, steps: int, rate: float) -> Originals:
 
 
 def beside(rows: list[dict[str, Any]], paper: Rows, *keys: str) -> list[dict[str, Any]]:
-    """Our rows, each published one after those of its kind; keys: the columns that say which kind a row is of.
+    """Return our rows, with the paper's row for each kind inserted after them. keys: columns that identify the kind of a row.
 
-    Data that stand in for what is not at hand have no published row.
+    Embedded data that replace a missing data set have no published row.
     """
     told: list[dict[str, Any]] = []
     for i, row in enumerate(rows):

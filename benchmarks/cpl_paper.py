@@ -1,4 +1,4 @@
-"""The numbers of CPL's tables (Wei et al. 2020), by the keys that ours have."""
+"""The published numbers of CPL's tables (Wei et al. 2020), under the keys of our rows."""
 
 from typing import Any
 
@@ -174,7 +174,7 @@ _TABLE_9 = {
         (1.5e-5, 2.3e-4, 2.8e-4, 1.2e-3, 1.5e-3, 2.4e-3, 1.7e-2, 1.7e-2, 1.7e-2, 1.7e-2),
     ),
 }
-"""The last success rate of LFW is that of the text; that of MNIST is missing."""
+"""The last success rate of LFW is taken from the paper's text; that of MNIST is missing."""
 TABLE_9: Rows = {
     (data, str(steps)): {"iterations": taken, "asr_c": asr, "ssim": similar, "mse": error}
     for data, columns in _TABLE_9.items()

@@ -1,4 +1,4 @@
-"""Tables 1 to 9 of CPL, each from the options to rows and a summary."""
+"""Tables 1 to 9 of CPL: functions that return the rows and the summary of a table."""
 
 from collections.abc import Callable
 from statistics import mean, variance
@@ -37,13 +37,13 @@ from defenses.papers import cpl_noise, cpl_prune
 Table = tuple[list[dict[str, Any]], dict[str, Any]]
 IMAGES = ("lfw", "cifar10", "cifar100", "mnist")
 SIZES, BATCHES, STEPS_OF_BATCHES = (2, 4, 8, 16), 10, 10
-"""Of table 6: sizes of batches, how many of each, and iterations of the tuned search from features."""
+"""For table 6: batch sizes, number of batches of each size, and iterations of the tuned search from features."""
 POOL = 400
-"""Images among which those that are attacked, and those that an insider owns, are chosen."""
+"""Number of images from which attacked images, and those that an insider owns, are chosen."""
 
 
 def termination(asked: Options) -> Table:
-    """Table 1: the share of successes by the largest number of iterations, as far as the search goes."""
+    """Measure table 1: the success rate as a function of the maximum number of iterations."""
     rows = []
     limits = [most for most in paper.LIMITS if most <= limit(asked)]
     for data in data_sets(asked, _sets(asked, *IMAGES[:3]), scale(asked, 5)):
@@ -59,12 +59,12 @@ def termination(asked: Options) -> Table:
 
 
 def _sets(asked: Options, *names: str, on_two_cores: int = 2) -> tuple[str, ...]:
-    """The first few data sets, so that a table takes minutes; all of them with a GPU."""
+    """Return the first few data sets, so that a table takes minutes, or all of them with a GPU."""
     return names[:on_two_cores] if asked.device == "cpu" else names
 
 
 def _taken(originals: Originals, start: str, asked: Options) -> dict[str, list[int]]:
-    """Iterations of each success, by attack."""
+    """Return the numbers of iterations of successful searches, by attack."""
     found = {}
     for name, attack in alone_and_routed(cpl, init=start, steps=limit(asked)).items():
         answers, _ = attacked(attack, originals.cases, asked)
@@ -78,7 +78,7 @@ def _right(answer: Reconstruction, x: Tensor) -> bool:
 
 
 def base(asked: Options) -> Table:
-    """Table 2: CPL, DLG and Inverting Gradients, all with up to three starts; CPL's iterations over those of DLG."""
+    """Measure table 2: CPL, DLG and Inverting Gradients with up to three starts, and the ratio of CPL's iterations to DLG's."""
     names = ("cifar10", "lfw") if asked.device == "cpu" else IMAGES
     rows: list[dict[str, Any]] = []
     for data in data_sets(asked, names, scale(asked, 10)):
@@ -87,7 +87,7 @@ def base(asked: Options) -> Table:
 
 
 def of_one_image(asked: Options) -> dict[str, GradientMatching | ClosedForm]:
-    """The attacks of table 2: each with its own whole budget of iterations, and as many starts as every other."""
+    """Return the attacks of table 2, each with its usual number of iterations, and all with equally many starts."""
     ours = _in_turn(asked)
     others = {"restarts": ours["restarts"]} | ({"steps": 200} if asked.quick else {})
     published = others | presets.settings_of("inverting_gradients")["published"] | ({"steps": 200} if asked.quick else {})
@@ -97,7 +97,7 @@ def of_one_image(asked: Options) -> dict[str, GradientMatching | ClosedForm]:
 
 
 def _in_turn(asked: Options) -> dict[str, int]:
-    """Starts and iterations of searches that are compared."""
+    """Return the numbers of starts and iterations of searches that are compared."""
     return {"restarts": 1 if asked.quick else 3, "steps": limit(asked)}
 
 
@@ -113,12 +113,12 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def beside_attacks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ours beside tables 2 and 3."""
+    """Return our rows beside those of the paper's tables 2 and 3."""
     return beside(rows, paper.TABLE_2 | paper.TABLE_3, "data", "attack")
 
 
 def attributes(asked: Options) -> Table:
-    """Table 3: rows of tables, one-hot, behind a perceptron with one hidden layer."""
+    """Measure table 3: one-hot rows of tables and a perceptron with one hidden layer."""
     ours, rows = _in_turn(asked), []
     for data in data_sets(asked, ("breast_cancer", "adult"), scale(asked, 10, quick=2)):
         originals = single(data, network(data, asked))
@@ -130,7 +130,7 @@ def attributes(asked: Options) -> Table:
 
 
 def starts(asked: Options) -> Table:
-    """Table 4: iterations and successes by the start."""
+    """Measure table 4: iterations and success rate by starting point."""
     rows = []
     count = scale(asked, 2)
     for data in data_sets(asked, _sets(asked, "lfw", "cifar10", "cifar100"), POOL):
@@ -149,7 +149,7 @@ def starts(asked: Options) -> Table:
 
 
 def _apart(pool: Images, count: int) -> tuple[Images, Images]:
-    """One image of each of so many classes, and all others, which are the insider's own."""
+    """Split a pool into one image of each of `count` classes, and all others, which the insider owns."""
     several = [int(label) for label in pool.y.unique() if (pool.y == label).sum() > 1]
     classes = [several[i] for i in np.linspace(0, len(several) - 1, count).round().astype(int)]
     mine = pool.of([int((pool.y == label).nonzero()[0]) for label in classes])
@@ -158,7 +158,7 @@ def _apart(pool: Images, count: int) -> tuple[Images, Images]:
 
 
 def spread(asked: Options) -> Table:
-    """Table 5: how much the iterations of successes differ."""
+    """Measure table 5: the variation of the iterations of successful searches."""
     rows = []
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 8, quick=2)):
         for start in ("patterned", "random"):
@@ -171,7 +171,7 @@ def spread(asked: Options) -> Table:
 
 
 def local_training(asked: Options) -> Table:
-    """Table 6: batch sizes, and local iterations on faces."""
+    """Measure table 6: batch sizes, and local iterations on faces."""
     rows, most = [], 20 if asked.quick else limit(asked)
     for size in (2,) if asked.quick else SIZES:
         for name in ("lfw",) if asked.quick else IMAGES[:3]:
@@ -184,7 +184,7 @@ def local_training(asked: Options) -> Table:
 
 
 def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
-    """One cell of table 6: examples by their features, and the tuned search from there; with a GPU also the paper's."""
+    """Measure one cell of table 6: the closed form `features`, the tuned search from it, and on a GPU the paper's search."""
     data = data_sets(asked, (name,), size * (1 if asked.quick else BATCHES))[0]
     seen = network(data, asked)
     steps = 5 if asked.quick else STEPS_OF_BATCHES
@@ -195,7 +195,7 @@ def of_batch(asked: Options, name: str, size: int) -> list[dict[str, Any]]:
 
 
 def _after_steps(data: Images, count: int, most: int, asked: Options, **labels: Any) -> list[dict[str, Any]]:
-    """Several local steps, taken for one as in the paper, and simulated where that does not do; a single step has no rate."""
+    """Attack updates of 1 to `most` local steps, as one step as in the paper, and by simulation of the steps."""
     rows: list[dict[str, Any]] = []
     for rate in LEARNING_RATES if count > 1 else (1.0,):
         originals = squeezed(data, network(data, asked), count, rate)
@@ -208,7 +208,7 @@ def _after_steps(data: Images, count: int, most: int, asked: Options, **labels: 
 
 
 def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
-    """Of every kind, the success of the paper's attack, and of the most successful one."""
+    """Return for every kind of row the success rates of the paper's attack and of the best attack. keys: identify the kind."""
     summary: dict[str, Any] = {}
     for row in rows:
         kind = " ".join(str(row[key]) for key in keys)
@@ -219,7 +219,7 @@ def _own_and_best(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 
 
 def compression(asked: Options) -> Table:
-    """Measure table 7: only the largest entries are sent; attacked as in the paper, and with a model of the defense."""
+    """Measure table 7: only the largest entries are sent. The attack is the paper's, or models the defense."""
     rows = []
     shares = (0, 50) if asked.quick else paper.SHARES if asked.device != "cpu" else (0, 40, 90)
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):
@@ -233,7 +233,7 @@ def compression(asked: Options) -> Table:
 def _ignoring_and_knowing(
     originals: Originals, asked: Options, defended: bool, tv: float = 0.0, **labels: Any
 ) -> list[dict[str, Any]]:
-    """tv: of a search with a prior, which does not know the defense; 0 for none."""
+    """Return CPL without and with knowledge of the defense. tv: weight of the prior of a further one without; 0 for none."""
     attacks = alone_and_routed(cpl, knows_defense=False, steps=limit(asked))
     if defended and tv:
         attacks |= smoothed(tv, limit(asked), knows_defense=False)
@@ -243,7 +243,7 @@ def _ignoring_and_knowing(
 
 
 def noise(asked: Options) -> Table:
-    """Table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
+    """Measure table 8: noise on every entry of the gradient; G-10e-2 is Gaussian of standard deviation 0.01."""
     names = ("none", *(f"{kind}-10e-{power}" for kind in "GL" for power in (4, 3, 2)))
     rows = []
     for data in data_sets(asked, _sets(asked, "lfw", "cifar100", on_two_cores=1), scale(asked, 2)):
@@ -255,7 +255,7 @@ def noise(asked: Options) -> Table:
 
 
 def squeezing(asked: Options) -> Table:
-    """Table 9: so many local steps on the same image before anything is shared."""
+    """Measure table 9: up to ten local steps on the same image before the update is sent."""
     rows = []
     every = (1, 5) if asked.quick else range(1, 11) if asked.device != "cpu" else (1, 4, 10)
     for data in data_sets(asked, _sets(asked, *IMAGES), scale(asked, 2)):

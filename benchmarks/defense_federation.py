@@ -1,8 +1,8 @@
-"""The federation of each setting of a defense: the one that learns, that privacy is accounted of, and that is attacked.
+"""The federation that is run for each setting of a defense, to measure accuracy, privacy and the success of attacks.
 
-16 clients hold part of MNIST at half its size. In each of 60 rounds each of them sends the gradient of one example, and the
-server steps by their mean; the network is CPL's LeNet with tanh. All updates of the first round are recorded and attacked.
-The learning rate was chosen on the tuning part.
+16 clients hold part of MNIST at half its resolution. In each of 60 rounds every client sends the gradient of one example, and the
+server averages them; the network is CPL's LeNet with tanh. All updates of the first round are recorded and attacked.
+The learning rate was chosen on the tuning split.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ CLIENTS = 16
 ROUNDS = 60
 LEARNING_RATE = 0.3
 RATE_OF_SUMS = 0.1
-"""Learning rate where a round has only a few examples."""
+"""Learning rate of federations whose rounds have only a few examples."""
 TRAINED_ON, HELD_OUT, PUBLIC = 2560, 1000, 640
 MEAN, STD = 0.13, 0.3
-"""Of the pixels of MNIST, by which the network normalises its input."""
+"""Mean and standard deviation of the pixels of MNIST, with which the network normalises its input."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Files of one part of a data set. part: that of the images that are trained on, held out and attacked."""
+    """The files of a data set. part: the split from which training, held-out and attacked images are taken."""
 
     private: Path
     held_out: Path
@@ -46,7 +46,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Federation:
-    """One that has run. accuracy, epsilon: after its last round. bytes_up: of its first one."""
+    """A federation that has run. accuracy, epsilon: after its last round. bytes_up: bytes sent by clients in its first round."""
 
     run: FederationRun
     accuracy: float
@@ -55,14 +55,14 @@ class Federation:
 
     @property
     def recording(self) -> Recording:
-        """What its server saw."""
+        """The recording of what its server saw."""
         return Recording(self.run.out / "recording")
 
 
 def write_data(asked: Options, folder: Path, part: Part) -> Data:
-    """Write what clients train on, what accuracy is measured on, and the public images of InstaHide.
+    """Write the training images, the held-out images for accuracy, and the public images of InstaHide to files.
 
-    The public images are of the validation part, and so are no client's. `--quick` and embedded data take fewer.
+    Public images are taken from the validation split, so that no client has them. `--quick` and embedded data use fewer images.
     """
     share = 8 if asked.quick else 1
     own = images(asked, "mnist", (TRAINED_ON + HELD_OUT) // share, part=part)
@@ -88,10 +88,10 @@ def _write(path: Path, own: Images) -> None:
 
 
 def settings(data: Data, *, attacked: int, batch: int = 1, cohort: int | None = None, quick: bool = False) -> dict[str, Any]:
-    """Return the experiment without a defense.
+    """Return the settings of an experiment without a defense.
 
-    attacked: number of clients recorded in the first round; with a cohort, number of rounds recorded.
-    batch:    examples of a client's step. cohort: clients drawn in each round, of all; None for all of them.
+    attacked: number of clients recorded in the first round, or with a cohort the number of rounds recorded.
+    batch:    number of examples per client step. cohort: number of clients drawn in each round; None for all.
     """
     rounds = 4 if quick else ROUNDS
     recorded = {"rounds": "1", "clients": str(attacked)} if cohort is None else {"rounds": f"1-{min(attacked, rounds)}"}
@@ -113,7 +113,7 @@ def settings(data: Data, *, attacked: int, batch: int = 1, cohort: int | None = 
 
 
 def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federation:
-    """Run a federation in this process."""
+    """Run a federation in this process, and return its results."""
     run = FederationRun(experiment=validate(dict(experiment), source=out.name), out=out, device=device, client_seed=0)
     engine.run(run, engine="local")
     metrics = read_json_lines(out / "metrics.jsonl")
@@ -122,7 +122,7 @@ def federate(experiment: Mapping[str, Any], out: Path, device: str) -> Federatio
 
 
 def units(federation: Federation) -> dict[str, float]:
-    """Measure the median length of a federation's recorded updates, and the root of their mean square."""
+    """Return the median norm of a federation's recorded updates, and their root mean square."""
     recording = federation.recording
     norm = median(float(global_norm(one.update)) for one in recording.observations())
     coordinates = sum(t.numel() for t in recording.sent(1).weights.values())

@@ -1,7 +1,7 @@
-"""Every defense at three strengths, and what is declared of each before anything is measured on the report part.
+"""The grid of defenses at three strengths, with the declared effect of each, fixed before measurements on the report split.
 
-Strengths that are lengths are told relative to the undefended updates of the same federation: `{0.3 norm}` stands for three
-tenths of their median length, `{10 rms}` for ten times the root of their mean square.
+Strengths that are norms are relative to the undefended updates of the same federation: `{0.3 norm}` stands for three
+tenths of their median norm, `{10 rms}` for ten times their root mean square.
 """
 
 import re
@@ -11,18 +11,18 @@ from defense_outcomes import Declared
 
 ATTACKS = ("CPL", "IG")
 PAIRS = tuple((attack, knows) for attack in ATTACKS for knows in (False, True))
-"""Attack, and whether it knows the defense, of whose PSNR something is declared."""
+"""Pairs (attack, whether it knows the defense) for which the effect on the PSNR is declared."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One defense. key: of the experiment. settings: mild, middle and strong; one only where there are no strengths.
+    """One defense. key: of the experiment. settings: mild, middle and strong, or one if there are no strengths.
 
-    declared: of the strongest setting, for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and
+    declared: effect of the strongest setting, for CPL ignoring and knowing the defense, then for Inverting Gradients ignoring and
               knowing it.
-    why:      of the declaration.
-    batch:    examples of a client's step, for a defense that needs more than one.
-    cohorts:  numbers of clients drawn in a round, for a defense whose strength they are; its settings are then one.
+    why:      reason for the declaration.
+    batch:    number of examples per client step, for a defense that needs more than one.
+    cohorts:  numbers of clients drawn per round, if that is the strength of the defense; there is then one setting.
     """
 
     name: str
@@ -167,7 +167,7 @@ GRID = (
 
 
 def filled(template: str, *, norm: float, rms: float, public: str = "") -> str:
-    """A setting for a federation whose undefended updates have that length and that root of the mean square."""
+    """Fill in a setting for a federation whose undefended updates have the given median norm and root mean square."""
     units = {"norm": norm, "rms": rms}
     text = re.sub(r"\{([\d.]+) (norm|rms)\}", lambda found: f"{float(found[1]) * units[found[2]]:.6g}", template)
     return text.replace("{public}", public)

@@ -1,4 +1,4 @@
-"""What attacks come to on one federation, and the file that keeps it."""
+"""Results of the attacks on one federation, and the file that stores them."""
 
 import json
 from collections.abc import Mapping
@@ -20,30 +20,30 @@ from attacker.scoring.summary import Summary
 from attacker.scoring.verdict import Verdict, judge
 
 UNUSED = ("environment", "notes", "pair")
-"""Fields of score rows that are not kept: they are long, and no table shows them."""
+"""Fields of score rows that are not stored: they are long, and no table shows them."""
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """One attack on one federation. own, null: its rows of scores, and those of its null on the same cases."""
+    """The scores of one attack on one federation. own, null: score rows of the attack and of its null on the same cases."""
 
     own: list[ScoreRow]
     null: list[ScoreRow]
 
     @cached_property
     def summary(self) -> Summary:
-        """Its summary, beside that of its null, with the verdict on both."""
+        """Summary of the attack's scores, with that of its null and the verdict."""
         return next(one for one in summarise([*self.own, *self.null]))
 
     @property
     def psnr(self) -> float:
-        """The mean over all examples, where a failure counts as its null's answer."""
+        """Mean PSNR over all examples; a failure counts with the PSNR of the null."""
         assert self.summary.psnr is not None  # examples are images
         return self.summary.psnr.value
 
     @cached_property
     def scored(self) -> Scored:
-        """PSNR by example, beside that of the null."""
+        """PSNR of each example, with that of the null."""
         psnr, its = (by_example(filled(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
@@ -51,7 +51,7 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Measured:
-    """One federation. own: its accuracy, bytes and epsilon. units: lengths of its updates. attacked: by name of the attack."""
+    """The results of one federation. own: accuracy, bytes and epsilon. units: norms of its updates. attacked: by attack name."""
 
     own: dict[str, Any]
     units: dict[str, float]
@@ -59,14 +59,14 @@ class Measured:
 
     @property
     def strongest(self) -> str:
-        """The attack that comes nearest to the originals: by the mean PSNR, which says more than a rate of a few examples."""
+        """Name of the attack with the highest mean PSNR, which is more precise than the success rate on a few examples."""
         return max(self.attacked, key=lambda name: self.attacked[name].psnr)
 
     @property
     def best_null(self) -> str:
-        """The attack whose null comes nearest to the originals, on the same cases.
+        """Name of the attack whose null has the highest mean PSNR on the same cases.
 
-        An attack's own null may lack a prior that the attack has where it knows a defense: what that prior brings would then pass
+        An attack that knows the defense may use a prior that its own null lacks; the gain from that prior would then be mistaken
         for a leak.
         """
         return max(self.attacked, key=lambda name: fmean(self.attacked[name].scored.null.values()))
@@ -78,7 +78,7 @@ class Measured:
 
 
 class Kept:
-    """Measurements by what they were made with, as lines of a file, so that a run that was stopped goes on."""
+    """A file of measurements by their settings, from which an interrupted run continues."""
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self.path = path
@@ -89,7 +89,7 @@ class Kept:
         self.known = {row["key"]: row for row in map(json.loads, lines)}
 
     def find(self, identity: Mapping[str, Any], folder: Path) -> Measured | None:
-        """Return what was measured with the same settings. folder: of temporary files, whose name says nothing."""
+        """Return the measurement with the same settings, or None. folder: of temporary files, which is ignored in comparisons."""
         row = self.known.get(_key(identity, folder))
         if row is None:
             return None
@@ -97,7 +97,7 @@ class Kept:
         return Measured(row["own"], row["units"], attacked)
 
     def add(self, identity: Mapping[str, Any], folder: Path, measured: Measured) -> None:
-        """Write a measurement down."""
+        """Append a measurement to the file."""
         attacked = {name: {"own": _kept(one.own), "null": _kept(one.null)} for name, one in measured.attacked.items()}
         row = {"key": _key(identity, folder), "own": measured.own, "units": measured.units, "attacked": attacked}
         self.known[row["key"]] = row
@@ -118,7 +118,7 @@ def _read(rows: list[dict[str, Any]]) -> list[ScoreRow]:
 
 
 def attack_all(federation: Federation, attacks: Mapping[str, AttackSpec], device: str) -> dict[str, Attacked]:
-    """Attack a federation's recording, each attack beside its null, and score both."""
+    """Run the attacks and their nulls on a federation's recording, and score them."""
     out = federation.run.out
     scorer = Scorer(out, [out / "truth"])
 

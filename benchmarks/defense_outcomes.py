@@ -1,7 +1,7 @@
-"""What a defense does to an attack: differences paired by example, clustered by case, and judged by a margin.
+"""The effect of a defense on an attack: differences paired by example, clustered by case, and compared with a margin.
 
-A difference counts as none only where its whole interval lies within the margin, and as one only where it lies beyond it. What is
-neither is undecided, and holds for nothing that was declared.
+A difference counts as zero only if its whole confidence interval lies within the margin, and as nonzero only if the interval lies
+outside of it. Otherwise it is undecided, and confirms no declaration.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from typing import Literal
 from attacker.scoring.statistics import Estimate, mean
 
 MARGIN_DB = 1.5
-"""Differences of the mean PSNR below this are of no consequence."""
+"""Largest difference of the mean PSNR, in dB, that counts as irrelevant."""
 FEWEST_CASES = 6
-"""Independent cases, below which an interval says nothing, and so the outcome is undecided."""
+"""Smallest number of independent cases for which an interval is computed; with fewer the outcome is undecided."""
 MOST_DB = 58.9
-"""PSNR at which an image is as near to its original as rounding to 8 bits leaves it; no value counts for more."""
+"""PSNR in dB of an image that differs from its original only by rounding to 8 bits; larger values are capped."""
 
 Declared = Literal["flat", "falls", "gone", "rises"]
-"""What becomes of the PSNR from no defense to the strongest setting.
+"""The declared change of the PSNR from no defense to the strongest setting.
 
-flat:  it stays: equivalent within the margin. falls, rises: by more than the margin. gone: it falls, and exceeds the best
+flat: it changes by less than the margin. falls, rises: it changes by more than the margin. gone: it falls, and exceeds the best
 null by less than the margin.
 """
 Outcome = Literal["flat", "falls", "gone", "rises", "undecided"]
@@ -29,7 +29,7 @@ Outcome = Literal["flat", "falls", "gone", "rises", "undecided"]
 
 @dataclass(frozen=True)
 class Scored:
-    """One attack on one setting, by example: its case, its PSNR, and that of a null."""
+    """The scores of one attack on one setting, by example: the case, the PSNR, and that of a null."""
 
     case: Mapping[str, str]
     psnr: Mapping[str, float]
@@ -38,9 +38,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Change:
-    """From no defense to a setting, of so many cases.
+    """The change of the PSNR from no defense to a setting, over a number of cases.
 
-    from_none, over_null: mean paired differences in dB, to the same attack on undefended updates and to a null, with 95 %
+    from_none, over_null: mean paired differences in dB to the same attack on undefended updates, and to a null, with 95 %
     intervals over cases.
     """
 
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def outcome(self) -> Outcome:
-        """What the intervals show, see `Declared`."""
+        """The outcome that the intervals show, see `Declared`."""
         low, high = self.from_none.low, self.from_none.high
         if self.cases < FEWEST_CASES:
             return "undecided"
@@ -61,14 +61,14 @@ class Change:
         return "flat" if low > -MARGIN_DB and high < MARGIN_DB else "undecided"
 
     def holds(self, declared: Declared) -> bool:
-        """Whether the outcome is what was declared; what is gone has fallen."""
+        """Return whether the outcome agrees with the declaration; "gone" also agrees with "falls"."""
         return self.outcome == declared or (declared == "falls" and self.outcome == "gone")
 
 
 def compare(none: Scored, defended: Scored) -> Change:
     """Compare an attack on defended updates with the same attack on undefended ones of the same examples, and with a null.
 
-    Raises ValueError where the two are not of the same examples.
+    Raises ValueError if both are not of the same examples.
     """
     if none.psnr.keys() != defended.psnr.keys():
         apart = sorted(none.psnr.keys() ^ defended.psnr.keys())
@@ -81,7 +81,7 @@ def compare(none: Scored, defended: Scored) -> Change:
 
 
 def difference(one: Mapping[str, float], other: Mapping[str, float], case: Mapping[str, str]) -> Estimate:
-    """Estimate the mean of one less the other, by example, with an interval over cases, each of which counts once."""
+    """Estimate the mean difference `one` - `other` over examples, with a confidence interval over cases of equal weight."""
     by_case: dict[str, list[float]] = {}
     for example in one:
         by_case.setdefault(case[example], []).append(min(one[example], MOST_DB) - min(other[example], MOST_DB))

@@ -1,4 +1,4 @@
-"""The attacks that each setting of a defense is measured by, and their settings."""
+"""The attacks with which each setting of a defense is measured, and their settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,28 +12,28 @@ SINGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "IG": ("inverting_gradients", {"steps": 300, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""By name in the table, for updates of one step on one example."""
+"""Attacks by name in the table, for updates of one step on one example."""
 BATCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 200, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""For batches of more than one example."""
+"""Attacks by name in the table, for batches of more than one example."""
 SUMS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
     "IG": ("inverting_gradients", {"steps": 400, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
-"""For sums of several clients."""
+"""Attacks by name in the table, for secure sums of several clients."""
 IGNORABLE = ("CPL", "IG")
-"""Attacks that simulate the defense, unless they ignore it; a closed form takes the gradient as it came."""
+"""Attacks that can model the defense or ignore it; closed forms use the gradient as received."""
 
 
 def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bool) -> dict[str, AttackSpec]:
     """Return the attacks on one setting by their names in the table.
 
-    Where there is no defense, there is nothing to know, and with a sum nobody's own defense. Single updates of a federation
-    whose sums are attacked are only solved.
+    Without a defense, and for secure sums, there is no variant that knows the defense. Single updates of a federation
+    whose sums are attacked are attacked by closed forms only.
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE["exact"][1])}
@@ -50,5 +50,5 @@ def attacks_on(entry: Entry | None, *, batch: int, cohort: int | None, quick: bo
 
 
 def described(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:
-    """Return each attack in words, with its settings."""
+    """Return a description of each attack with its settings."""
     return {name: str(spec) for name, spec in attacks.items()}

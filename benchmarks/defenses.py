@@ -1,6 +1,6 @@
-"""What each defense costs and what it hides: accuracy, bytes and epsilon of the federation that is attacked, at three strengths.
+"""Cost and effect of each defense at three strengths: accuracy, bytes and epsilon of a federation, and the success of attacks.
 
-One row is one federation (`defense_federation.py`): it learns under the defense, its privacy is accounted over all its rounds,
+One row is one federation (`defense_federation.py`): it trains with the defense, its privacy is accounted over all rounds,
 and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand beside
 their nulls on the same cases; the strongest one of each row, with its verdict against the best of these nulls, ends the row.
 Secure aggregation is attacked by its sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
@@ -35,18 +35,18 @@ from attacker.scoring.statistics import Estimate
 from attacker.scoring.verdict import Verdict
 
 COLUMNS = (*(f"{attack} {'knowing' if knows else 'ignoring'}" for attack, knows in PAIRS), "exact")
-"""Attacks in the table; those that have nothing to know stand where they ignore it."""
+"""Columns of attacks in the table; without a defense the column "ignoring" is used."""
 STRENGTHS = ("mild", "middle", "strong")
 ATTACKED, QUICK_ATTACKED = 16, 6
-"""Updates of the first round that are attacked."""
+"""Number of updates of the first round that are attacked."""
 SUMMED = {2: 8, 4: 6, 6: 6, 8: 6}
-"""How many rounds' sums are attacked, by the number of clients in each."""
+"""Number of rounds whose sums are attacked, by the number of clients in each."""
 QUICK = ("clip", "top_k")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One federation. entry: None for no defense. value: of the entry's key. cohort: clients in a round; None for all."""
+    """One federation to run. entry: None for no defense. value: of the entry's key. cohort: clients per round; None for all."""
 
     entry: Entry | None
     strength: str
@@ -56,22 +56,22 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the row, in words."""
+        """The name of the row."""
         none = "none" + (f", batch {self.batch}" if self.batch > 1 else "") + (f", {self.cohort} a round" if self.cohort else "")
         return f"{self.entry.name} {self.strength}" if self.entry else none
 
     @property
     def none(self) -> "Job":
-        """The same federation without a defense."""
+        """Return the same federation without a defense."""
         return replace(self, entry=None, strength="", value="")
 
 
 class NotMeasured(LookupError):
-    """A setting that was not measured yet is asked for from those that were."""
+    """The error for a setting that has not been measured yet, when stored results are printed."""
 
 
 class Bench:
-    """Runs jobs one after the other and keeps what they come to."""
+    """The runner of jobs, which stores their results."""
 
     def __init__(self, asked: Options, folder: Path) -> None:
         self.asked, self.folder = asked, folder
@@ -79,7 +79,7 @@ class Bench:
         self.kept = Kept(Path("runs/benchmarks/defenses.jsonl"), fresh="fresh" in asked.flags)
 
     def measure(self, job: Job) -> Measured:
-        """Run the federation of a job and the attacks on it, unless that was done before."""
+        """Run the federation of a job and the attacks on it, unless the result is stored already."""
         experiment = self._experiment(job)
         spec = attacks_on(job.entry, batch=job.batch, cohort=job.cohort, quick=self.asked.quick)
         identity = {"experiment": experiment, "attacks": described(spec), "data": [self.data.part, self.data.name]}
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _measure_all(asked: Options, bench: Bench) -> Iterator[tuple[Job, Measured, Measured]]:
-    """Each setting with what it and the same federation without it come to, save those that `--kept` misses."""
+    """Yield each setting with its result and that of the same federation without a defense; with `--kept` only stored ones."""
     for job in (job for entry in _entries(asked) for job in _jobs(entry, bench)):
         try:
             none, found = bench.measure(job.none), bench.measure(job)
@@ -163,13 +163,13 @@ def _jobs(entry: Entry, bench: Bench) -> Iterator[Job]:
 
 
 def _attacks() -> list[str]:
-    """The attacks and their settings, one line each."""
+    """Return the attacks and their settings, one line each."""
     kinds = {"single examples": SINGLE, "batches": BATCHES, "sums": SUMS}
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
 def _row(job: Job, found: Measured, none: Measured | None) -> dict[str, Any]:
-    """One row of the table of settings."""
+    """Return one row of the table of settings."""
     own = found.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _short(str(job.value)), **own}
@@ -183,12 +183,12 @@ def _row(job: Job, found: Measured, none: Measured | None) -> dict[str, Any]:
 
 
 def _short(value: str) -> str:
-    """A setting without the folder of its public images, which is a temporary one."""
+    """Return a setting without the path of its public images, which is a temporary folder."""
     return re.sub(r"npz:[^']*/", "npz:", value)
 
 
 def _beside_null(attacked: dict[str, Attacked], column: str) -> str | None:
-    """Mean PSNR of an attack, and of its null; of one that has nothing to know, where it ignores the defense."""
+    """Return the mean PSNR of an attack and of its null as text; None if the column does not apply."""
     one = attacked.get(column) or attacked.get(column.removesuffix(" ignoring"))
     if one is None or one.summary.null is None or one.summary.null.psnr is None:
         return None
@@ -200,13 +200,13 @@ def _interval(one: Estimate | None) -> str:
 
 
 def _verdict(verdict: Verdict) -> str:
-    """The outcome; of a partial leak, with the scores that show it."""
+    """Return the outcome of a verdict as text; for a partial leak with the scores that show it."""
     leaked = ", ".join(one.title for one in verdict.leaked)
     return f"{verdict.outcome} ({leaked})" if verdict.outcome == "partly leaked" else verdict.outcome
 
 
 def _checks(entry: Entry, none: Measured, strong: Measured) -> Iterator[dict[str, Any]]:
-    """Each attacker's paired difference between the strongest setting and no defense, beside what was declared."""
+    """Yield for each attacker the paired difference between the strongest setting and no defense, with the declaration."""
     for (attack, knows), declared in zip(PAIRS, entry.declared, strict=True):
         label = f"{attack} {'knowing' if knows else 'ignoring'}"
         before, after = none.attacked[attack], strong.attacked[label]

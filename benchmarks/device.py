@@ -1,13 +1,13 @@
-"""What a device makes of the searches: agreement with the CPU, memory, and iterations a second of many at once.
+"""Searches on a GPU or another device: agreement with the CPU, memory, and iterations per second of many at once.
 
-    agreement   each attack there and on the CPU: the median difference of their answers after a few iterations
-    memory      what a chunk takes at its peak, over what is planned for it
-    lenet       iterations a second of 1 to 256 searches at once on DLG's LeNet
+    agreement   each attack on the device and on the CPU: the median difference of their results after a few iterations
+    memory      peak memory of a chunk over the planned memory
+    lenet       iterations per second of 1 to 256 searches at once on DLG's LeNet
     resnet      the same on ResNet20-4, in float32 and with convolutions in bfloat16
-    sharing     two processes that search at the same time, over one after the other
+    sharing     time of two processes that search at the same time, over that of one after the other
 
-Seconds are wall time, with the device's queue waited for. On a CPU, and with `--quick`, there are fewer searches: that shows that
-a table works.
+Seconds are wall time, after synchronisation with the device. On a CPU, and with `--quick`, there are fewer searches, which only
+checks that a table runs.
 """
 
 import subprocess
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def agreement(asked: Options) -> tuple[list[Row], Row]:
-    """The same start, drawn on the CPU, leads to nearly the same place in a few iterations."""
+    """Compare the results of a few iterations from the same start on the device and on the CPU."""
     rows = []
     for name, network, arguments in ATTACKS[:1] if asked.quick else ATTACKS:
         made = _cases(asked, network, 2)[1]
@@ -63,7 +63,7 @@ def agreement(asked: Options) -> tuple[list[Row], Row]:
 
 
 def memory(asked: Options) -> tuple[list[Row], Row]:
-    """Peak over plan; above 1, chunks are planned too large."""
+    """Measure peak memory over planned memory; above 1, chunks are planned too large."""
     rows = []
     for network in ("lenet_dlg",) if asked.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
         for count in (1,) if asked.quick else (1, 8, 64):
@@ -81,7 +81,7 @@ def memory(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _planned(of: Client) -> float:
-    """Values that the planner of chunks counts for one search of one example."""
+    """Return the number of values that the planner of chunks counts for one search of one example."""
     from attacker.replay.batching import _activations
     from fedsim import models
 
@@ -91,7 +91,7 @@ def _planned(of: Client) -> float:
 
 
 def speed(asked: Options) -> tuple[list[Row], Row]:
-    """Iterations of all searches together a second, what starts a search apart."""
+    """Measure the iterations per second of all searches together, without the time to start a search."""
     network = "lenet_dlg" if asked.table == "lenet" else "resnet20_4"
     counts = (1, 2) if asked.quick or asked.device == "cpu" else (1, 8, 64, 256) if network == "lenet_dlg" else (1, 8, 32)
     iterations = 3 if asked.quick or asked.device == "cpu" else 100
@@ -108,7 +108,7 @@ def speed(asked: Options) -> tuple[list[Row], Row]:
 
 
 def sharing(asked: Options) -> tuple[list[Row], Row]:
-    """The wall time of two processes at once, over that of the two in turn."""
+    """Measure the wall time of two processes at once, over that of both in turn."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", asked.device]
 
     def taken(at_once: bool) -> float:
@@ -118,7 +118,7 @@ def sharing(asked: Options) -> tuple[list[Row], Row]:
             if not at_once:
                 running[-1].wait()
         if any(process.wait() for process in running):
-            raise RuntimeError("a search that shares the device failed")
+            raise RuntimeError("one of the processes that share the device failed; see its output above")
         return perf_counter() - started
 
     in_turn, together = taken(False), taken(True)
@@ -132,7 +132,7 @@ def _timed(asked: Options, made: list[Case], iterations: int, coarse: float) -> 
 
 
 def _search(asked: Options, made: list[Case], iterations: int, coarse: float = 0.0) -> None:
-    """One search of each case; its answers are on the CPU, so that the device's queue is empty at its end."""
+    """Run one search for each case. Its results are copied to the CPU, so that the device has finished when it returns."""
     attack = inverting_gradients(steps=iterations)
     attack = replace(attack, device=asked.device, search=replace(attack.search, coarse=coarse))
     attack(made, rng=torch.Generator().manual_seed(asked.seed))

@@ -1,10 +1,10 @@
-"""CPL against plain DLG: how often each succeeds, after how many iterations, at what cost; CPL's table 2 beside them.
+"""CPL compared with DLG: success rate, iterations and cost, beside CPL's table 2.
 
 Both attack the gradient of one image on the untrained four-convolution LeNet, by the same L-BFGS with the same stopping
-rule, and with up to two more starts where one got stuck; `one_start` is the share that needed none. What differs is
-what the CPL paper changed: the label is read off the gradient instead of searched for, and the search starts from a repeated
+rule, and with up to two restarts if a search got stuck; `one_start` is the share of images without restarts. The difference is
+what the CPL paper changed: the label is inferred from the gradient instead of optimised, and the search starts from a repeated
 pattern instead of noise. Iterations are outer L-BFGS steps until the paper's D < 1e-4, those of a stuck start included, mean over
-successes; median_mse is that of all images. Images of --data are of the report part, and the embedded photographs are not.
+successes; median_mse is that of all images. Images of --data are of the report split; the embedded photographs are not.
 `--quick` is two of the photographs.
 """
 
@@ -25,7 +25,7 @@ PAPER = {
     "cpl": {"iterations": 28.3, "success": 0.973, "labels": 1.0, "ssim": 0.9985, "mse": 2.2e-4},
     "dlg": {"iterations": 114.5, "success": 0.754, "labels": 0.965, "ssim": 0.9982, "mse": 2.5e-4},
 }
-"""CPL's table 2, CIFAR-10: on the paper's own ResNet-20, which is not public."""
+"""CPL's table 2 for CIFAR-10, with the paper's own ResNet-20, which is not public."""
 STARTS = 3
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _iterations(rows: list[dict[str, Any]]) -> float:
-    """Mean over all successes of both data sets."""
+    """Return the mean iterations over all successes of both data sets."""
     successes = sum(row["successes"] for row in rows)
     return sum((row["iterations"] or 0) * row["successes"] for row in rows) / successes if successes else 0.0
 

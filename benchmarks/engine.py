@@ -1,14 +1,14 @@
-"""Gradient matching beside breaching 0.1.2 and beside a plain loop: the same gradients, the same arithmetic, single threads.
+"""Speed of gradient matching compared with breaching 0.1.2 and with a plain loop: same gradients, same arithmetic, one thread.
 
-What counts is iterations of all reconstructions together per CPU-second, what a run costs before its first iteration apart. DLG's
+The measure is the iterations of all reconstructions together per CPU-second, without the cost before the first iteration. DLG's
 LeNet is attacked by squared distance and Adam, ResNet20-4 by Inverting Gradients (cosine, total variation, signed Adam in a box);
 1, 8 and 64 reconstructions, 1 and 8, each of another image of one client's network. The plain loop is eager PyTorch, one
 reconstruction after the other, with a double backward. All three run in turn; a ratio is the median over turns.
 
-breaching is not one of this project's dependencies, and wants older packages than it does. Give it a folder of its own:
+breaching is not a dependency of this project, and needs older packages. Install it in a separate folder:
     pip install --target FOLDER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 pyyaml datasets
     PYTHONPATH=FOLDER python benchmarks/engine.py
-Without it, the rows and the keys that need it are left out.
+Without it, the rows and keys that need it are left out.
 
 The tables `lenet` and `resnet` are what runs by itself; `--full` adds `quality`, which takes long: both programs reconstruct the
 same eight images of the report part with equal settings. Objective (cosine), weight of total variation (1e-4), optimiser (signed
@@ -59,16 +59,16 @@ from fedsim.recording import DataSpec, Observation
 TABLES = ("lenet", "resnet", "quality")
 TV = 1e-4
 QUALITY_IMAGES, QUALITY_STEPS = 8, 100
-"""Of the table `quality`: images of the report part, and iterations, the same for every side."""
+"""For the table `quality`: number of images of the report split, and of iterations, equal for all programs."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """counts: reconstructions at once, and with each how many iterations a turn measures, in a quick run and in another.
+    """The settings of one table. counts: numbers of reconstructions at once, each with the iterations of quick and full runs.
 
-    compiles: whether ours is compiled; as it is without that is then a side of its own, "eager".
+    compiles: whether our search is compiled; the uncompiled one is then measured separately as "eager".
     """
 
     network: str
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _side_by_side(setting: Setting, has_breaching: bool, summary: Row, asked: Options) -> list[Row]:
-    """A row for each number of reconstructions; the summary grows by their ratios."""
+    """Measure one row for each number of reconstructions, and add their ratios to the summary."""
     cases, rows = [case for case, _ in _cases(setting.network, max(setting.counts), asked)], []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not asked.quick or count == min(setting.counts)))
@@ -118,7 +118,7 @@ def _side_by_side(setting: Setting, has_breaching: bool, summary: Row, asked: Op
 
 
 def _cases(network: str, count: int, asked: Options) -> list[tuple[Case, Tensor]]:
-    """One network's gradients of so many images, one each, and the images."""
+    """Return `count` cases with the gradient of one image each, and the images."""
     found = images(asked, "cifar10", count)
     one = client(network, replace(found.data, num_classes=10), seed=asked.seed)
     return [(one.case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
@@ -180,7 +180,7 @@ def _ours(
 
 
 def _loop(setting: Setting, cases: Sequence[Case], steps: int) -> None:
-    """As one would write it down: one case after the other."""
+    """Run the plain loop in eager PyTorch, one case after the other."""
     for case in cases:
         observation, label = case.observations[0], _label(case)
         model, target = _loaded(observation), _gradient(observation)
@@ -216,9 +216,9 @@ def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
 def _theirs(
     setting: Setting, cases: Sequence[Case], steps: int, *, tv: float | None = None, start: Tensor | None = None
 ) -> list[Tensor]:
-    """What breaching makes of each case, in [0, 1]; the labels are told, which spares it work.
+    """Return breaching's reconstructions of the cases, in [0, 1]. It is given the labels, which saves it work.
 
-    tv: its weight of total variation, by default its own. start: where each search begins, as the model takes it.
+    tv: weight of the total variation, by default breaching's own. start: starting point of the searches, normalised.
     """
     with warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
@@ -252,17 +252,17 @@ def _loaded(observation: Observation) -> nn.Module:
 
 
 def _gradient(observation: Observation) -> list[Tensor]:
-    """Of one step of learning rate 1, by the order of the model's parameters."""
+    """Return the gradient of an observation of one step with learning rate 1, in the order of the model's parameters."""
     return [-observation.update[name] for name, _ in _loaded(observation).named_parameters()]
 
 
 def _label(case: Case) -> Tensor:
-    """(1,), by the one negative entry of the head's bias gradient."""
+    """Return the label (1,) of a case, the negative entry of the last bias's gradient."""
     return _gradient(case.observations[0])[-1].argmin()[None]
 
 
 def _equal_settings(asked: Options) -> tuple[list[Row], Row]:
-    """Rows of both programs with equal settings, one of ours with layer weights, and how they differ over the same images."""
+    """Measure both programs with equal settings, ours also with layer weights, and their differences over the same images."""
     count, steps = (2, 4) if asked.quick else (QUALITY_IMAGES, QUALITY_STEPS)
     pairs = _cases("resnet20_4", count, asked)
     truth, start = torch.stack([x for _, x in pairs]), _start(pairs[0][0].observations[0].data, asked.seed)
@@ -290,19 +290,19 @@ def _equal_settings(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _paired(name: str, differences: Tensor) -> Row:
-    """The mean of differences over the same images, and its 95 % interval by Student's t."""
+    """Return the mean of differences over the same images, and its 95 % interval by Student's t."""
     half = float(student.ppf(0.975, len(differences) - 1) * differences.std() / len(differences) ** 0.5)
     mean = float(differences.mean())
     return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
 
 
 def _start(data: DataSpec, seed: int) -> Tensor:
-    """(1, *shape), normal noise as the model takes it, the same for every image and program."""
+    """Return normalised normal noise (1, *shape), the starting point for every image and program."""
     return torch.randn(1, *data.shape, generator=Generator().manual_seed(seed))
 
 
 def _equal(steps: int, seed: int) -> GradientMatching:
-    """Inverting Gradients as breaching's configuration has it, from the same start."""
+    """Return Inverting Gradients with the settings of breaching's configuration, from the same start."""
     return GradientMatching(
         name="engine",
         objective=Objective(distance=cosine),
@@ -318,7 +318,7 @@ def _found(attack: GradientMatching, cases: Sequence[Case], asked: Options) -> T
 
 
 def _psnr(guess: Tensor, truth: Tensor) -> Tensor:
-    """In dB, of each image."""
+    """Return the PSNR of each image in dB."""
     mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
     return -10 * mse.log10()
 

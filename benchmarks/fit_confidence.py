@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def generate(data: Path, path: Path) -> None:
-    """Attack all cells with examples of the tuning part, and write one record an answer."""
+    """Attack all cells with examples of the tuning split, and write one record per reconstruction."""
     torch.set_num_threads(1)
     with path.open("w") as file:
         for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""Somebody else's networks: each is imported, attacked and reported on, and its gradient compared with PyTorch's own.
+"""Tests with networks by other authors: each is imported, attacked and reported on, and its gradients are compared with PyTorch.
 
 The networks are in foreign_networks.py: plain PyTorch, and torchvision's. For each, a client's step of SGD on one random example
 is imported from two state dicts, three attacks run a few iterations beside their nulls, and the report is written, all of it by
@@ -112,7 +112,7 @@ def _relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> fl
 def attack_imported(
     name: str, model: nn.Module, data: DataSpec, attacks: Mapping[str, Mapping[str, int]], folder: Path, device: str
 ) -> tuple[int, str]:
-    """Import a step, attack it, and report: how many attacks came to an answer, with null and report, and the first failure."""
+    """Import a step, attack it and write the report; return the number of attacks without failure, and the first failure."""
     reference = f"foreign_networks:{name}"
     try:
         _save_step(model, data, folder)
@@ -139,7 +139,7 @@ def attack_imported(
 
 
 def _save_step(model: nn.Module, data: DataSpec, folder: Path) -> None:
-    """A client's step, as PyTorch computes it."""
+    """Save the state dicts before and after a client's step, computed by plain PyTorch."""
     before = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
     own = copy.deepcopy(model)
     optimiser = torch.optim.SGD(own.parameters(), lr=RATE)

@@ -1,4 +1,4 @@
-"""Networks as their authors write them: plain PyTorch, and nothing of this project."""
+"""Networks by other authors in plain PyTorch, independent of this project."""
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ class MnistNet(nn.Module):
 
 
 class RowLSTM(nn.Module):
-    """Reads the columns of a row one after the other."""
+    """An LSTM that reads the columns of a table row one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class RowLSTM(nn.Module):
 
 
 class RowMLP(nn.Sequential):
-    """Two hidden layers."""
+    """A perceptron with two hidden layers for table rows."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class RowMLP(nn.Sequential):
 
 
 class ResidualNet(nn.Module):
-    """Residual and dense connections, group norm, and operations in place."""
+    """A network with residual and dense connections, group norm, and in-place operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ResidualNet(nn.Module):
 
 
 class AttentionNet(nn.Module):
-    """Patches, two kinds of attention written as people do, layer norm and a class token."""
+    """A small vision transformer: patches, two implementations of attention, layer norm and a class token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class AttentionNet(nn.Module):
 
 
 class TiedNet(nn.Module):
-    """One convolution used twice, and a matrix that is used again, transposed."""
+    """A network that uses a convolution twice, and a weight matrix a second time, transposed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class TiedNet(nn.Module):
 
 
 class HardNet(nn.Module):
-    """Squeeze and excitation with the hard activations of MobileNetV3."""
+    """A network with squeeze-and-excitation and the hard activations of MobileNetV3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class HardNet(nn.Module):
 
 
 class _Square(torch.autograd.Function):
-    """As code from before torch.func has it."""
+    """The square as an autograd function in the style before torch.func, which vmap does not support."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -185,7 +185,7 @@ class _Square(torch.autograd.Function):
 
 
 class OwnCodeNet(nn.Module):
-    """A function with a backward of its own, a branch on values, and a buffer that it writes to."""
+    """A network with a custom autograd function, a branch on values, and a buffer that it writes to."""
 
     calls: Tensor
 
@@ -206,7 +206,7 @@ class OwnCodeNet(nn.Module):
 
 
 class TwoInputNet(nn.Module):
-    """Takes an image and a row."""
+    """A network that takes two inputs, an image and a table row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,4 +281,4 @@ TORCHVISION: dict[str, tuple[tuple[int, ...], int]] = {
     "vgg11": ((3, 32, 32), 10),
     "vit_b_16": ((3, 32, 32), 10),
 }
-"""The same of torchvision's classifiers, at inputs that a processor takes."""
+"""Input shape and number of classes of torchvision's classifiers, at sizes that a CPU can handle."""

@@ -1,14 +1,14 @@
-"""What a GPU should run, in pieces of at most nine minutes, ordered by value: CUDA tests, then the GPU table of each benchmark.
+"""Runs everything that needs a GPU, in pieces of at most nine minutes by priority: CUDA tests, then a table of each benchmark.
 
-    gpu.py                  run what is not done yet, and write a table for each piece
-    gpu.py --minutes 10     start no piece after which ten minutes would have passed
-    gpu.py --list           say what there is, and what is done
+    gpu.py                  run the pieces that are not done yet, and write a table for each
+    gpu.py --minutes 10     run only pieces that will end within ten minutes
+    gpu.py --list           list the pieces and their states
     gpu.py --only NAME      run this piece, done or not; may be given more than once
-    gpu.py --dry-run        run the smallest instance of each piece on the CPU: it shows that a piece starts, and measures nothing
+    gpu.py --dry-run        run the smallest instance of each piece on the CPU, which only checks that it starts
 
-Each piece is a process of its own, stopped after nine minutes. What it printed goes to `NAME.txt` in the folder of results, and
-how it ended to `NAME.json`. A piece that is done with the same code is skipped, so that a run that was cut off goes on where it
-was. `README.md` there has all tables, with hardware, driver and versions.
+Each piece is a separate process, stopped after nine minutes. Its output is written to `NAME.txt` in the folder of results, and
+its exit to `NAME.json`. A piece that was done with the same commit is skipped, so that an interrupted run continues where it
+stopped. `README.md` in that folder has all tables, with hardware, driver and versions.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from contract import PACKAGES, machine
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 540
-"""Of each piece at most."""
+"""Longest time of a piece."""
 DRY_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One process. shows: what its numbers say. command: what runs on a GPU. dry: in place of `command` on a CPU.
+    """One piece, run as a process. shows: what its numbers mean. command: arguments on a GPU. dry: those on a CPU.
 
     Words `DATA` and `DEVICE` stand for the options of this run; without --data, `--data DATA` is left out.
     """
@@ -56,14 +56,14 @@ class Piece:
 
 
 def script(name: str, shows: str, call: str, *, dry: str | None = None) -> Piece:
-    """A benchmark that takes --device; dry: its arguments on a CPU, by default those of the table with --quick."""
+    """Return the piece of a benchmark with --device. dry: its arguments on a CPU, by default the same with --quick."""
     end = "--data DATA --device DEVICE --json"
     small = dry if dry is not None else f"{call} --quick"
     return Piece(name=name, shows=shows, command=f"benchmarks/{call} {end}", dry=f"benchmarks/{small} {end}")
 
 
 def tests(name: str, shows: str, chosen: str) -> Piece:
-    """CUDA tests; on a CPU they say why they are skipped."""
+    """Return a piece that runs CUDA tests; on a CPU they are skipped with a reason."""
     command = f"-m pytest -q -rs -p no:cacheprovider -m cuda {chosen}"
     return Piece(name=name, shows=shows, command=command, dry=command)
 
@@ -113,7 +113,7 @@ PIECES = (
 
 
 def main() -> None:
-    """Run the pieces that are asked for."""
+    """Run the pieces that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, device: str) -> None:
-    """Run a piece, and write down what it printed and how it ended."""
+    """Run a piece, and write its output and exit to files."""
     words, started = piece.words(dry=dry, data=data, device=device), time.monotonic()
     printed = out / f"{piece.name}.txt"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -176,7 +176,7 @@ def run(piece: Piece, out: Path, limit: float, *, dry: bool, data: Path | None, 
 
 
 def state_of(out: Path, piece: Piece) -> str:
-    """Of a piece: done, failed, too long, other code (it was done with), or left."""
+    """Return the state of a piece: done, failed, too long, other code (done with another commit), or left (not done)."""
     told = _told(out, piece)
     if told is None:
         return "left"
@@ -184,7 +184,7 @@ def state_of(out: Path, piece: Piece) -> str:
 
 
 def known_seconds(out: Path, piece: Piece) -> float:
-    """How long a piece took before; the limit, where it never came to its end."""
+    """Return the seconds that a piece took before, or the limit if it never finished."""
     told = _told(out, piece)
     return float(told["seconds"]) if told is not None and told["state"] == "done" else SECONDS
 
@@ -210,7 +210,7 @@ def write_tables(out: Path) -> None:
 
 
 def _table(printed: Path) -> list[str]:
-    """Of what a piece printed, its table and summary; else its last lines."""
+    """Return the table and summary in a piece's output, or its last lines if there is none."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed.read_text(errors="replace"))
     lines = [line for line in text.splitlines() if not line.startswith('{"benchmark"')]
     first = next((i for i, line in enumerate(lines) if line.startswith("|")), None)
@@ -218,13 +218,13 @@ def _table(printed: Path) -> list[str]:
 
 
 def hardware() -> str:
-    """Name of the GPU, for a folder."""
+    """Return the name of the GPU, for use in a folder's name."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, packages, CUDA and the driver."""
+    """Return the versions of Python, packages, CUDA and the driver."""
     found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
     found["cuda"] = str(torch.version.cuda)
     try:
@@ -236,7 +236,7 @@ def versions() -> dict[str, str]:
 
 
 def code() -> str:
-    """The commit, where this is a checkout; results of other code are made anew."""
+    """Return the commit of this checkout, or ""; results of another commit are measured again."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return done.stdout.strip() or f"fedleak {version('fedleak')}"
 

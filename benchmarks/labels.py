@@ -1,11 +1,11 @@
-"""Labels read off gradients: how much of the true multiset of labels each rule recovers, before any image is known.
+"""Accuracy of the label rules: how much of the true multiset of labels each infers from a gradient before any search.
 
-Overlap is the share of a batch's labels that were recovered, with how often each occurs: sum of min(n_c, recovered n_c) over n.
+Overlap is the share of a batch's labels that were recovered, counting repetitions: the sum of min(n_c, recovered n_c) over n.
 Every other batch has duplicates (from at most half as many classes as it has examples, and at most half of all classes); the
-others have no more than they must. Untrained models, and the same after 300 steps of Adam on examples of the tuning part. Single
+others have no more than necessary. Models are untrained, or trained by 300 steps of Adam on examples of the tuning split. Single
 gradients of 1 to 64 examples, then FedAvg updates of 1, 2, 4 and 8 local steps of 4 examples each.
 
-`bias` needs a head that has one, `rows` no more examples than classes: where a rule gives no answer its cell is empty.
+`bias` needs a last layer with a bias, `rows` at most as many examples as classes; a cell is empty if a rule does not apply.
 `--quick` is fewer batches, sizes and models.
 """
 
@@ -37,7 +37,7 @@ RATE = 0.01
 
 @dataclass(frozen=True)
 class Victim:
-    """A model with its weights, and the data that its clients have."""
+    """A model with its weights, and the data of its clients."""
 
     name: str
     spec: ModelSpec
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Mean overlap of the default rule over models, for single gradients."""
+    """Return the mean overlap of the default rule over models, for single gradients."""
 
     def overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
         chosen = [row[rule] for row in rows if row["trained"] == trained and row["batch"] == size and row["steps"] == 1]
@@ -82,7 +82,7 @@ def _victims(asked: Options) -> list[Victim]:
 
 
 def _before_and_after(name: str, train: Images, test: Images, asked: Options) -> list[Victim]:
-    """The model as it is built, and after 300 steps of Adam on 64 training examples each."""
+    """Return a model untrained, and after 300 steps of Adam on batches of 64 training examples."""
     spec = ModelSpec(name=name)
     data = test.data
     model = models.build(spec, data, seed=asked.seed)
@@ -130,7 +130,7 @@ def _measure(victim: Victim, sizes: Sequence[int], asked: Options) -> dict[str, 
 
 
 def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Generator) -> np.ndarray:
-    """(count,) labels, with more duplicates than there must be or without."""
+    """Draw labels (count,), with additional duplicates or as few as possible."""
     classes = victim.data.data.num_classes
     if duplicates:
         few = rng.choice(classes, size=max(1, min(classes, count) // 2), replace=False)
@@ -139,7 +139,7 @@ def _labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random.Gene
 
 
 def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator) -> Observation:
-    """What the server would see of a client that has held-out examples with these labels, in batches of these sizes."""
+    """Return the observation of a client that trains on held-out examples with these labels, in batches of these sizes."""
     data = victim.data
     places = torch.tensor([rng.choice(np.flatnonzero(data.y.numpy() == label)) for label in rng.permutation(labels)])
     ends = np.cumsum(sizes)
@@ -155,7 +155,7 @@ def _observed(victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: i
 
 
 def _read(rule: LabelRule, observation: Observation, seed: int) -> Tensor | None:
-    """(N,) labels, as an attack would read them; None where the rule has no answer."""
+    """Return the labels (N,) that a rule infers, or None if it does not apply."""
     model = network_of(observation)
     seen = ObservedGradients([observation], model=model, device="cpu")
     try:

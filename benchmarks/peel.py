@@ -1,6 +1,6 @@
-"""The sigmoid LeNets of DLG and CPL opened layer by layer, without any search, beside CPL's search on some of the same pairs.
+"""Closed forms on the sigmoid LeNets of DLG and CPL, without any search, compared with CPL's search on some of the same pairs.
 
-200 pairs of an image and weights, drawn anew for each: DLG's and CPL's LeNet in turn, ten classes, cross-entropy, half of the
+There are 200 pairs of an image and random weights: DLG's and CPL's LeNet in turn, ten classes, cross-entropy, half of the
 images photographs and half CIFAR-10. What is attacked is the float32 gradient of one image; nothing but it and the weights is
 known. `success` is the share of pairs with an MSE of at most 1e-6, on values in [0, 1]. `over_lbfgs` is the CPU time that CPL's
 L-BFGS with one start takes per image that it recovers, over ours on the same pairs; for both, an image counts as recovered by
@@ -57,7 +57,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and what is attacked of it."""
+    """An image with the case that is attacked."""
 
     x: Tensor
     case: Case
@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """mse, recovered: of each pair. seconds: CPU time of each call."""
+    """The results of an attack. mse, recovered: of each pair. seconds: CPU time of each call."""
 
     mse: Tensor
     recovered: Tensor
@@ -73,7 +73,7 @@ class Found:
 
 
 def _pair(i: int, sources: Sequence[Images], asked: Options) -> Pair:
-    """Pair i, whose weights are drawn from seed + i."""
+    """Return pair i, whose weights are drawn with the seed plus i."""
     found = sources[(i // 2) % 2]
     x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
     one = client(NETWORKS[i % 2], replace(found.data, num_classes=10), seed=asked.seed + i)
@@ -108,7 +108,7 @@ def _row(network: str, attack: str, found: Found) -> dict[str, Any]:
 
 
 def _ratio(ours: Sequence[Found], searches: Sequence[Found]) -> float | None:
-    """CPU time per recovered image of the searches over ours; None where a side recovered none."""
+    """Return the ratio of CPU time per recovered image, search over closed form; None if one of them recovered none."""
     sides = [(sum(sum(one.seconds) for one in side), sum(int(one.recovered.sum()) for one in side)) for side in (searches, ours)]
     if not all(recovered for _, recovered in sides):
         return None

@@ -1,4 +1,4 @@
-"""The app of Flower's PyTorch quickstart, recorded by one line and attacked: what comes back, beside the null.
+"""Attacks on the app of Flower's PyTorch quickstart, recorded by one additional line, beside their nulls.
 
 Ten clients train the template's network with its settings: batches of 32, momentum 0.9, one local epoch, learning rate 0.1. The
 same app then takes one step on one example in each client. The app is in tests/foreign/quickstart and reads CIFAR-10 from a file,
@@ -43,7 +43,7 @@ CLIENTS, EXAMPLES, RATE = 10, 1600, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One run of the app, and how it is attacked. steps: of each client's epoch; None for all."""
+    """The settings of one run of the app and of the attack. steps: number of steps in each client's epoch; None for all."""
 
     name: str
     batch_size: int
@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def training(self) -> Training:
-        """What the server tells of it."""
+        """The training settings that the server prescribes."""
         epochs = 1 if self.steps is None else None
         return Training(
             learning_rate=RATE, batch_size=self.batch_size, epochs=epochs, steps=self.steps, momentum=0.9, mode="train"
@@ -133,7 +133,7 @@ def _mean_psnr(x: Tensor, truth: Tensor) -> float:
 
 
 def _truth(observation: Observation, setting: Setting) -> tuple[Tensor, Tensor]:
-    """The examples of the client whose training, done again, gives what was observed."""
+    """Return the examples of the client whose repeated training gives the observed update, and their labels."""
     import task
 
     def off(client: int) -> float:

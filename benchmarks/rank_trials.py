@@ -13,15 +13,15 @@ from attacker.attacks.closed_form.rgap.system import EquationValues, System, thr
 from attacker.attacks.networks.chain import Chain, chain_of
 
 LARGEST = 2_500_000
-"""Entries of the largest system that is written down."""
+"""Largest number of entries of a system that is stored as a matrix."""
 STRIDES = ((1, 1), (1, 1), (1, 2), (2, 2), (1, 3))
 PAPER = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
-"""Networks with the indices of the paper's table 2: channels after each 4x4 convolution of stride 1, no padding, on 3x32x32."""
+"""Networks for the indices of the paper's table 2: channels of each 4x4 convolution, stride 1, no padding, inputs 3x32x32."""
 
 
 @dataclass(frozen=True)
 class RandomNetwork:
-    """model: in float64, for inputs of `shape`. words: what it is."""
+    """A random network. model: in float64, for inputs of `shape`. words: its description."""
 
     model: nn.Sequential
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class RandomNetwork:
 
 
 def paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Sequential:
-    """A candidate for figure 2 of the paper, which does not release its networks."""
+    """Return a network that may be that of the paper's figure 2; the paper does not release its networks."""
     layers: list[nn.Module] = []
     before, side = 3, 32
     for after in channels:
@@ -40,17 +40,17 @@ def paper_network(channels: tuple[int, ...], *, num_classes: int = 10) -> nn.Seq
 
 
 def random_network(seed: int) -> RandomNetwork:
-    """One to three convolutions of kernels 2 to 5, strides 1 to 3, any padding below the kernel, some dilated; three classes.
+    """Return a random network of one to three convolutions with kernels 2 to 5, strides 1 to 3, some dilated, for three classes.
 
-    Behind each LeakyReLU, tanh, sigmoid or nothing, and in a quarter of the cases average pooling, before or behind that; not
-    behind LeakyReLU, where the rank depends on the data. Perhaps a hidden linear layer; biases in half of the networks. All is
-    drawn from `seed`.
+    Each is followed by LeakyReLU, tanh, sigmoid or nothing, and in a quarter of the cases by average pooling before or after
+    that, but not with LeakyReLU, for which the rank would depend on the data. There may be a hidden linear layer; half of the
+    networks have biases. Everything is drawn with `seed`.
     """
     for attempt in range(1000):
         drawn = _drawn(Random(f"{seed} {attempt}"))
         if drawn is not None:
             return drawn
-    raise RuntimeError(f"no network was found from seed {seed}")
+    raise RuntimeError(f"no valid network was drawn with seed {seed}; use another seed")
 
 
 def _drawn(rng: Random) -> RandomNetwork | None:
@@ -106,7 +106,7 @@ def _activation(rng: Random) -> nn.Module:
 
 
 def _fill(model: nn.Module, seed: int) -> None:
-    """Weights of variance 1 / inputs."""
+    """Fill the weights with random values of variance 1 / number of inputs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -115,7 +115,7 @@ def _fill(model: nn.Module, seed: int) -> None:
 
 
 def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
-    """k = dL/dz (1, *outputs) of each layer, for cross-entropy at one example x (1, *shape), y (1,)."""
+    """Return k = dL/dz, (1, *outputs), of each layer, for the cross-entropy of one example x (1, *shape), y (1,)."""
     weights = dict(network.model.named_parameters())
     reached = []
     for layer in network.chain.layers:
@@ -128,7 +128,7 @@ def true_slopes(network: RandomNetwork, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def written_down(system: System) -> Tensor:
-    """The matrix [W; K] (equations, unknowns), from what it does to each unit vector; rows of length 1, or 0."""
+    """Return the matrix [W; K] (equations, unknowns) of a system, with rows of norm 1 or 0, by applying it to unit vectors."""
     unknowns = prod(system.layer.inputs)
     rows = system.apply(torch.eye(unknowns, dtype=system.k.dtype).reshape(unknowns, *system.layer.inputs))
     matrix = torch.cat([rows.weights.flatten(1), rows.gradients.flatten(1)], dim=1).T
@@ -137,13 +137,13 @@ def written_down(system: System) -> Tensor:
 
 
 def numerical_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
-    """Singular values above `tolerance` times the largest."""
+    """Return the number of singular values above `tolerance` times the largest one."""
     values = torch.linalg.svdvals(matrix)
     return int((values > tolerance * values[0]).sum())
 
 
 def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Of each layer, the rank that the analysis says and the numerical one, at a random example's own k = dL/dz."""
+    """Return for each layer the rank by the analysis and the numerical rank, at the k = dL/dz of a random example."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
     weights = {name: p.detach() for name, p in network.model.named_parameters()}
@@ -159,5 +159,5 @@ def compared(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple
 
 
 def rank_right(count: int = 30, *, prove: int = 3000) -> float:
-    """Share of random networks of whose every layer the rank is told right."""
+    """Return the share of random networks for which the analysis gives the right rank of every layer."""
     return sum(all(told == true for told, true in compared(random_network(seed), prove=prove)) for seed in range(count)) / count

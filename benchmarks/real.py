@@ -1,13 +1,14 @@
-"""Networks and images as people have them: ResNet-18, MobileNet and a vision transformer at 64, 128 and 224 pixels.
+"""Attacks on realistic networks and images: ResNet-18, MobileNet and a vision transformer at 64, 128 and 224 pixels.
 
 `real.py NETWORK-PIXELS`, for example `real.py resnet18-64`. A client holds two batches of 1, 4 or 16 images and trains on them
-for one epoch of SGD with momentum 0.9. What it sends is attacked by Inverting Gradients, and by the same search without the
+for one epoch of SGD with momentum 0.9. Its update is attacked by Inverting Gradients, and by the same search without the
 update, its null. `above_null_db` is the mean difference in PSNR, `interval_db` half its 95 % interval over examples; an interval
-that covers 0 shows no leak. Closed forms are tried first: `closed_form` says what they answered, or why none applies. cpu_seconds
-are those of the attack and its null together, on one thread. The networks are torchvision's, untrained, in evaluation mode.
+that covers 0 shows no leak. Closed forms are tried first: `closed_form` is their result, or the reason why none applies.
+cpu_seconds are those of the attack and its null together, on one thread. The networks are torchvision's, untrained, in
+evaluation mode.
 
-Images are those of ImageNet in --data, of the report part, up to 128 pixels; above, and without --data, embedded photographs.
-`--quick` takes two iterations on batches of 1 and 4, one batch of which is a client's epoch: it shows that everything works.
+Images are those of ImageNet in --data, of the report split, up to 128 pixels; above, and without --data, embedded photographs.
+`--quick` makes two iterations on batches of 1 and 4, with one batch per epoch, which only checks that everything runs.
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ PIXELS = (64, 128, 224)
 TABLES = tuple(f"{network}-{pixels}" for network in NETWORKS for pixels in PIXELS)
 BATCHES = (1, 4, 16)
 STORED_PIXELS = 128
-"""Of ImageNet in --data; larger images would only be blurred."""
+"""Side of the ImageNet images in --data; larger images would only be enlarged ones."""
 CLASSES = 10
 
 
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _measure(asked: Options, network: str, pixels: int, batch: int) -> dict[str, Any]:
-    """One observation of a client whose epoch has two batches, or one in a quick run."""
+    """Attack one observation of a client whose epoch has two batches, or one in a quick run, and return a row."""
     steps = 2 if asked.quick else 300 if asked.device == "cpu" else 1000
     count = batch if asked.quick else 2 * batch
     found = _examples(asked, pixels, count)
@@ -103,7 +104,7 @@ def _client(asked: Options, network: str, data: DataSpec, batch: int) -> Client:
 
 
 def _closed_form(case: Case, asked: Options) -> str:
-    """What the closed forms answer, without a search after them."""
+    """Return the results of the closed forms as text, without a search after them."""
     try:
         (found,), _ = attacked(exact(fallback="none"), [case], asked)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What recording costs a federation, and whether it stays so over many clients and rounds.
+"""The cost of recording for a federation, and how it depends on the number of clients and rounds.
 
 python benchmarks/recording.py            ResNet-18, 10 clients, 2 steps of 16: with recording over plain Flower FedAvg
 python benchmarks/recording.py --scale    1,000 clients, 200 rounds in one process; 100 clients on Ray; the index
@@ -42,7 +42,7 @@ CLIENTS, STEPS, BATCH = 10, 2, 16
 
 
 def images(asked: Options, folder: Path, needed: int, held_out: int) -> str:
-    """So many CIFAR-10 images for training and held out, or embedded photographs, some of them more than once."""
+    """Write CIFAR-10 images, or embedded photographs, some repeatedly, for training and held out; return the data set."""
     drawn = splits.images(asked, "cifar10", needed + held_out)
     pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
     np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
@@ -57,14 +57,14 @@ def experiment(data: str, rounds: int, seed: int) -> Experiment:
 
 
 def recorded(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """Our federation, with all that it writes down."""
+    """Run our federation with recording. done: called after each round."""
     run = FederationRun(experiment=experiment(data, rounds, seed), out=out, device="cpu", client_seed=seed)
     engine.set_verbosity(False)
     engine.run(run, engine="local", on_round=lambda row: done())
 
 
 def plain(data: str, rounds: int, seed: int, out: Path, done: Callable[[], None]) -> None:
-    """The same work in plain Flower: FedAvg, clients with a torch optimiser that send their state dict; nothing is written."""
+    """Run the same training in plain Flower: FedAvg, clients with a torch optimiser that send a state dict, and no recording."""
     e = experiment(data, rounds, seed)
     loaded = datasets.load(e.data.name)
     parts = split(loaded.train, CLIENTS, seed=seed, name="iid")
@@ -110,7 +110,7 @@ WAYS = {"plain": plain, "recorded": recorded}
 
 
 def _stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) -> None:
-    """Run one round at each turn, and tell how long it took and how much memory the process ever held."""
+    """Run one round at each turn, and report its time and the peak memory of the process."""
     torch.set_num_threads(1)
     clock = [time.perf_counter(), time.process_time()]
 
@@ -124,7 +124,7 @@ def _stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) 
 
 
 def cost(asked: Options) -> None:
-    """Both ways in processes of their own, a round of one and a round of the other in turn."""
+    """Measure both variants in separate processes, which run a round each in turn."""
     rounds = 2 if asked.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
         data = images(asked, Path(scratch), CLIENTS * STEPS * BATCH, BATCH)
@@ -165,7 +165,7 @@ def cost(asked: Options) -> None:
 
 
 def _rss() -> float:
-    """Resident memory of this process, in MB."""
+    """Return the resident memory of this process in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
@@ -204,7 +204,7 @@ def _federate(kind: str, clients: int, rounds: int, seed: int, out: Path) -> dic
 
 
 def _indexed(folder: Path, clients: int, rounds: int) -> Recording:
-    """A recording of so many clients and rounds as far as its index goes: replies without a payload."""
+    """Write a recording with an index of many clients and rounds, but without payloads."""
     spec, training = DataSpec(shape=(2,), num_classes=2), Training(learning_rate=0.1, batch_size=1, steps=1)
     manifest = Manifest(
         name="index", model=ModelSpec(name="mlp"), data=spec, training=training, defense=DefenseSpec(), software={}
@@ -219,7 +219,7 @@ def _indexed(folder: Path, clients: int, rounds: int) -> Recording:
 
 
 def _queries(recording: Recording) -> tuple[int, float]:
-    """Observations in the index, and CPU-milliseconds of the slowest kind of question, each asked eleven times."""
+    """Return the number of observations in the index, and the CPU-milliseconds of the slowest query, each made eleven times."""
     counts, clients = recording.counts(), recording.clients()
     rounds, rng = [own.round for own in counts], np.random.default_rng(0)
     kinds = {
@@ -275,9 +275,9 @@ def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
 
 
 def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool = False) -> list[float]:
-    """Plain Flower: clients see the same batches in the same order, train with torch.optim.SGD and send their state dict.
+    """Train in plain Flower, with the same batches in the same order and torch.optim.SGD; return the accuracy after each round.
 
-    recorded: with the one line that records such an app.
+    recorded: whether to add the one line that records such an app.
     """
     torch.set_num_threads(1)
     loaded = datasets.load(e.data.name)

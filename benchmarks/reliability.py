@@ -1,4 +1,4 @@
-"""How well probabilities agree with outcomes: bins, Brier score, expected calibration error, and the diagram of them."""
+"""Calibration of probabilities: bins, Brier score, expected calibration error, and the reliability diagram."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,14 +1,14 @@
-"""R-GAP and its relatives: how exact, how fast, and how far each closed form goes.
+"""Accuracy, speed and limits of R-GAP and other closed forms.
 
 python benchmarks/rgap.py            CNN6, CNN6-d and FCN3 on images like CIFAR-10 and MNIST, beside the paper's table 1
-python benchmarks/rgap.py linear     whole batches behind a first linear layer
+python benchmarks/rgap.py linear     whole batches on networks that begin with a linear layer
 python benchmarks/rgap.py limits     noise on the gradient, defenses, and updates of several local steps
 python benchmarks/rgap.py many       10,000 images in one batched run, with --device cuda
 
-One image a gradient, in float32, of the untrained network with the logistic loss; odd and even labels are the two classes. MSE is
-on values in [0, 1], not clamped. `rgap` and `exact` read the label off the gradient; `rgap(paper_mode)`, the equations as the
-authors weigh them and float32 between layers, is told it, as in the paper. `same` is the share of images with an MSE of at most
-1e-4, which the paper calls visually identical. Its table 1 is of 10,000 images on its own machine, without times.
+Gradients are of one image each, in float32, for the untrained network with the logistic loss of odd and even labels. MSE is
+on values in [0, 1], not clamped. `rgap` and `exact` infer the label from the gradient; `rgap(paper_mode)`, with the authors'
+weights of equations and float32 between layers, is given it, as in the paper. `same` is the share of images with an MSE of at
+most 1e-4, which the paper calls visually identical. Its table 1 is of 10,000 images on its own machine, without times.
 `--quick` is a few images.
 """
 
@@ -34,7 +34,7 @@ from attacker.attacks.networks.chain import chain_of
 IDENTICAL = 1e-4
 SUCCESS = 1e-3
 INDICES = (-484, 405, 405, -208, 316)
-"""The paper's table 2, of five networks; the second and the third are alike here."""
+"""Indices in the paper's table 2, of five networks; the second and the third are equal here."""
 PAPER = {
     ("cifar10", "cnn6"): {"rgap": (0.010, 0.017), "dlg": (0.050, 1.4), "hgap": (6.9e-3, 7.9e-3)},
     ("cifar10", "cnn6_d"): {"rgap": (1.39, 0.73), "dlg": (0.053, 0.013), "hgap": (0.053, 0.013)},
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def table1(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows and summary."""
+    """Measure table 1; return its rows and a summary."""
     rows = [row for name in (("cifar10",) if asked.quick else ("cifar10", "mnist")) for row in _on(name, asked)]
     ours = {
         (row["network"], row["attack"]): row for row in rows if row["data"] == rows[0]["data"] and row["source"] == "measured"
@@ -103,7 +103,7 @@ def _on(name: str, asked: Options) -> list[dict[str, Any]]:
 
 
 def _row(found: Images, network: str, name: str, attack: Attack, asked: Options) -> dict[str, Any]:
-    """One attack on every image, one after the other."""
+    """Run one attack on every image, one after the other, and return a row."""
     one = client(network, found.data, loss="logistic", seed=asked.seed)
     errors, seconds = [], []
     for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
@@ -132,7 +132,7 @@ def _row(found: Images, network: str, name: str, attack: Attack, asked: Options)
 
 
 def _attacked(attack: Attack, case: Case, x: torch.Tensor, asked: Options) -> tuple[float, float]:
-    """MSE and CPU-seconds."""
+    """Attack one case; return its MSE and CPU-seconds."""
     with cpu_seconds() as clock:
         found = replace(attack, device=asked.device)([case], rng=torch.Generator().manual_seed(asked.seed))  # type: ignore[type-var]
     return float((found[0].x[0] - x).double().square().mean()), clock.seconds
@@ -151,7 +151,7 @@ print((peak() - before) / 1024)
 
 
 def peak_mb(asked: Options) -> float | None:
-    """What a process that attacks one image of CNN6 takes at most beyond one that has imported torch; None outside of Linux."""
+    """Return the peak memory in MB of an attack on one image of CNN6, beyond that of importing torch; None outside of Linux."""
     if not Path("/proc/self/status").exists():
         return None
     script = MEMORY.format(folder=str(Path(__file__).parent), seed=asked.seed)
@@ -160,13 +160,13 @@ def peak_mb(asked: Options) -> float | None:
 
 
 def one_image(seed: int) -> None:
-    """R-GAP on CNN6, as a user runs it."""
+    """Run R-GAP on one image and CNN6, as a user would."""
     asked = Options(quick=True, json=False, data=None, device="cpu", seed=seed, table=None)
     _row(images(asked, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), asked)
 
 
 def many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """So many images at once that a GPU is busy."""
+    """Measure R-GAP on enough images at once to use a GPU fully."""
     if asked.device == "cpu" or not torch.cuda.is_available():
         reason = "there is no CUDA device" if asked.device != "cpu" else "it was not asked for, with --device cuda"
         print(f"skipped: 10,000 images at once need a GPU, and {reason}")
@@ -175,7 +175,7 @@ def many(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def batched(asked: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """R-GAP on so many images in one call; every other one is the mirror image of the one before, as there are not as many."""
+    """Run R-GAP on `count` images in one call; since there are fewer images, every second one is a mirror image."""
     half = images(asked, "cifar10", (count + 1) // 2).of_two_classes()
     x = torch.stack([half.x, half.x.flip(-1)], dim=1).flatten(0, 1)[:count]
     y = half.y.repeat_interleave(2)[:count]

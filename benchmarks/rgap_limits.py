@@ -1,4 +1,4 @@
-"""How far each closed form goes: what noise, defenses and several local steps leave of it. A part of `rgap.py`."""
+"""The limits of closed forms: their success with noise, defenses and several local steps. Part of `rgap.py`."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from attacker.attacks import Attack, exact, rgap
 from fedsim.recording.codec import encode
 
 NOISE = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-"""Standard deviation, as a share of the root mean square of each tensor."""
+"""Standard deviations of the noise, relative to the root mean square of each tensor."""
 DEFENSES = (
     "clip(1e-3)",
     "gaussian(snr_db=60)",
@@ -32,12 +32,12 @@ DEFENSES = (
 STEPS = (1, 2, 4, 8)
 SUCCESS = 1e-3
 NOTHING = 1.0
-"""The MSE of an answer that is no image at all is not told further."""
+"""Largest MSE that is reported."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A closed form on a network of its kind."""
+    """A closed form, with a network to which it applies."""
 
     words: str
     network: str
@@ -56,7 +56,7 @@ FORMS = (
 
 
 def limits(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows, one a form and a disturbance, and as summary the most noise at which all images are recovered."""
+    """Return a row for each closed form and disturbance, and as summary the largest noise at which all images are recovered."""
     rows, summary = [], {}
     for form in FORMS[:1] if asked.quick else FORMS:
         count = 2 if asked.quick or form.words == "peeled" else 3

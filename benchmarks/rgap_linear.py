@@ -1,4 +1,4 @@
-"""Whole batches behind a first linear layer, and the mixture that R-GAP's formula makes of one. A part of `rgap.py`."""
+"""Recovery of whole batches from a first linear layer, and the mixture that R-GAP returns for a batch. Part of `rgap.py`."""
 
 import sys
 from dataclasses import replace
@@ -23,7 +23,7 @@ BATCHES = (1, 2, 4, 8, 16)
 
 
 def linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows: an MLP by `exact`, untrained and after some epochs; then FCN3, which has neither biases nor zeros, by R-GAP."""
+    """Return rows of `exact` on an MLP, untrained and after some epochs, and of R-GAP on FCN3, which has no biases or zeros."""
     rows = []
     for name in ("mnist",) if asked.quick else ("mnist", "cifar10"):
         for trained in (False, True):
@@ -35,7 +35,7 @@ def linear(asked: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, Any]:
-    """The share of examples that are recovered, over several batches."""
+    """Return a row with the share of recovered examples over several batches."""
     repeats = 1 if asked.quick else 10
     found = images(asked, name, 16 * repeats)
     one = client("mlp", found.data, seed=asked.seed, batch=size)
@@ -72,7 +72,7 @@ def _batches(name: str, size: int, trained: bool, asked: Options) -> dict[str, A
 
 
 def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
-    """The MSE of each example to the guess that is its own, 1 where there is none; how many of those have its label."""
+    """Return the MSE of each example to its matched reconstruction, 1 without one, and the number of matches with its label."""
     errors, right = [1.0] * len(x), 0
     if not len(guess):
         return errors, right
@@ -84,7 +84,7 @@ def _matched(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[
 
 
 def _trained(one: Client, found: Images, asked: Options) -> dict[str, Tensor]:
-    """Weights after a few epochs on these images."""
+    """Return the weights after a few epochs on these images."""
     model = models.build(one.model, one.data)
     order = torch.randperm(len(found), generator=Generator().manual_seed(asked.seed))
     batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
@@ -93,7 +93,7 @@ def _trained(one: Client, found: Images, asked: Options) -> dict[str, Tensor]:
 
 
 def _mixture(size: int, asked: Options) -> dict[str, Any]:
-    """R-GAP takes a batch for one example: how far its answer is from the nearest example, and from the span of all of them."""
+    """Run R-GAP on a batch as if it were one example; measure its distance to the nearest example and to the span of all."""
     found = images(asked, "mnist", size).of_two_classes()
     one = client("fcn3", found.data, loss="logistic", seed=asked.seed, batch=size)
     update = one.case([(found.x, found.y)], "mixture").observations[0].update

@@ -1,4 +1,4 @@
-"""The service: reads while an attack runs, memory over many requests, a live federation, and jobs that survive kills.
+"""Measurements of the service: reads while an attack runs, memory over many requests, a live federation, and jobs after kills.
 
 python benchmarks/service.py            all of it, in one service over one folder of recordings
 """
@@ -61,7 +61,7 @@ priority = 5
 ENDLESS = {"recording": "scored", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
 PATIENCE = 1800.0
 ENDED = ("done", "failed", "cancelled", "set_aside")
-"""States in which a job stays."""
+"""Final states of a job."""
 
 
 def federate(raw: dict[str, Any], out: Path) -> None:
@@ -77,7 +77,7 @@ def attacked_and_scored(run: Path) -> None:
 
 
 def paths_of(service: Service) -> list[str]:
-    """What a page asks for while somebody looks at a run, each about as often as the others."""
+    """Return the paths that a page requests while a user watches a run, each about equally often."""
     run = f"{API}/recordings/scored"
     source = next(one["source"] for one in service.ask(f"{run}/attacks")["items"] if not one["null"])
     cases = service.items(f"{run}/cases?attack={source}")
@@ -88,7 +88,7 @@ def paths_of(service: Service) -> list[str]:
 
 
 def reads(service: Service, seconds: float) -> list[dict[str, Any]]:
-    """With an attack that would run for hours beside it."""
+    """Measure the latency of reads while an attack runs, which would take hours."""
     job = service.ask(f"{API}/jobs", ENDLESS)["id"]
     while not service.ask(f"{API}/jobs/{job}")["progress"]["share"]:
         time.sleep(0.2)
@@ -104,7 +104,7 @@ def reads(service: Service, seconds: float) -> list[dict[str, Any]]:
 
 
 def memory(service: Service, requests: int) -> dict[str, Any]:
-    """Resident memory after so many requests over that before, both after a tenth of them to begin with."""
+    """Measure resident memory after `requests` requests over that before them, after a tenth as many to warm up."""
     paths = paths_of(service)
     sizes, count = [], 0
     for share in (0.1, 1.0):
@@ -116,7 +116,7 @@ def memory(service: Service, requests: int) -> dict[str, Any]:
 
 
 def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
-    """A federation of 20 clients in another process, each round attacked by a rule: how many rounds the attacks are behind it."""
+    """Measure how many rounds attacks lag behind a live federation of 20 clients, whose rounds a rule attacks."""
     experiment = root.parent / "live.toml"
     experiment.write_text(LIVE.format(rounds=rounds))
     code = "from fedsim.cli import main; main()"
@@ -126,7 +126,7 @@ def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
     try:
         while len(done) < rounds:
             if status := federation.poll():
-                raise RuntimeError(f"the federation ended with status {status}")
+                raise RuntimeError(f"the federation ended with status {status}; see its output above")
             now = time.perf_counter()
             for n in recorded(root / "live"):
                 there.setdefault(n, now)
@@ -152,35 +152,36 @@ def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
 
 
 def recorded(run: Path) -> list[int]:
-    """Rounds that are in a recording, as the server has written them; none where it has not begun."""
+    """Return the rounds that a recording contains so far; none if it has not begun."""
     with suppress(ValueError, OSError):
         return Recording(run / "recording").rounds()
     return []
 
 
 def answered(root: Path, job: dict[str, Any]) -> bool:
-    """Whether what a job says that it has done is on disk."""
+    """Return whether the results that a job reports are on disk."""
     folders = [root / job["spec"]["recording"] / "reconstructions" / one["source"] for one in job["result"]["attacks"]]
     return all(len(list(folder.glob("*.safetensors"))) == CLIENTS_OF_TINY for folder in folders)
 
 
 def may_kill(left: list[dict[str, Any]]) -> bool:
-    """Whether a worker may be killed, so that no job loses more than two: at the third the service sets a job aside, as designed.
+    """Return whether a worker may be killed, so that no job crashes more than twice: after three crashes the service sets it
+    aside.
 
-    left: jobs that have not ended. The crash that a kill causes may be written down after the next look, so that a second one can
-    hit the same job; by then its first crash is known, and it is spared until it has ended.
+    left: jobs that have not ended. A crash may be recorded only after the next check, so that a second kill can
+    hit the same job. Its first crash is then known, and it is not hit again until it has ended.
     """
     return not any(job["crashes"] for job in left)
 
 
 def lost(root: Path, ids: list[str], jobs: list[dict[str, Any]]) -> int:
-    """Jobs that are neither done, with their answers on disk, nor set aside, which is told apart."""
+    """Return the number of jobs that are neither done, with their results on disk, nor set aside, which is counted separately."""
     kept = {job["id"] for job in jobs if job["state"] == "set_aside" or (job["state"] == "done" and answered(root, job))}
     return len(set(ids) - kept)
 
 
 def durable(service: Service, count: int, seed: int) -> dict[str, Any]:
-    """So many jobs, of which each attacks a recording, while the service is killed three times and its workers now and then."""
+    """Run `count` attack jobs, while the service is killed three times and its workers now and then, and count lost jobs."""
     spec = {"recording": "tiny", "attack": "exact", "null": False}
     ids = [service.ask(f"{API}/jobs", {**spec, "seed": number})["id"] for number in range(count)]
     draw, first, kills, killed, begun = random.Random(seed), dict[str, tuple[str, int]](), 0, 0, time.perf_counter()

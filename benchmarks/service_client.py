@@ -1,4 +1,4 @@
-"""A service in a process of its own, and who asks it: for benchmarks/service.py."""
+"""A service in a separate process, and clients that send requests to it, for benchmarks/service.py."""
 
 import http.client
 import json
@@ -17,14 +17,14 @@ SERVE = "from attacker.cli import main; main()"
 
 
 class Service:
-    """`attacker serve` of the recordings below `root`, listening; it may be killed and started again. place: host and port."""
+    """A process of `attacker serve` for the recordings in `root`, which can be killed and restarted. place: host and port."""
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root, self.options = root, options
         self.start()
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the process, and return when it answers requests."""
         command = [sys.executable, "-c", SERVE, "serve", str(self.root), "--port", "0", "--max-queued", "5000", *self.options]
         with (self.root.parent / "service.log").open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
@@ -36,7 +36,7 @@ class Service:
         self.ask("/api/v1/health")
 
     def ask(self, path: str, body: Any = None) -> Any:
-        """JSON of GET, or of POST where there is a body. Raises RuntimeError for any other answer."""
+        """Send GET, or POST if there is a body, and return the JSON of the answer. Raises RuntimeError for an error status."""
         connection = http.client.HTTPConnection(self.place, timeout=60)
         try:
             if body is None:
@@ -53,7 +53,7 @@ class Service:
         return json.loads(content)
 
     def items(self, path: str) -> list[dict[str, Any]]:
-        """All of a list, page after page."""
+        """Return all items of a list, requesting page after page."""
         found: list[dict[str, Any]] = []
         joint, after = "&" if "?" in path else "?", ""
         while True:
@@ -64,17 +64,17 @@ class Service:
             after = f"&after={page['next']}"
 
     def workers(self) -> list[int]:
-        """Processes that it started."""
+        """Return the process ids of its workers."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
 
     def megabytes(self) -> float:
-        """Resident, of itself alone."""
+        """Return the resident memory of the service in MB, without its workers."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def kill(self) -> None:
-        """As a machine does that fails: its group, at once."""
+        """Kill the whole process group at once, like a failing machine."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
@@ -87,10 +87,10 @@ def bearer(token: str) -> dict[str, str]:
 def load(
     place: str, token: str, paths: Sequence[str], *, seconds: float, rate: float | None, clients: int = 4
 ) -> tuple[list[float], float]:
-    """Seconds that each of many requests took, and all of them together, from `clients` at once over connections that stay open.
+    """Send requests from `clients` concurrent connections; return the seconds of each, and of all together.
 
-    rate: requests a second of all clients together, timed from the instant at which each was due: a service that falls behind
-    is not spared. None: each client asks as soon as it is answered.
+    rate: requests per second of all clients together. Each is timed from the moment at which it was due, so that delays of
+    the service count. None: each client sends a request as soon as the previous one is answered.
     """
     taken: list[float] = []
     start = time.perf_counter() + 0.05
@@ -107,7 +107,7 @@ def load(
             answer = connection.getresponse()
             answer.read()
             if answer.status != 200:
-                raise RuntimeError(f"{path}: {answer.status}")
+                raise RuntimeError(f"the service answered {path} with status {answer.status}; see its log")
             own.append(time.perf_counter() - due)
             count += 1
         connection.close()
@@ -122,14 +122,14 @@ def load(
 
 
 def main() -> None:
-    """The load in a process of its own, so that whoever measures does not hold up whoever asks."""
+    """Run `load` as a separate process, so that the measurement does not delay requests."""
     place, seconds, rate, *paths = sys.argv[1:]
     token = sys.stdin.readline().strip()  # other users of the machine see command lines
     print(json.dumps(load(place, token, paths, seconds=float(seconds), rate=float(rate) or None)))
 
 
 def loaded(service: Service, paths: Sequence[str], *, seconds: float, rate: float | None) -> tuple[list[float], float]:
-    """`load` from another process."""
+    """Run `load` in another process, and return its results."""
     command = [sys.executable, __file__, service.place, str(seconds), str(rate or 0.0), *paths]
     taken, elapsed = json.loads(
         subprocess.run(command, check=True, input=service.token, stdout=subprocess.PIPE, text=True).stdout

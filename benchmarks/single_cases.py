@@ -1,4 +1,4 @@
-"""What a server sees of a client that trains on given examples."""
+"""Observations of a client that trains on given examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fedsim.training.local import train
 
 @dataclass(frozen=True)
 class Client:
-    """A network, its weights and how it is trained; `case` is what one example of it leads to."""
+    """A client: a network, its weights and its training settings; `case` returns the observation for given examples."""
 
     model: ModelSpec
     data: DataSpec
@@ -25,9 +25,10 @@ class Client:
     weights: Mapping[str, Tensor]
 
     def case(self, batches: Sequence[tuple[Tensor, Tensor]], key: str, defense: str = "") -> Case:
-        """What the server would see after local steps on `batches`, one after the other. defense: as in an experiment.
+        """Return the case that the server sees after local steps on `batches`. key: name of the case. defense: as in an
+        experiment.
 
-        Of a client that trains for epochs, `batches` are those of all epochs.
+        For a client that trains for epochs, `batches` are those of all epochs.
         """
         model = models.build(self.model, self.data)
         trained = train(model, self.weights, batches, self.training, self.data)
@@ -64,7 +65,7 @@ def client(
     batch: int = 1,
     arguments: Mapping[str, Any] | None = None,
 ) -> Client:
-    """With weights drawn from `seed`. arguments: of the model."""
+    """Return a client with weights drawn with `seed`. arguments: of the model."""
     spec = ModelSpec(name=name, arguments=arguments or {})
     weights = {key: p.detach() for key, p in models.build(spec, data, seed=seed).named_parameters()}
     training = Training(learning_rate=1.0 if steps == 1 else 0.01, batch_size=batch, steps=steps, loss=loss)

@@ -1,4 +1,4 @@
-"""Tuning, validation and report parts of every data set, by content hash, once for all benchmarks.
+"""The splits of every data set into tuning, validation and report part, by content hash, for all benchmarks.
 
 An example belongs to one part, whichever benchmark draws it and whatever file it comes from:
 
@@ -6,8 +6,8 @@ An example belongs to one part, whichever benchmark draws it and whatever file i
     validation  checks a choice before it is reported
     report      is what published tables are measured on, and nothing else
 
-`tuned.json` lists the examples that have chosen a setting, by purpose. An example listed there is never in the report part, and
-`refuse_tuned` raises where a benchmark is about to report on one.
+`tuned.json` lists the examples that were used to choose a setting, by purpose. Listed examples are never in the report part, and
+`refuse_tuned` raises an error if a benchmark is about to report on one.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from fedsim.recording import DataSpec
 Part = Literal["tuning", "validation", "report"]
 PARTS: tuple[Part, ...] = get_args(Part)
 TENTHS: tuple[Part, ...] = ("tuning",) * 4 + ("validation",) * 2 + ("report",) * 4
-"""Part of each tenth of all content hashes."""
+"""The part of each tenth of the range of content hashes."""
 TUNED = Path(__file__).with_name("tuned.json")
 FILES = {
     "cifar10": "cifar10/train.npz",
@@ -43,19 +43,19 @@ FILES = {
 PHOTOS: tuple[str, dict[str, Any]] = ("photos", {"size": 32})
 EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = dict.fromkeys(("photos", "cifar10", "cifar100", "lfw", "imagenet"), PHOTOS)
 EMBEDDED["mnist"] = ("digits", {})
-"""Embedded data set used where the file is absent. It has helped to choose settings: its rows say so and are not published."""
+"""Embedded data sets for missing files. They were used to choose settings, so that their rows are marked, and not published."""
 
 
 class TunedOn(ValueError):
-    """A benchmark was about to report on examples that chose one of its settings."""
+    """The error of a benchmark that was about to report on examples that were used to choose one of its settings."""
 
 
 @dataclass(frozen=True)
 class Images:
     """Examples of one part of a data set.
 
-    name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: what the model's builder is told.
-    part: the part that they are from; "embedded" for data that is shipped and has helped to choose settings.
+    name: of the data set. x: (N, *shape) in [0, 1]. y: (N,) int64. data: specification for the model's builder.
+    part: the part that they are from; "embedded" for data shipped with this project, which were used to choose settings.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Images:
         return len(self.x)
 
     def of_two_classes(self) -> "Images":
-        """Return the images with the parity of their labels as class, and so one logit."""
+        """Return the images with the parity of their labels as the class, for a model with a single logit."""
         return replace(self, y=self.y % 2, data=replace(self.data, num_classes=2))
 
     def first(self, count: int) -> "Images":
@@ -83,9 +83,9 @@ class Images:
 def images(asked: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
     """Draw `count` examples of one part of a data set of `FILES`, in the order of their hashes.
 
-    skip: number of examples of the part to pass over, so that two draws share none.
-    Where --data has no such file, draws from the embedded data set, whose part is "embedded". Raises ValueError where the part
-    has too few examples, and TunedOn where one of the report part is listed in `tuned.json`.
+    skip: number of examples of the part to leave out first, so that two draws share none.
+    If --data has no such file, draw from the embedded data set, whose part is "embedded". Raises ValueError if the part
+    has too few examples, and TunedOn if an example of the report part is listed in `tuned.json`.
     """
     path = asked.data / FILES[name] if asked.data and name in FILES else None
     if path is None or not path.exists():
@@ -101,7 +101,7 @@ def images(asked: Options, name: str, count: int, *, part: Part = "report", skip
 def draw(values: NDArray[Any], count: int, *, part: Part, skip: int = 0, source: str = "the data set") -> NDArray[np.int64]:
     """Return the indices of `count` examples of a part, in the order of their hashes.
 
-    values: (N, ...), as stored. Examples with the same content count once. Raises ValueError where there are too few.
+    values: (N, ...), as stored. Examples with the same content count once. Raises ValueError if there are too few.
     """
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}. Known: {', '.join(PARTS)}")
@@ -119,19 +119,19 @@ def digest(value: NDArray[Any]) -> str:
 
 
 def part_of(key: str) -> Part:
-    """Return the part of the example with this digest; one that chose a setting is in the tuning part."""
+    """Return the part of the example with this digest; listed examples are in the tuning part."""
     return "tuning" if key in _tuned() else TENTHS[int(key, 16) % 10]
 
 
 def refuse_tuned(keys: Iterable[str]) -> None:
-    """Raise TunedOn where one of the examples with these digests has chosen a setting."""
+    """Raise TunedOn if one of the examples with these digests was used to choose a setting."""
     for key in keys:
         if key in _tuned():
             raise TunedOn(f"example {key} chose {_tuned()[key]!r} (tuned.json), so that nothing may be reported on it")
 
 
 def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
-    """Add examples to `tuned.json`. purpose: the setting that they chose."""
+    """Add examples to `tuned.json`. purpose: the setting that they were used to choose."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[purpose] = sorted({*known.get(purpose, []), *keys})
     path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
@@ -140,7 +140,7 @@ def record_tuned(purpose: str, keys: Iterable[str], path: Path = TUNED) -> None:
 
 @cache
 def _tuned() -> dict[str, str]:
-    """Purpose of each listed example, by digest."""
+    """Return the purpose of each listed example, by digest."""
     known = json.loads(TUNED.read_text()) if TUNED.exists() else {}
     return {key: purpose for purpose, keys in known.items() for key in keys}
 
@@ -153,7 +153,7 @@ class _Loaded:
 
 @cache
 def _load(path: Path) -> _Loaded:
-    """All examples of an archive, its own held-out ones included: the parts take the place of its split."""
+    """Load all examples of an archive, including its held-out ones, since the parts replace its own split."""
     found = datasets.load(f"npz:{path}")
     values, labels = (np.concatenate([getattr(one, name) for one in (found.train, found.test)]) for name in ("values", "labels"))
     return _Loaded(Examples(values=values, labels=labels), found.spec)

@@ -1,12 +1,12 @@
-"""Chooses the presets of attacks, on images of the tuning part alone: `tuning.py TABLE`.
+"""Grid searches that choose the presets of attacks, on images of the tuning part only: `tuning.py TABLE`.
 
     inverting_gradients  signs, total variation and steps, on five networks
     batches              the search that follows features, on batches of the LeNet
-    features             the smoothness that images are taken to have, on batches of the LeNet
+    features             the assumed smoothness of images, on batches of the LeNet
 
 Every row is one setting of a grid on one network. What was chosen is in attacker/attacks/presets.toml, and why in
-benchmarks/results/tuning-*.md. The images are listed in tuned.json, so that no benchmark reports on them. `--quick` is a corner
-of each grid, and lists nothing.
+benchmarks/results/tuning-*.md. The images are listed in tuned.json, so that no benchmark reports on them. `--quick` runs a corner
+of each grid, and lists no images.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ NETWORKS: dict[str, tuple[int, int]] = {
     "lenet_rog": (2, 600),
     "resnet20_4": (2, 600),
 }
-"""Images of each data set, and steps, by network: what a few CPU-minutes allow."""
+"""Number of images of each data set, and of steps, by network, for a few CPU-minutes."""
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"signed": True, "tv": 1e-4},
     {"signed": False, "tv": 1e-4},
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def signs_and_smoothness(asked: Options) -> Table:
-    """Inverting Gradients, one example a client."""
+    """Measure Inverting Gradients by sign, total variation and steps, with one example per client."""
     rows = []
     for name, (count, steps) in NETWORKS.items():
         for data in drawn(asked, ("cifar10", "lfw"), 1 if asked.quick else count):
@@ -64,7 +64,7 @@ def signs_and_smoothness(asked: Options) -> Table:
 
 
 def searches(asked: Options) -> Table:
-    """CPL's search from features, and features alone, by total variation and steps."""
+    """Measure CPL's search from features, and features alone, by total variation and steps."""
     rows = []
     for size in (2,) if asked.quick else (4, 8, 16):
         for data in drawn(asked, ("lfw", "cifar10", "cifar100"), size):
@@ -81,7 +81,7 @@ def searches(asked: Options) -> Table:
 
 
 def beliefs(asked: Options) -> Table:
-    """How fast the variance of images falls with the frequency, and how much channels differ."""
+    """Measure the route `features` by two parameters of its prior: spectral decay, and variance of colour differences."""
     rows = []
     own = smoothness.SPECTRAL_DECAY, smoothness.COLOUR_VARIANCE
     for data in drawn(asked, ("lfw", "cifar10"), 2 if asked.quick else 4):
@@ -96,7 +96,7 @@ def beliefs(asked: Options) -> Table:
 
 
 def drawn(asked: Options, names: Sequence[str], count: int) -> list[Images]:
-    """The first images of the tuning part of each data set, which are listed as having tuned presets."""
+    """Return the first images of the tuning part of each data set, and list them in `tuned.json`."""
     chosen = [images(asked, name, count, part="tuning") for name in names]
     if not asked.quick:
         for data in chosen:
@@ -107,7 +107,7 @@ def drawn(asked: Options, names: Sequence[str], count: int) -> list[Images]:
 
 
 def found(attack: GradientMatching | ClosedForm, originals: Originals, asked: Options) -> dict[str, Any]:
-    """Examples, batches, the share that is recovered, the median mean squared error, and CPU-seconds an example."""
+    """Return numbers of examples and batches, share recovered, median of the mean squared errors, and CPU-seconds per example."""
     answers, seconds = attacked(attack, originals.cases, asked)
     guesses = torch.cat([guessed(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
     x = torch.cat(originals.x)

@@ -1,6 +1,6 @@
-"""An update of ResNet-18 through every codec: bytes in Flower's messages beside dense, and the time that packing takes.
+"""Codecs on an update of ResNet-18: bytes in Flower's messages compared with the dense codec, and the time of packing.
 
-The update is that of one real step on photographs, through the defense that makes the codec worth its while. Bytes are those of
+The update is that of one real step on photographs, after the defense for which the codec is intended. Bytes are those of
 Flower's record, with the names and headers of all arrays. Seconds are CPU time of one thread, the median of several turns.
 `--quick` takes a smaller batch and fewer turns.
 """
@@ -37,7 +37,7 @@ DEFENSES = (
 )
 CODECS = ("dense", "sparse", "bits", "levels")
 SUMMARY = {"qsgd3_ratio": "qsgd(levels=3", "sign_ratio": "sign(", "topk1_ratio": "top_k(0.01"}
-"""The largest ratio of all defenses that begin so, each with its own codec."""
+"""Keys of the summary: the largest ratio of all defenses whose specification begins with this text, each with its codec."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _step(asked: Options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights of ResNet-18, and the update of one step from them."""
+    """Return weights of ResNet-18 and the update of one step from them."""
     size = 2 if asked.quick else 16
     drawn = images(asked, "cifar10", size)
     model = models.build(ModelSpec(name="resnet18"), drawn.data, seed=asked.seed)
@@ -79,7 +79,7 @@ def _measure(codec: str, update: dict[str, Tensor], weights: dict[str, Tensor], 
         seconds.append((between - began, process_time() - between))
     for name, tensor in update.items():
         if found[name].view(torch.int32).ne(tensor.view(torch.int32)).any():
-            raise RuntimeError(f"{codec}: {name} came back with other bits")
+            raise RuntimeError(f"the codec {codec} is not lossless: {name} differs after unpacking")
     size = records.to_arrays(payload.tensors).count_bytes()
     return {
         "codec": codec,
