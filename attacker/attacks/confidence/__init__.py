@@ -1,4 +1,4 @@
-"""How sure an attack is of an answer: the estimated probability that each example is recovered."""
+"""Confidence: an attack's estimate of the probability that each reconstructed example is recovered."""
 
 from attacker.attacks.confidence.curves import curve, probabilities
 from attacker.attacks.confidence.evidence import (

@@ -1,4 +1,4 @@
-"""Calibration curves: from evidence to the share of like answers that were right, fitted by benchmarks/fit_confidence.py."""
+"""Calibration curves: logistic regressions of recovery on evidence, fitted by benchmarks/fit_confidence.py."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,18 @@ from torch import Tensor
 
 FILE = Path(__file__).with_name("calibration.json")
 LEAST = 0.005
-"""The lowest and, from one, the highest probability that is ever said: no calibration has seen enough answers for more."""
+"""Smallest probability that is returned; the largest is 1 - LEAST. The calibration has too few answers for more extreme ones."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A logistic regression of success on evidence, and the range of evidence that it was fitted on.
+    """A logistic regression of success on evidence, with the range of evidence on which it was fitted.
 
-    features: names. weights: one a feature. low, high: the least and the largest of each; beyond them evidence counts as at them.
-    facts:    features that no answer can change, such as the number of examples: outside their range nothing is said.
-    answers, recovered: how many it was fitted on, and how many of them were right.
+    features:  names of the features. weights: one per feature. intercept: of the regression.
+    low, high: range of each feature; values outside of it are clamped.
+    facts:     ranges of features that do not depend on the answer, such as the number of examples; the curve does not apply
+               outside of them.
+    answers, recovered: number of answers on which it was fitted, and how many of them were recovered.
     """
 
     features: tuple[str, ...]
@@ -33,21 +35,21 @@ class Curve:
     recovered: int
 
     def unlike(self, evidence: Mapping[str, Tensor]) -> str:
-        """Return why answers with such evidence were not calibrated on; "" where they were."""
+        """Return why the curve does not apply to answers with this evidence; "" if it does."""
         if missing := [name for name in self.features if name not in evidence]:
-            return f"there is no {missing[0]} to go by"
+            return f"the calibration needs {missing[0]}, which is not known"
         if wrong := [name for name in self.features if not bool(evidence[name].isfinite().all())]:
-            return f"the {wrong[0]} of the answer is no number"
+            return f"the {wrong[0]} of the answer is NaN or infinite"
         for name, (low, high) in self.facts.items():
             least, most = float(evidence[name].min()), float(evidence[name].max())
             if not low <= least <= most <= high:
                 value = least if least < low else most
-                return f"the calibration saw {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                return f"the calibration is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
         return ""
 
 
 def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
-    """Return the estimated probability of each example that it is recovered, (N,)."""
+    """Return the estimated probability that each example is recovered, (N,). evidence: features by name, each (N,)."""
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
     for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):
         score = score + weight * evidence[name].double().clamp(low, high)
@@ -55,12 +57,12 @@ def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -
 
 
 def curve(route: str, *, is_image: bool) -> Curve | None:
-    """Return the curve of a route for images or rows; None where none was fitted."""
+    """Return the calibration curve of a route for images or table rows; None if none was fitted."""
     return _curves(FILE).get((family(route), "images" if is_image else "rows"))
 
 
 def family(route: str) -> str:
-    """Return the name of the curve of a route: all searches from a closed form share one."""
+    """Return the name of the curve for a route; all searches that start from a closed form share one."""
     return "optimisation from a closed form" if route.startswith("optimisation from") else route
 
 

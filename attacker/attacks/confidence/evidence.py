@@ -1,4 +1,7 @@
-"""What an attacker can tell of an answer without the truth, and the confidence that it comes to."""
+"""Evidence on an answer that an attacker can compute without the truth, and the confidence estimated from it.
+
+"Power" is a squared Euclidean norm. An answer is a reconstruction before its confidence is known.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,25 +15,28 @@ from attacker.attacks.gradients.products import Gradient, squared_norm
 from fedsim.recording.observation import DataSpec
 
 UNDECIDED = float("nan")
-"""Confidence where nothing calibrated can be said."""
+"""Confidence of answers to which the calibration does not apply."""
 EXACT = 1e-10
-"""Share of a gradient's power that float32 does not tell from nothing."""
+"""Share of a gradient's power below which differences are rounding errors of float32."""
 SAME = 1e-6
-"""Distance between two answers of a closed form that are one answer given twice."""
+"""Largest Euclidean distance between two examples of a closed form that count as equal."""
 EVALUATIONS = 40
-"""Evaluations of a search for each iteration of `expected_error`, so that it costs no more than a tenth of the search."""
+"""Gradient evaluations of a search for each iteration of `expected_error`, which thus costs at most a tenth of the search."""
 NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
-"""Of all numbers that confidence may be estimated from:
+"""Names of the features from which confidence may be estimated. All but the last two are decimal logarithms.
 
-misfit:    share of the gradients' power that is missed beyond known noise. error: what the posterior expects of pixels squared.
-step:      mean square of what one more step of Gauss-Newton would change. doubt: what a closed form holds for uncertain.
-outside, roughness: mean squared distance to [0, 1], and total variation. drift: by how much of its power the gradient changes
-           over the local steps that were taken as one. equations: gradient entries that were sent, for each value searched for.
-           All of these are decimal logarithms.
-examples:  binary logarithm of their number. linked: the certainty of the links between rounds.
+misfit:    share of the gradients' power that is not explained, beyond known noise.
+drift:     relative change of the gradient's power over the client's local steps, if these are treated as one step.
+equations: number of gradient entries that were sent, per value that is searched for.
+error:     expected squared error of pixels under the Laplace approximation of the posterior.
+step:      mean squared change that another Gauss-Newton step would make.
+outside, roughness: mean squared distance to [0, 1], and total variation.
+doubt:     share of the answer that a closed form considers uncertain.
+examples:  binary logarithm of the number of examples.
+linked:    certainty of the links between rounds, in [0, 1].
 """
 SIDES = (8, 64)
-"""Height and width of images that the calibration speaks for: half and twice those that it saw."""
+"""Smallest and largest height and width of images to which the calibration applies: half and twice those of its images."""
 KNOWN = (
     nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Identity,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
@@ -42,10 +48,11 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Judged:
-    """Of one answer of N examples, what `Reconstruction` says of how sure the attack is.
+    """The confidence in an answer of N examples, for the fields of `Reconstruction` with the same names.
 
-    confidence: (N,), NaN where undecided. explained: (N,), the share of the gradient's power. evidence: (N,) numbers by name.
-    notes: why confidence is undecided. interrupted: whether the user interrupted the judgement.
+    confidence: (N,), NaN if undecided. explained: share of the gradient's power that is explained, (N,).
+    evidence:   features by name, each (N,). notes: why confidence is undecided.
+    interrupted: whether the user interrupted the computation.
     """
 
     confidence: Tensor
@@ -57,10 +64,11 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedGradient:
-    """One observation behind an answer, and what the answer would have made of it, without the weights of layers.
+    """One observation of a case, with the function that simulates it; gradients are without layer weights.
 
-    simulate: from examples x, the gradient that would be observed. weight: how much the observation counts.
-    variance: 0-d, that of the known noise in each entry. coordinates: number of entries that are compared.
+    observed:    the observed gradient, by parameter name. simulate: maps examples x to the gradient that would be observed.
+    weight:      weight of the observation in the objective.
+    variance:    variance of the known noise per gradient entry, 0-d. coordinates: number of entries that are compared.
     """
 
     observed: Gradient
@@ -72,12 +80,13 @@ class ComparedGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """What a search has come to for one case, as confidence looks at it.
+    """The result of a search for one case, with the data from which confidence is estimated.
 
-    x: all examples that were searched for. examples: how many the answer has, after those of local epochs were merged.
-    evaluations: of the gradient, so far. linked: the certainty of the links between rounds. rng: for estimates.
-    unfamiliar: why the calibration says nothing of such an answer, as far as the search knows; else empty.
-    drift: computes the share of its power by which the gradient changes over local steps that were taken as one.
+    x:           all examples that were searched for. examples: their number after those of local epochs were merged.
+    compared:    the observations of the case. data, model: the data specification and the network.
+    evaluations: number of gradient evaluations so far. linked: certainty of the links between rounds. rng: for random estimates.
+    unfamiliar:  the reason why the calibration does not apply, if the search knows one; otherwise empty.
+    drift:       computes the feature `drift`, before its logarithm.
     """
 
     x: Tensor
@@ -93,7 +102,7 @@ class SearchAnswer:
 
 
 def of_search(found: SearchAnswer, route: str) -> Judged:
-    """Judge what a search has come to."""
+    """Estimate the confidence in the result of a search. route: the method that found it, which selects the calibration."""
     x, examples = found.x, found.examples
     missed, noise, observed = _shares(found)
     explained = torch.full((examples,), float((1 - missed).nan_to_num(nan=0.0).clamp(0, 1)))
@@ -101,7 +110,7 @@ def of_search(found: SearchAnswer, route: str) -> Judged:
         return undecided(examples, reason, explained)
     try:
         error, step = (t[:examples] for t in _curvature(found, torch.maximum(missed, noise)))
-    except RuntimeError as failed:  # the layers of others may have no third derivative, or memory may not do
+    except RuntimeError as failed:  # some layers have no third derivative, or memory is short
         return undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + EXACT),
@@ -117,11 +126,13 @@ def of_search(found: SearchAnswer, route: str) -> Judged:
 
 
 def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: DataSpec, examples: int) -> Judged:
-    """Judge an answer of a closed form, x (N, *shape).
+    """Estimate the confidence in an answer x (N, *shape) of a closed form.
 
-    missed: how far its gradient is from the observed one, as a share of its length. stays: (N,) in [0, 1], what the closed form
-    itself says of its answer. examples: how many are behind the gradient.
-    An example that the answer repeats is undecided after its first place: it may be in the batch twice, or another may be lost.
+    missed:   distance between its gradient and the observed one, relative to the norm of the latter.
+    stays:    (N,) in [0, 1], the share of each example that the closed form considers certain. examples: number of examples in
+              the batch.
+    If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times, or
+    another example may be missing.
     """
     count = len(x)
     explained = torch.full((count,), max(0.0, 1 - missed**2))
@@ -144,12 +155,12 @@ def _repeats_undecided(own: Judged, x: Tensor) -> Judged:
 
 
 def of_prior(examples: int, data: DataSpec) -> Judged:
-    """Judge an answer that no gradient was used for: by how often such answers are right, whatever was received."""
+    """Return the confidence in an answer that used no gradient: the share of such answers that are right in the calibration."""
     return judged("prior alone", {}, torch.zeros(examples), data)
 
 
 def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: DataSpec) -> Judged:
-    """Turn evidence into confidence by the calibration curve of a route."""
+    """Compute confidence from evidence by the calibration curve of a route; undecided if no curve applies."""
     own, kind = curve(route, is_image=data.is_image), "images" if data.is_image else "rows"
     reason = own.unlike(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
     if own is None or reason:
@@ -160,14 +171,14 @@ def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: 
 def undecided(
     examples: int, reason: str, explained: Tensor | None = None, evidence: Mapping[str, Tensor] | None = None
 ) -> Judged:
-    """Say why there is no confidence in an answer of so many examples."""
+    """Return undecided confidence for an answer of `examples` examples, with the reason as a note."""
     unknown = torch.full((examples,), UNDECIDED)
     words = (f"confidence is undecided: {reason}",)
     return Judged(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
 
 
 def _shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
-    """Return the shares of the observed gradients' power that are missed and known noise, and the number of entries sent."""
+    """Return the unexplained share and the noise share of the observed gradients' power, and the number of entries sent."""
     missed, noise, weights, sent = [], [], [], 0
     for one in found.compared:
         made = one.simulate(found.x)
@@ -182,9 +193,10 @@ def _shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
 
 
 def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `expected_error` and `next_step` of each example, of residuals as shares of the lengths of the observed gradients.
+    """Return `Posterior.expected_error` and `Posterior.next_step` of each example, (N,) each.
 
-    variance: of all residuals together, what is left unexplained or the known noise where that is more.
+    Residuals are differences between simulated and observed gradients, relative to the norm of the latter.
+    variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
     """
     least = torch.finfo(found.x.dtype).tiny
     shares = [one.weight.sqrt() / squared_norm(one.observed).sqrt().clamp(min=least) for one in found.compared]
@@ -203,7 +215,7 @@ def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
-    """How rough each example is, and how far out of [0, 1]."""
+    """Return the features `outside` and, for images, `roughness` of examples x (N, *shape)."""
     outside = (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
     looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
     if data.is_image:
@@ -215,15 +227,15 @@ def _looks(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
 
 
 def _unfamiliar(found: SearchAnswer, missed: Tensor) -> str:
-    """Return why nothing calibrated can be said of an answer; empty where it can."""
+    """Return why the calibration does not apply to an answer; empty if it does."""
     if found.unfamiliar:
         return found.unfamiliar
     if not bool(missed.isfinite()):
-        return "the gradient of the answer is no number"
+        return "the gradient of the answer is NaN or infinite"
     if found.data.is_image and not SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= SIDES[1]:
-        return f"the calibration saw images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {found.data.shape[1:]}"
+        return f"the calibration is for images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {found.data.shape[1:]}"
     leaves = [one for one in found.model.modules() if not list(one.children())]
     strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN, nn.Sequential))]
     if strange:
-        return f"no network with {', '.join(sorted(set(strange)))} was calibrated on"
+        return f"the calibration included no network with {', '.join(sorted(set(strange)))}"
     return ""

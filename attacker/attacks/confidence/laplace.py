@@ -1,4 +1,4 @@
-"""How far a gradient determines the examples behind it: the Laplace approximation of their posterior at an answer."""
+"""The Laplace approximation of the posterior of the examples given a gradient, which shows how far it determines them."""
 
 from collections.abc import Callable
 
@@ -7,36 +7,36 @@ from torch import Generator, Tensor
 from torch.func import vjp
 
 PRIOR_VARIANCE = 0.06
-"""Variance of pixels in [0, 1] before any gradient is seen: about that of photographs."""
+"""Prior variance of pixels in [0, 1], about that of photographs."""
 ITERATIONS = 12
-"""Of conjugate gradients, each with one product with the Jacobian and one with its transpose."""
+"""Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
 
 Residuals = Callable[[Tensor], Tensor]
-"""From examples (N, *shape), how their gradient differs from the observed one, (M,)."""
+"""Maps examples (N, *shape) to the differences between their gradient and the observed one, (M,)."""
 
 
 class Posterior:
-    """The Gaussian that an answer x (N, *shape) is taken to be the middle of.
+    """A Gaussian posterior of the examples, with an answer x (N, *shape) as its mean.
 
-    variance: of the noise of each residual, 0-d. With J the Jacobian of the residuals at x, and `PRIOR_VARIANCE` of pixels, its
-    covariance is (J^T J / variance + 1 / PRIOR_VARIANCE)^-1.
+    With J the Jacobian of the residuals at x, its covariance is (J^T J / variance + 1 / PRIOR_VARIANCE)^-1.
+    variance: noise variance of each residual, 0-d. iterations: of conjugate gradients.
     """
 
     def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = ITERATIONS) -> None:
         self.x, self.iterations = x, iterations
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]
-        # forward mode, the other way to a product with J, loads decompositions that warn and take a second
+        # a product with J as a double vjp: forward mode takes a second to load and warns
         self.push = vjp(lambda u: vjp(residuals, x)[1](u)[0], torch.zeros_like(self.left))[1]
 
     def expected_error(self, rng: Generator) -> Tensor:
-        """Return the mean variance of each example, (N,), estimated with one random vector of signs (Hutchinson 1990)."""
+        """Return the mean posterior variance of each example, (N,), by Hutchinson's estimator (1990) with one random vector."""
         signs = (2 * torch.randint(2, self.x.shape, generator=rng) - 1).to(self.x)
         seen = self._solve(self.share * signs)
         return PRIOR_VARIANCE * (seen * signs).flatten(1).mean(dim=1).clamp(0, 1)
 
     def next_step(self) -> Tensor:
-        """Return the mean square, (N,), of what one more step of Gauss-Newton would change of each example."""
+        """Return the mean squared change of each example, (N,), that another Gauss-Newton step would make."""
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
 
     def _curve(self, v: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Posterior:
         return bent + self.share * v
 
     def _solve(self, target: Tensor) -> Tensor:
-        """Return v whose curve is `target`, as far as conjugate gradients come."""
+        """Return an approximate solution v of `_curve(v)` = `target` by conjugate gradients."""
         v, left = torch.zeros_like(target), target
         direction, power = left, left.square().sum()
         for _ in range(self.iterations):
