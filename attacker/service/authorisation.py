@@ -1,4 +1,4 @@
-"""The token, the host names that the service answers to, and the headers of every answer. Knows of no recording."""
+"""The token of the service, the host names under which it may be addressed, and the security headers of every answer."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ from pathlib import Path
 from attacker.service.state_folder import read_private
 from fedsim.recording.files import make_private
 
-LEAST_TOKEN = 32
+MIN_TOKEN = 32
 """Characters of the shortest token that is taken."""
 MAX_TOKEN = 1000
 
@@ -52,13 +52,16 @@ def read_token(path: Path) -> str:
 
 def _checked(path: Path) -> str:
     token = read_private(path, MAX_TOKEN).decode("latin-1").strip()
-    if not LEAST_TOKEN <= len(token) < MAX_TOKEN or not token.isascii() or not token.isprintable():
-        raise ValueError(f"{path} holds no token of at least {LEAST_TOKEN} printable characters: delete it for a new one")
+    if not MIN_TOKEN <= len(token) < MAX_TOKEN or not token.isascii() or not token.isprintable():
+        raise ValueError(f"{path} holds no token of at least {MIN_TOKEN} printable characters: delete it for a new one")
     return token
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a Host header names this machine to itself: a page of elsewhere that was made to resolve here does not."""
+    """Return whether a Host header names this machine by a loopback name or address.
+
+    A web page of another site whose own name was made to resolve to 127.0.0.1 (DNS rebinding) sends that name, and is refused.
+    """
     name = hostname(host)
     if name is None:
         return False
@@ -71,7 +74,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def hostname(host: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
+    """Return the name in a Host header without its port, or None where the header is malformed."""
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")
         port = port.removeprefix(":") if port.startswith(":") else port and "?"
@@ -88,6 +91,6 @@ def hostname(host: str) -> str | None:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Whether an Origin header is that of the service as the client names it."""
+    """Return whether an Origin header names the service itself, by the host that the client sent its request to."""
     scheme, separator, name = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and name.lower() == host.lower()

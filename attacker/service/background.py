@@ -1,4 +1,4 @@
-"""What the service does beside answering: it watches, does jobs, and follows its rules."""
+"""The background work of the service: watching the recordings, running jobs, and submitting jobs by the rules of a file."""
 
 import logging
 import sqlite3
@@ -17,7 +17,10 @@ log = logging.getLogger("attacker.service")
 
 
 class Works:
-    """Raises ValueError where the file of rules cannot be read, or limits what nobody measures."""
+    """The watcher, the supervisor of jobs and the rules of one service.
+
+    Raises ValueError where the file of rules cannot be read, or sets a budget that this system cannot measure.
+    """
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
@@ -34,12 +37,15 @@ class Works:
         self._supervisor = Supervisor(settings, parts.queue, before_end=self._watcher.look_at)
 
     def start(self) -> None:
-        """Returns when every run that there is has been looked at. Raises ValueError where another service is at work here."""
+        """Start the threads, and return when every recording has been read once.
+
+        Raises ValueError where another service is at work on the same folder.
+        """
         self._supervisor.start()
         self._watcher.start()
 
     def stop(self) -> None:
-        """Jobs under way wait for the next start."""
+        """Stop all threads and workers. Jobs that are running go back into the queue, and wait for the next start."""
         self._watcher.stop()
         self._supervisor.stop()
         self._parts.queue.close()

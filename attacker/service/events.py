@@ -1,4 +1,4 @@
-"""One feed of changes for every page that listens: server-sent events, which a page that was away takes up where it left."""
+"""The feed of server-sent events about changes. A page that lost its connection continues with the event after its last one."""
 
 import asyncio
 import json
@@ -9,21 +9,21 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-KEPT = 2000
+MAX_KEPT_EVENTS = 2000
 """Events that a page which was away can still be told."""
-WAITING = 500
+MAX_WAITING_EVENTS = 500
 """Events that may wait for one listener: who takes them more slowly is let go, and comes again."""
-LISTENERS = 200
-HEARTBEAT = 15.0
+MAX_LISTENERS = 200
+HEARTBEAT_SECONDS = 15.0
 COMMENT = b": still here\n\n"
 
 
 class TooMany(RuntimeError):
-    """As many listen as may."""
+    """Raised where the largest number of listeners is reached."""
 
 
 class Event(NamedTuple):
-    """kind: what happened. key: what it happened to. number: counts on from event to event."""
+    """One change. kind: what happened, such as "job". key: its subject, such as the job's id. number: counts all events."""
 
     number: int
     kind: str
@@ -34,11 +34,11 @@ class Event(NamedTuple):
 @dataclass(eq=False)
 class _Listener:
     loop: asyncio.AbstractEventLoop
-    waiting: asyncio.Queue[Event | None] = field(default_factory=lambda: asyncio.Queue(WAITING))
+    waiting: asyncio.Queue[Event | None] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING_EVENTS))
     gone: bool = False
 
     def take(self, event: Event | None) -> None:
-        """In the listener's own loop."""
+        """Put an event into the listener's queue; None ends it. Must be called in the event loop of the listener."""
         if self.gone:
             return
         try:
@@ -51,9 +51,9 @@ class _Listener:
 
 
 class Feed:
-    """What changes, for all who listen. `publish` and `close` may be called from any thread."""
+    """Changes, distributed to all listeners. `publish` and `close` may be called from any thread."""
 
-    def __init__(self, kept: int = KEPT, listeners: int = LISTENERS) -> None:
+    def __init__(self, kept: int = MAX_KEPT_EVENTS, listeners: int = MAX_LISTENERS) -> None:
         self.run = secrets.token_hex(4)
         self._events: deque[Event] = deque(maxlen=kept)
         self._listeners: set[_Listener] = set()
@@ -69,22 +69,26 @@ class Feed:
             self._tell(event)
 
     def close(self) -> None:
-        """No more listeners: those that there are come to their end."""
+        """End all listeners, and accept no more."""
         with self._lock:
             self._closed = True
             self._tell(None)
 
     def __len__(self) -> int:
-        """How many listen."""
+        """Return the number of listeners."""
         return len(self._listeners)
 
     async def listen(
-        self, last: str | None = None, wanted: Callable[[Event], bool] | None = None, beat: float = HEARTBEAT
+        self, last: str | None = None, wanted: Callable[[Event], bool] | None = None, beat: float = HEARTBEAT_SECONDS
     ) -> AsyncGenerator[Event | None, None]:
-        """Events as they come, None after `beat` seconds without one; first a `hello`, then what was missed since `last`.
+        """Yield events as they are published, and None after `beat` seconds without one.
 
-        last: the id of the last event that the listener was told, if any; see `id_of`. wanted: only these, where given.
-        Ends with the feed, and for a listener that is too slow. Raises TooMany at the first step.
+        The first event is a `hello`; events after the one with id `last` that are still kept follow it.
+
+        last:   id of the last event that the listener received on an earlier connection, if any; see `id_of`.
+        wanted: selects events; None takes all of them.
+
+        Ends when the feed is closed, and when the listener is too slow. Raises TooMany at the first step.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:
@@ -114,11 +118,11 @@ class Feed:
                 self._listeners.discard(listener)
 
     def id_of(self, event: Event) -> str:
-        """Names an event, also from one run of the service to the next."""
+        """Return the id of an event, which is also different from those of earlier runs of the service."""
         return f"{self.run}-{event.number}"
 
     def _missed(self, last: str | None) -> list[Event] | None:
-        """The events after `last`; None where that is not known, or too long ago."""
+        """Return the events after the one with id `last`; None where that id is unknown or its successors are no longer kept."""
         if last is None or last.partition("-")[0] != self.run:
             return None
         number = _number(last)
@@ -142,7 +146,7 @@ def _number(last: str | None) -> int:
 
 
 def written(event: Event | None, id: str = "") -> bytes:
-    """An event as it goes over the wire; None: a comment that keeps the connection."""
+    """Return the bytes of an event in the format of server-sent events; None gives a comment, which keeps the connection open."""
     if event is None:
         return COMMENT
     head = f"id: {id}\n" if id else ""

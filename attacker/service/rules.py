@@ -1,4 +1,4 @@
-"""Which attacks run on new rounds by themselves, within what budget: a TOML file, and what comes of each round that arrives."""
+"""Rules of a TOML file: which attacks run on new rounds without being asked, within which budget."""
 
 import logging
 import threading
@@ -23,10 +23,10 @@ EVERY = "every="
 
 
 class Budget(BaseModel):
-    """What a rule may cost.
+    """Limits of a rule; None is no limit.
 
-    jobs_per_hour: in all recordings together. cpu_seconds: of each recording. behind: rounds of a recording whose jobs may wait
-    or run; where there are more, the oldest that wait are left out. None: no limit.
+    jobs_per_hour: over all recordings. cpu_seconds: for each recording. behind: rounds of a recording whose jobs may wait or run
+    at a time; above it the oldest waiting jobs are dropped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,12 +37,12 @@ class Budget(BaseModel):
 
 
 class Rule(BaseModel):
-    """An attack that runs by itself.
+    """An attack that runs without being asked.
 
-    name:       what was done is remembered under it: a rule by another name is another rule.
+    name:       identifies the rule in its history: under a new name it begins again with the first round.
     attack, arguments, seed, null, priority: of its jobs, see `JobSpec`.
-    recordings, clients: those that match one of these patterns of a shell.
-    rounds:     all, first (that is there), last (that is there; those before it are left out), every=K (1, 1 + K, ...), or 1-3,7.
+    recordings, clients: shell patterns; those that match any of them are attacked.
+    rounds:     all, first (the first one there), last (the newest; skipped ones are left out), every=K (1, 1 + K, ...), or 1-3,7.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,7 +73,7 @@ class Rule(BaseModel):
         return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
 
     def chosen(self, known: Iterable[int]) -> set[int]:
-        """Of all rounds that are there, those that it is about."""
+        """Return the rounds that the rule applies to, of all rounds that are there."""
         rounds = set(known)
         if self.rounds == "all" or not rounds:
             return rounds
@@ -86,13 +86,16 @@ class Rule(BaseModel):
         return rounds & (parse_rounds(self.rounds) or rounds)
 
     def spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
-        """The job for some rounds. Raises ValidationError where the attack is none, or does not take the arguments."""
+        """Return the job for some rounds.
+
+        Raises ValidationError for an unknown attack, and for arguments that it does not take.
+        """
         given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
         return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
 
 
 def read(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file. Raises ValueError, naming file, rule and key, where it holds anything else."""
+    """Read the rules of a file. Raises ValueError, naming file, rule and key, for anything else."""
     try:
         found = tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -123,7 +126,7 @@ def _rule(path: Path, number: int, fields: Any) -> Rule:
 
 
 class Rules:
-    """What the rules of a file do about rounds as they arrive. root: folder of the recordings."""
+    """The rules of a file, applied to rounds as they arrive. root: folder of the recordings."""
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
@@ -131,11 +134,13 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Submit the jobs for those rounds of a recording that were not taken before.
+        """Submit jobs for the rounds of a recording that no job was submitted for yet.
 
-        attempts: of all rounds that are there now, see `Taken`: each is taken once by each rule, also over restarts, and again
-        where it was recorded anew. created: when the recording was begun, see `Ledger.adopt`.
-        Raises Full where too many jobs wait; what was not submitted is then tried again with the next round.
+        attempts: of all rounds that are there now, see `Taken`. Each rule takes a round once, also over restarts of the service,
+        and
+        again when the round was recorded again. created: time at which the recording was begun, see `Ledger.adopt`.
+
+        Raises Full where too many jobs wait; the rounds that are left are tried again with the next one that arrives.
         """
         with self._turn:
             self._ledger.adopt(recording, created, attempts)
@@ -173,7 +178,7 @@ class Rules:
             log.warning(f"rule %s, %s: {told}", rule.name, recording.id, one.round, one.attempt)
 
     def _clients(self, rule: Rule, recording: Recorded, round: int) -> tuple[str, ...] | None:
-        """Of a round, those that the rule is about, empty for all; None for nobody."""
+        """Return the clients of a round that the rule applies to; empty for all of them, None for none."""
         if "*" in rule.clients:
             return ()
         from fedsim.recording import Recording
@@ -183,7 +188,7 @@ class Rules:
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
     def _spent(self, rule: Rule, recording: Recorded) -> str:
-        """Why there is no budget left for one more job; empty where there is."""
+        """Return why the budget allows no further job; empty where it does."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
         if budget.jobs_per_hour is not None and self._ledger.submitted_since(rule.name, hour) >= budget.jobs_per_hour:
@@ -193,7 +198,7 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Where too many rounds wait, the oldest give way."""
+        """Drop the oldest waiting jobs where too many rounds wait."""
         if rule.budget.behind is None:
             return
         surplus = self._ledger.unfinished(rule.name, recording) - rule.budget.behind
@@ -213,7 +218,7 @@ class Rules:
 
 
 def _whole_clients(rule: Rule) -> bool:
-    """Whether its attack uses all rounds of a client together."""
+    """Return whether the rule's attack uses all rounds of a client together."""
     from attacker.attacks import AttackSpec, Need
 
     return Need.SAME_CLIENT in AttackSpec(name=rule.attack, arguments=rule.arguments).build().needs

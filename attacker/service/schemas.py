@@ -1,6 +1,6 @@
-"""What the API answers, field by field: the OpenAPI document is made of these.
+"""Types of the answers of the API, from which its OpenAPI document is made.
 
-Scores, originals and true labels are null everywhere where the service was given no truth.
+Scores, originals and true labels are null where the service was given no truth.
 """
 
 from typing import Any, Literal
@@ -20,7 +20,7 @@ class Data(TypedDict):
 
 
 class RecordingTold(TypedDict):
-    """One recording. What its manifest says is null where that cannot be read; `trouble` says why."""
+    """One recording. Fields from its manifest are null where that cannot be read; `trouble` says why."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class RecordingTold(TypedDict):
 
 
 class Recordings(TypedDict):
-    """trouble: what lies below the root and cannot be served, in words."""
+    """A page of recordings. trouble: messages about folders below the root that cannot be served."""
 
     items: list[RecordingTold]
     next: Text
@@ -67,18 +67,20 @@ class Observations(TypedDict):
 
 
 class TrainingRows(TypedDict):
-    """Rows of metrics.jsonl: round, loss, accuracy, bytes and what else the server wrote down."""
+    """Rows of metrics.jsonl: round, loss, accuracy, bytes, and further values that the server logged."""
 
     items: list[dict[str, Any]]
     next: Text
 
 
 class AttackOnRecording(TypedDict):
-    """An attack on a recording. cases: that hold an update, of which so many are done, failed, interrupted and waiting.
+    """Results of an attack on a recording.
 
-    success: share of the `examples` recovered, which are distinct ones, of finished and scored cases; null where there are none.
-    psnr: their mean in dB. scored: cases. waiting: those that the attack is at among them.
-    outcome, verdict: of the comparison with the null, in a few words and in a sentence; null where there is none, as of a null.
+    cases: those that hold an update; done, failed, interrupted and waiting are counts of these, and running ones count as
+    waiting.
+    success: share of the distinct `examples` of finished and scored cases that was recovered; null where there are none.
+    psnr: mean over these examples, in dB. scored: number of scored cases.
+    outcome, verdict: comparison with the null, in a few words and in a sentence; null where there is none, as for nulls.
     """
 
     source: str
@@ -111,8 +113,11 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class Cell(TypedDict):
-    """One client in one round. leak: what colours it, in [0, 1]: the share of examples recovered where that is scored, or else
-    the attack's own confidence. attack: the one it is of. state: of the cases; none where nothing attacks it."""
+    """One client in one round.
+
+    leak: colour of the cell, in [0, 1]: the share of examples recovered where that is scored, else the attack's own confidence.
+    attack: the one with the highest leak. state: of the cases; `none` where no attack was run.
+    """
 
     client: str
     round: int
@@ -133,7 +138,7 @@ class Grid(TypedDict):
 
 
 class CaseTold(TypedDict):
-    """One case of an attack. attack: its source. loss: the attack's own, at the end. reason: why there is no answer."""
+    """One case of an attack. attack: name of its folder. loss: the attack's own, at the end. reason: why there is no answer."""
 
     attack: str
     case: str
@@ -157,7 +162,7 @@ class Cases(TypedDict):
 
 
 class ValueTold(TypedDict):
-    """One variable of a table row, in its own unit. right: whether it counts as right; null where nobody can tell."""
+    """One variable of a table row, in its own unit. right: whether it counts as recovered; null without truth."""
 
     column: str
     reconstruction: str
@@ -166,10 +171,10 @@ class ValueTold(TypedDict):
 
 
 class ExampleTold(TypedDict):
-    """One example of a case: each reconstruction, or, where it is scored, each true example and what was assigned to it.
+    """One example of a case: a reconstruction or, where the case is scored, a true example and the reconstruction assigned to it.
 
-    image, original: addresses of PNG files; null for tables (`values` then), and where there is none.
-    rounds: in which the attack says that it was.
+    image, original: addresses of PNG files; null for table rows, which have `values`, and where there is no image.
+    rounds: rounds in which the example was used, as the attack found.
     """
 
     n: int
@@ -190,7 +195,7 @@ class ExampleTold(TypedDict):
 
 
 class CaseWhole(TypedDict):
-    """A case with its examples. loss: its curve, pairs of iteration and value, at most 200 of them."""
+    """A case with its examples. loss: at most 200 pairs of iteration and loss."""
 
     attack: str
     case: str
@@ -213,7 +218,7 @@ class CaseWhole(TypedDict):
 
 
 class Leak(TypedDict):
-    """One attack in one round: the share recovered and the mean PSNR of its examples, where that is scored."""
+    """Results of one attack in one round: share recovered and mean PSNR of its examples, null where not scored."""
 
     attack: str
     spec: str
@@ -231,7 +236,7 @@ class Leakage(TypedDict):
 
 
 class AttackKnown(TypedDict):
-    """An attack by name. source: the paper. arguments: those that a job may set, with their defaults."""
+    """A registered attack. source: the paper. arguments: those that a job may set, with their defaults."""
 
     name: str
     summary: str
@@ -260,7 +265,7 @@ class PreviewImage(TypedDict):
 
 
 class PreviewTold(TypedDict):
-    """What a running job has so far; images of its best answer yet, by its own loss."""
+    """Preview of a running job: its best reconstructions so far, by the attack's own loss."""
 
     version: int
     iteration: int
@@ -276,7 +281,10 @@ class Health(TypedDict):
 
 
 class Wrong(TypedDict):
-    """message: what is wrong, and the mend. field: of the request, if it is one. known: what it may be, if that is a list."""
+    """message: what is wrong, and how to mend it.
+
+    field: of the request, if one is wrong. known: values that it may have, if listed.
+    """
 
     message: str
     field: Text

@@ -1,4 +1,4 @@
-"""Runs the application on a socket of its own: with patience for slow clients, but not without end."""
+"""Server of the application on a socket, with time limits for slow clients."""
 
 import asyncio
 import gc
@@ -19,14 +19,14 @@ from attacker.service.settings import ServiceSettings
 
 HEAD_SECONDS = 15.0
 """Until the head of a request is there."""
-GRACE = 3
+SHUTDOWN_SECONDS = 3
 """Seconds that answers under way have at the end."""
-CONNECTIONS = 500
+MAX_CONNECTIONS = 500
 """Connections at once. For one more, the one that has waited longest without a whole request is closed."""
 
 
 class PatientProtocol(H11Protocol):
-    """Close connections that send no request in time, and answer what is not HTTP with the headers of every other answer."""
+    """HTTP protocol that closes connections without a request in time, and adds the usual headers to its own answers."""
 
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -34,7 +34,7 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._since = self.loop.time()
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             self._make_room()
         if not transport.is_closing():
             self._wait_for_head()
@@ -47,7 +47,7 @@ class PatientProtocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is there, or only a part of one."""
+        """Whether no request has arrived, or only a part of one."""
         return not self.transport.is_closing() and (not self._is_answering or bool(self.cycle.more_body))
 
     def data_received(self, data: bytes) -> None:
@@ -93,14 +93,14 @@ class PatientProtocol(H11Protocol):
 
 
 class UvicornServer(uvicorn.Server):
-    """Ends within seconds also when pages listen."""
+    """Server that stops within seconds even while pages hold event streams open."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._feed = app.state.parts.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal ends it as asked for, which is no failure; a second one at once."""
+        """Stop in order at the first signal, with exit status 0, and at once at the second."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,7 +109,7 @@ class UvicornServer(uvicorn.Server):
 
 
 def listening(settings: ServiceSettings) -> socket.socket:
-    """A socket on the address of the settings. Raises ValueError, with the mend, where it cannot be had."""
+    """Return a listening socket at the address of the settings. Raises ValueError with the reason and the mend."""
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
     try:
@@ -130,7 +130,7 @@ def listening(settings: ServiceSettings) -> socket.socket:
 
 
 def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
-    """Of the application; to be run on a socket of `listening`. Raises ValueError where the files of TLS cannot be used."""
+    """Return a server of the application for a socket of `listening`. Raises ValueError where the TLS files cannot be used."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
@@ -141,7 +141,7 @@ def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
         date_header=True,
         proxy_headers=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADERS + MAX_PATH,
         ssl_certfile=settings.certfile,
         ssl_keyfile=settings.keyfile,
@@ -159,9 +159,11 @@ def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 
 
 def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Work and answer until a signal says to end. ready: is called when all that there is was looked at.
+    """Start the background work and answer requests until a signal arrives.
 
-    Raises ValueError where another service is at work in the same folder, or the files of TLS cannot be used.
+    ready: called when all recordings have been read once.
+
+    Raises ValueError where another service works on the same folder, or the TLS files cannot be used.
     """
     answering, works = server(app, settings), Works(app.state.parts)
     try:
@@ -185,7 +187,7 @@ def _settle() -> None:
 
 
 def address_of(listener: socket.socket, settings: ServiceSettings) -> str:
-    """Where a browser finds it."""
+    """Return the address of the service for a browser."""
     host, port = listener.getsockname()[:2]
     host = settings.host if settings.host == "localhost" else host
     return f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}/"

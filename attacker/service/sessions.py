@@ -1,4 +1,4 @@
-"""Sessions of the web page: cookies that the token was traded for, good until they expire or their user logs out."""
+"""Sessions of the web page: cookies in exchange for the token, valid until they expire or their user logs out."""
 
 import hmac
 import json
@@ -16,15 +16,15 @@ WEEKS = 4
 SESSION_SECONDS = WEEKS * 7 * 24 * 3600
 MAX_SESSIONS = 1000
 """Sessions that are open at once; the oldest is closed for one more."""
-MAX_FILE = 1_000_000
+MAX_FILE_BYTES = 1_000_000
 
 log = logging.getLogger(__name__)
 
 
 class Keys:
-    """Compares what a request shows with the token, in constant time. The token itself never goes into a cookie.
+    """The token and the open sessions. Both are compared in constant time, and the token never becomes part of a cookie.
 
-    path: file that keeps the open sessions over restarts, as hashes; None keeps them in memory.
+    path: file that keeps hashes of the open sessions over restarts; None keeps them in memory.
     """
 
     def __init__(self, token: str, path: Path | None = None) -> None:
@@ -34,11 +34,11 @@ class Keys:
 
     @property
     def name(self) -> str:
-        """What tells the cookies of this service from those of others on the same host, which browsers do not keep apart."""
+        """Part of the cookie's name that differs between services on one host, whose cookies browsers send to all of them."""
         return self._signed("name")[:12]
 
     def opens(self, given: str) -> bool:
-        """Whether `given` is the token."""
+        """Return whether `given` is the token."""
         return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def session(self, now: float | None = None) -> str:
@@ -53,7 +53,7 @@ class Keys:
         return f"{id}.{self._signed(f'session {id}')}"
 
     def admits(self, cookie: str, now: float | None = None) -> bool:
-        """Whether `cookie` is of a session that is open."""
+        """Return whether `cookie` belongs to an open session."""
         id, _, proof = cookie.rpartition(".")
         ours = secrets.compare_digest(proof.encode("utf-8", "surrogatepass"), self._signed(f"session {id}").encode())
         return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)
@@ -82,9 +82,9 @@ def _hash(id: str) -> str:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """The open sessions of a file; none where it is missing or damaged, which costs one more look for the token."""
+    """Return the open sessions of a file; none where it is missing or damaged, so that users have to enter the token again."""
     try:
-        found = json.loads(read_private(path, MAX_FILE))
+        found = json.loads(read_private(path, MAX_FILE_BYTES))
         return {str(key): int(end) for key, end in found.items()}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}

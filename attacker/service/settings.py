@@ -1,4 +1,4 @@
-"""What the service is started with, checked once."""
+"""Settings of the service, checked once at its start."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ JOB_SECONDS = 24 * 3600.0
 """What a job may take where nothing else is said: a search that takes longer is better run by `attacker replay`."""
 JOB_MEMORY_SHARE = 0.8
 """Of the machine's memory, for all jobs that run at once together, where nothing else is said."""
-LEAST_JOB_MEGABYTES = 2000
+MIN_JOB_MEGABYTES = 2000
 """Of that share, for one job: a worker that has loaded PyTorch alone takes 800."""
 UNMEASURED = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
 
@@ -67,7 +67,7 @@ class ServiceSettings:
     every: float = 0.25
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a folder or file is not there, a number is of no use, or a limit cannot be watched."""
+        """Raise ValueError for a missing folder or file, a number out of range, or a limit that cannot be measured here."""
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is no folder: name the one that holds the runs, or make it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
@@ -97,7 +97,7 @@ class ServiceSettings:
 
     @cached_property
     def folder(self) -> Path:
-        """The root without links, absolute: what every path that is opened lies below."""
+        """Absolute path of the root without links; every file that the service opens lies below it."""
         return self.root.resolve()
 
     @cached_property
@@ -110,7 +110,7 @@ class ServiceSettings:
 
     @cached_property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
+        """Whether only this machine can connect to the service."""
         if self.host == "localhost":
             return True
         try:
@@ -120,21 +120,24 @@ class ServiceSettings:
 
     @property
     def longest_job(self) -> float | None:
-        """Seconds that a job may take; None for any number."""
+        """Seconds that a job may take; None for no limit."""
         return self.job_seconds if self.job_seconds is not None or not self.job_limits else JOB_SECONDS
 
     def largest_job(self, memory: float | None, workers: int) -> float | None:
-        """Megabytes that each of `workers` jobs may take at once; None for any number. memory: the machine's; None: unknown."""
+        """Return the megabytes that each of `workers` parallel jobs may take; None for no limit.
+
+        memory: of the machine in megabytes; None where it is unknown.
+        """
         if self.job_megabytes is not None:
             return self.job_megabytes
         if not self.job_limits or not self.measures or memory is None:
             return None
         together = JOB_MEMORY_SHARE * memory
-        return min(together, max(together / max(1, workers), LEAST_JOB_MEGABYTES))
+        return min(together, max(together / max(1, workers), MIN_JOB_MEGABYTES))
 
     @property
     def measures(self) -> bool:
-        """Whether all that a job takes is taken by its worker and what that starts."""
+        """Whether a job runs in its worker and that worker's children only, so that its time and memory can be measured."""
         return self.ray in (None, "local")
 
     @property
@@ -142,7 +145,7 @@ class ServiceSettings:
         return "https" if self.certfile else "http"
 
     def truth_of(self, run: Path) -> tuple[Path, ...]:
-        """The folders of truth that the service may read for `run`; none where it was given none."""
+        """Return the folders of truth that the service may read for `run`; empty where it was given none."""
         if self.truth != OWN:
             return self.truth
         own = run / "truth"

@@ -1,8 +1,8 @@
-"""The service's own folder, `.attacker`: token, sessions, queue, previews. It is trusted only if this service made it.
+"""The service's own folder `.attacker` with token, sessions, queue and previews. It is used only if this service made it.
 
-Runs come from anywhere, as archives and from other users of the machine. A `.attacker` that came with them could hold a token
-that somebody knows and jobs that somebody wrote, so the folder has to belong to this user, be closed to everyone else, hold
-neither links nor special files, and carry the mark that the service left when it made the folder. The mark is the folder's inode
+Runs come from archives and from other users of the machine. A `.attacker` that came with them could hold a token that somebody
+else knows, or jobs that somebody else wrote. The folder must therefore belong to this user, be closed to everyone else, hold
+neither links nor special files, and hold the mark that the service wrote when it made the folder. The mark is the folder's inode
 number: a copy or an unpacked archive has another one. `--adopt-state` marks a folder that the user vouches for.
 """
 

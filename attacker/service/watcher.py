@@ -1,4 +1,4 @@
-"""Looks at the folders and at the queue, again and again, and tells what changed."""
+"""Watcher of folders and queue: looks at both at regular intervals, and publishes changes."""
 
 import logging
 import threading
@@ -10,16 +10,16 @@ from attacker.service.index import Arrived, Catalogue, Changes
 from attacker.service.jobs.job import Job
 from attacker.service.jobs.queue import Queue
 
-JOBS_EVERY = 0.25
+QUEUE_POLL_SECONDS = 0.25
 """Seconds between two looks at the queue that nobody asks for: another process may have changed it."""
-PEEK = 0.05
+INDEX_POLL_SECONDS = 0.05
 """Seconds between two looks at the indices of runs that are being recorded, one file each."""
 
 log = logging.getLogger("attacker.service")
 
 
 class Watcher:
-    """Two threads. arrived: is told of the rounds that are new after each look; changed: of each job that did."""
+    """Two threads. arrived: called with the new rounds after each look. changed: called with each job that changed."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Watcher:
         ]
 
     def start(self) -> None:
-        """Returns after the first look at the folders."""
+        """Start both threads, and return after the first look at the folders."""
         self.look()
         self.queue.tell(self._called.set)
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Returns when both threads have ended."""
+        """Stop both threads, and wait for their end."""
         self._end.set()
         self._called.set()
         for thread in self._threads:
@@ -58,16 +58,16 @@ class Watcher:
                 thread.join(5)
 
     def look(self) -> None:
-        """Once at the folders."""
+        """Look once at the folders."""
         self._tell(self.catalogue.look)
         self._hand_on()
 
     def look_at(self, recording: str) -> None:
-        """Once at one recording: whoever asks after this returned is answered with what is there now."""
+        """Look once at one recording: requests after this returned are answered with its present state."""
         self._tell(lambda: self.catalogue.look_at(recording))
 
     def look_at_jobs(self) -> None:
-        """Once at the queue."""
+        """Look once at the queue."""
         if self.queue.version() == self._version:
             return
         self._version, jobs = self.queue.changes(self._version)
@@ -92,7 +92,7 @@ class Watcher:
         self._arrived(new)
 
     def _peek(self) -> None:
-        """At what is being recorded now."""
+        """Look once at the recordings that are being written."""
         for id in self.catalogue.stirred():
             self.look_at(id)
         if self._new:
@@ -100,7 +100,7 @@ class Watcher:
 
     def _watch_folders(self) -> None:
         due = time.monotonic() + self._every
-        while not self._end.wait(min(PEEK, self._every)):
+        while not self._end.wait(min(INDEX_POLL_SECONDS, self._every)):
             if time.monotonic() >= due:
                 self._again(self.look)
                 due = time.monotonic() + self._every
@@ -109,7 +109,7 @@ class Watcher:
 
     def _watch_jobs(self) -> None:
         while not self._end.is_set():
-            self._called.wait(JOBS_EVERY)
+            self._called.wait(QUEUE_POLL_SECONDS)
             self._called.clear()
             self._again(self.look_at_jobs)
 

@@ -1,1 +1,1 @@
-"""The HTTP API, version 1: each module a router."""
+"""The HTTP API, version 1: one router a module."""

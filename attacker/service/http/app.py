@@ -1,4 +1,4 @@
-"""The service put together: catalogue, queue and feed behind one HTTP application."""
+"""The HTTP application, put together from catalogue, job queue and feed."""
 
 import sqlite3
 
@@ -12,7 +12,7 @@ from attacker.service.http.caching import ResponseCache
 from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors
 from attacker.service.http.metrics import Metrics, Timed
-from attacker.service.http.middleware import API, PATIENCE, Guard
+from attacker.service.http.middleware import API, CLIENT_SECONDS, Guard
 from attacker.service.http.pages import page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
@@ -28,9 +28,9 @@ DESCRIPTION = (
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """The application. `app.state.parts` has what it is made of; nobody watches or works until `working.Works` does.
+    """Return the application. `app.state.parts` holds its parts; `background.Works` starts the threads that watch and work.
 
-    Raises ValueError where the folder of state is not the service's own, or the file of the token cannot be used.
+    Raises ValueError where the state folder was not made by this service, or the file of the token cannot be used.
     """
     app = routes()
     app.state.parts = parts_of(settings)
@@ -38,7 +38,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 
 def parts_of(settings: ServiceSettings) -> Parts:
-    """What routes work with. Raises ValueError as `create_app`."""
+    """Return the objects that routes work with. Raises ValueError as `create_app` does."""
     try:
         state = own_folder(settings.state_folder, adopt=settings.adopt_state)
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
@@ -58,10 +58,10 @@ def parts_of(settings: ServiceSettings) -> Parts:
     )
 
 
-def routes(*, patience: float = PATIENCE) -> FastAPI:
-    """The application before it knows its parts, which it looks up in its `state` at each request.
+def routes(*, patience: float = CLIENT_SECONDS) -> FastAPI:
+    """Return the application with its routes, which read their parts from `app.state` at each request.
 
-    patience: seconds that a client may take to send a request, or to take a piece of an answer.
+    patience: seconds that a client may take to send a request, or to receive a piece of an answer.
     """
     app = FastAPI(
         title="fedleak",

@@ -1,4 +1,4 @@
-"""Answers that stay what they are until their files change: made once, in a thread, kept as bytes, and known by a tag."""
+"""Answers of the API as bytes with an entity tag, kept until the files that they were made from change."""
 
 import json
 import secrets
@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from attacker.service.index.cache import Shelf
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Of all answers that are kept."""
-PIECE = 200
+ITEMS_PER_PIECE = 200
 """Items of a list that are written at once: longer ones would hold up every other answer."""
 JSON = "application/json"
 PNG = "image/png"
@@ -25,14 +25,18 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """Answers by what was asked for, within a bound of bytes."""
+    """Answers by method and address, within a limit of bytes."""
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES) -> None:
         self._run = secrets.token_hex(3)
         self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
     async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON) -> Response:
-        """The answer to `request` in a version of what it is of; `make` gives what is written as JSON, or bytes of a `kind`."""
+        """Return the answer to `request`, made by `make` where none of this version is kept.
+
+        version: identifies the state of the files behind the answer. make: returns a value to be written as JSON, or bytes.
+        kind:    content type of the answer.
+        """
         key = (request.url.path, request.url.query)
         tag = f'"{self._run}-{version}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
@@ -45,12 +49,12 @@ class ResponseCache:
 
     @property
     def bytes(self) -> int:
-        """Of all that is kept."""
+        """Bytes of all answers that are kept."""
         return self._shelf.weight
 
 
 def tagged(request: Request, content: bytes, kind: str, headers: dict[str, str]) -> Response:
-    """An answer that is known by its content."""
+    """Return an answer with the hash of its content as entity tag, or 304 where the client has that content already."""
     tag = f'"{sha256(content).hexdigest()[:20]}"'
     headers = {**headers, "ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
@@ -64,16 +68,16 @@ def _made(make: Callable[[], Any], kind: str) -> CachedResponse:
 
 
 def written(value: Any) -> bytes:
-    """As JSON; the long lists of an object piece by piece."""
+    """Return a value as JSON. Long lists of an object are encoded piece by piece, so that other threads can run in between."""
     if not isinstance(value, dict):
         return _dumped(value)
     return b"{" + b",".join(_dumped(key) + b":" + _listed(part) for key, part in value.items()) + b"}"
 
 
 def _listed(value: Any) -> bytes:
-    if not isinstance(value, list) or len(value) <= PIECE:
+    if not isinstance(value, list) or len(value) <= ITEMS_PER_PIECE:
         return _dumped(value)
-    pieces = (_dumped(value[at : at + PIECE])[1:-1] for at in range(0, len(value), PIECE))
+    pieces = (_dumped(value[at : at + ITEMS_PER_PIECE])[1:-1] for at in range(0, len(value), ITEMS_PER_PIECE))
     return b"[" + b",".join(pieces) + b"]"
 
 

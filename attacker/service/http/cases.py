@@ -1,4 +1,4 @@
-"""Cases of attacks: how each ended, its examples, and their images."""
+"""Routes of the cases of attacks: the state of each, its examples, and their images."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -38,7 +38,7 @@ async def cases(
     limit: Limit = 100,
     after: AfterCase = None,
 ) -> Response:
-    """The cases of all attacks, or of one, in order of attacks and cases."""
+    """List the cases of all attacks, or of one, by attack and case."""
     run = service.catalogue.run(id)
     last = _place(after)
 
@@ -64,7 +64,7 @@ async def cases(
 
 @router.get("/{source}/{case}", response_model=CaseWhole)
 async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
-    """One case: its examples, beside the originals where the service has truth, and the curve of its loss."""
+    """Return one case: its examples, beside the originals where the service has the truth, and its loss curve."""
     run = service.catalogue.run(id)
 
     def make() -> CaseWhole:
@@ -86,7 +86,7 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
 async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """A reconstruction, as the attack numbers it."""
+    """Return a reconstruction as PNG, by its number in the answer of the attack."""
     run = service.catalogue.run(id)
 
     def make() -> bytes:
@@ -100,7 +100,7 @@ async def image(
 async def assigned(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """The reconstruction that scoring assigned to the case's true example with that number."""
+    """Return as PNG the reconstruction that scoring assigned to the true example with that number."""
     return await _half(request, service, id, source, case, n, original=False)
 
 
@@ -108,7 +108,7 @@ async def assigned(
 async def original(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """The case's true example with that number; only where the service was given truth."""
+    """Return as PNG the true example with that number, where the service was given the truth."""
     return await _half(request, service, id, source, case, n, original=True)
 
 
@@ -126,7 +126,7 @@ async def _half(request: Request, service: Parts, id: str, source: str, case: st
 
 
 def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
-    """A case that there is, and its scores. Raises Unknown."""
+    """Return an attack's results, one case of it, and the scores of that case. Raises Unknown where there is no such case."""
     of = service.catalogue.source(run, source)
     if case not in of.cases:
         raise UnknownName(f"there is no case {case[:100]!r} of {source}")
@@ -134,7 +134,7 @@ def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[So
 
 
 def state_of(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
-    """Tells what is shown of a case from what was shown before: a browser keeps the pictures of addresses that it has seen."""
+    """Return a string that changes with what is shown of a case: image addresses hold it, as browsers cache by address."""
     return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
 
 

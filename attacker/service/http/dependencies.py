@@ -1,4 +1,4 @@
-"""What the routes work with, put together once."""
+"""The objects that all routes share."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,7 +17,10 @@ from attacker.service.settings import ServiceSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """keys: None where no token is asked for. replies: what was made last. reporting: reports are made one at a time."""
+    """Catalogue, queue, feed and caches of one service.
+
+    keys: None where no token is required. replies: cache of answers. reporting: lock, as one report is made at a time.
+    """
 
     settings: ServiceSettings
     catalogue: Catalogue

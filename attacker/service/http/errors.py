@@ -1,4 +1,4 @@
-"""What went wrong, told in one way: what it is, which field it is in, and what it may be."""
+"""Errors of the API in one format: what is wrong, in which field, and which values are allowed."""
 
 import re
 import sqlite3
@@ -20,12 +20,12 @@ from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Full, NotNow
 from attacker.service.jobs.queue import UnknownJob as UnknownJob
 
-WORDS = {"extra_forbidden": "there is no such field", "missing": "is needed"}
-LATER = {"Retry-After": "10"}
+MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
+RETRY_LATER = {"Retry-After": "10"}
 
 
 class RequestError(Exception):
-    """A request that cannot be done as it is. field: the one to mend; known: what it may be."""
+    """A request that cannot be carried out. field: the field to change; known: the values that it may have."""
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ def tell_errors(app: FastAPI) -> None:
     @app.exception_handler(sqlite3.OperationalError)
     async def unwritten(request: Request, error: sqlite3.OperationalError) -> JSONResponse:
         message = f"the queue cannot be read or written now: {error}; see to its disk, and ask again"
-        return JSONResponse(problem(message), 503, headers=LATER)
+        return JSONResponse(problem(message), 503, headers=RETRY_LATER)
 
     @app.exception_handler(RequestError)
     async def wrong(request: Request, error: RequestError) -> JSONResponse:
@@ -60,13 +60,13 @@ def tell_errors(app: FastAPI) -> None:
 def _plainly(status: int) -> Any:
     async def handler(request: Request, error: Exception) -> JSONResponse:
         message = str(error.args[0]) if error.args else str(error)
-        return JSONResponse(problem(message), status, headers=LATER if status in (429, 503) else None)
+        return JSONResponse(problem(message), status, headers=RETRY_LATER if status in (429, 503) else None)
 
     return handler
 
 
 def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
-    """The first of pydantic's errors, in our words. spec: a job's, as it was sent, whose fields are below `spec`."""
+    """Return the first of pydantic's errors in the format of this API. spec: the job that was sent, if any."""
     error = errors[0]
     where, *path = error["loc"]
     names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
@@ -76,13 +76,13 @@ def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
     if spec is not None and where == "body":
         names = ["spec", *(_argument(message, spec) if names == ["arguments"] else names)]
     field = ".".join(names[:3]) or None
-    message = WORDS.get(error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message)
+    message = MESSAGES.get(error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message)
     shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
     return problem(shown, field, _known(field, error, spec))
 
 
 def _argument(message: str, spec: Any) -> list[str]:
-    """Which of an attack's arguments a message is about, where it says so."""
+    """Return the path of the attack's argument that a message is about; empty where the message names none."""
     given = spec.get("arguments") if isinstance(spec, dict) else None
     given = given if isinstance(given, dict) else {}
     named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]

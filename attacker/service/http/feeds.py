@@ -1,4 +1,4 @@
-"""Server-sent events: what changes, for the whole page or of one job."""
+"""Routes of server-sent events: changes of all recordings and jobs, or of one job."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from attacker.service.events import HEARTBEAT, Event, written
+from attacker.service.events import HEARTBEAT_SECONDS, Event, written
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.previews import stamp, version_of
 from attacker.service.http.queries import REFUSED, Name, only_known
@@ -24,13 +24,13 @@ ANSWER: dict[int | str, dict[str, Any]] = REFUSED | {
     503: {"model": Problem, "description": "As many listen as may."},
 }
 Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)]
-LOOK = 1.0
+PREVIEW_POLL_SECONDS = 1.0
 """Seconds between two looks for a new preview."""
 
 
 @router.get("/events", response_class=StreamingResponse, responses=ANSWER)
 async def events(service: Service, last: Last = None) -> StreamingResponse:
-    """`hello` first (whether what was missed follows), then `recording`, `job` and `removed` as they happen."""
+    """Stream `hello`, which says whether missed events follow, then `recording`, `job` and `removed` events as they happen."""
     feed = service.feed.listen(last)
     first = await anext(feed)
     return StreamingResponse(_all(service, first, feed), media_type=STREAM, headers=HEADERS)
@@ -44,8 +44,8 @@ async def _all(service: Parts, first: Event | None, feed: AsyncIterator[Event | 
 
 @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=ANSWER)
 async def of_job(service: Service, id: Name) -> StreamingResponse:
-    """`job` now and whenever it changes, and `preview` for each new state of its images; ends with the job."""
-    feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=LOOK)
+    """Stream a `job` event now and at each change, and a `preview` event for each new preview; the stream ends with the job."""
+    feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=PREVIEW_POLL_SECONDS)
     await anext(feed)
     job = await run_in_threadpool(service.queue.get, id)
     return StreamingResponse(_job(service, job, feed), media_type=STREAM, headers=HEADERS)
@@ -68,7 +68,7 @@ async def _job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> A
             if Job.model_validate_json(event.data).state in ENDED:
                 return
         else:
-            silent += LOOK
-            if silent >= HEARTBEAT:
+            silent += PREVIEW_POLL_SECONDS
+            if silent >= HEARTBEAT_SECONDS:
                 silent = 0.0
                 yield written(None)

@@ -1,4 +1,4 @@
-"""Whether the service is well, what it counts, which attacks it knows, and the session of the page."""
+"""Routes of the state of the service, its metrics, the list of attacks, and log-in and log-out."""
 
 from functools import cache
 from importlib.metadata import version
@@ -27,7 +27,7 @@ METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sc
 
 
 class Token(BaseModel):
-    """What the page asks its user for."""
+    """The token that a user types into the page."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,19 +36,19 @@ class Token(BaseModel):
 
 @router.get("/health", response_model=Health)
 async def health(service: Service) -> Health:
-    """Whether the service answers, and whether its other answers need a token; needs none itself."""
+    """Return whether the service answers, and whether its other routes need a token. Needs no token itself."""
     return Health(status="ok", version=version("fedleak"), token=service.keys is not None)
 
 
 @router.get("/metrics", response_class=Response, responses=METRICS | REFUSED)
 async def metrics(service: Service) -> Response:
-    """For Prometheus."""
+    """Return metrics in the text format of Prometheus."""
     return Response(await run_in_threadpool(service.metrics.read), media_type=CONTENT_TYPE)
 
 
 @router.get("/attacks", response_model=AttacksKnown, responses=REFUSED)
 async def attacks() -> AttacksKnown:
-    """The attacks by name, with their arguments."""
+    """List the registered attacks with their arguments."""
     return AttacksKnown(items=await run_in_threadpool(_attacks), next=None)
 
 
@@ -69,7 +69,7 @@ def _attacks() -> list[AttackKnown]:
 
 @router.post("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
 async def open_session(service: Service, given: Annotated[Token, Body()]) -> Response:
-    """Trade the token for a cookie that scripts cannot read; nothing where no token is asked for."""
+    """Exchange the token for a session cookie that scripts cannot read. Does nothing where no token is required."""
     response = Response(status_code=204)
     if service.keys is None:
         return response

@@ -1,4 +1,4 @@
-"""Jobs: submitted, listed, cancelled, done again."""
+"""Routes to submit, list, cancel and repeat jobs."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ FULL: dict[int | str, dict[str, Any]] = {
     429: {"model": Problem, "description": "As many jobs wait as may."},
     503: {"model": Problem, "description": "The disk is full."},
 }
-MOST_KNOWN = 100
+MAX_NAMES = 100
 Nothing = Annotated[dict[str, Any] | None, Body(description="Nothing is needed: {}.")]
 BODY: dict[str, Any] = {"requestBody": {"required": True}}
 
@@ -34,7 +34,7 @@ def jobs(
     limit: Limit = 100,
     after: After = None,
 ) -> Jobs:
-    """Jobs, the newest first."""
+    """List jobs, the newest first."""
     found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
 
@@ -50,7 +50,7 @@ async def submit(request: Request, response: Response, service: Service, spec: J
 
 @router.get("/{id}", response_model=Job, responses=REFUSED)
 def job(service: Service, id: Name) -> Job:
-    """One job."""
+    """Return one job."""
     return service.queue.get(id)
 
 
@@ -67,18 +67,18 @@ def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raises Wrong where the recording, a client or each round of a spec is none that there is."""
+    """Raise RequestError where the recording, a client or every round that a job names does not exist."""
     runs = service.catalogue.runs()
     try:
         run = service.catalogue.run(spec.recording)
     except UnknownName as error:
-        known = [one.id for one in runs][:MOST_KNOWN]
+        known = [one.id for one in runs][:MAX_NAMES]
         raise RequestError(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
     if run.manifest is None:
         raise RequestError(f"spec.recording: {run.id} cannot be read: {run.told['trouble'][0]}", field="spec.recording")
     clients = {row.client for rows in service.catalogue.rows(run).values() for row in rows}
     if unknown := sorted(set(spec.clients) - clients):
-        known = sorted(clients)[:MOST_KNOWN]
+        known = sorted(clients)[:MAX_NAMES]
         raise RequestError(f"spec.clients: {run.id} holds no client {unknown[0]!r}", field="spec.clients", known=known)
     rounds = parse_rounds(spec.rounds)
     if rounds is not None and rounds.isdisjoint(run.index.rounds):

@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests, jobs, and how far behind the newest round the attacks are."""
+"""Metrics for Prometheus: requests, jobs, and how many rounds the attacks are behind the recording."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,39 +15,39 @@ from attacker.service.jobs.job import ENDED, Job
 from attacker.service.jobs.queue import Queue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LIVE = 600.0
+GAUGE_SECONDS = 600.0
 """Seconds after its last change in which a recording's own gauges are told."""
-MOST = 100
+MAX_RECORDINGS = 100
 """Recordings with gauges of their own."""
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-LONG = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600)
+REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+JOB_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600)
 
 
 class Metrics:
-    """Counts what happens, and asks queue and catalogue when it is read."""
+    """Counters of requests, and gauges that read the queue and the catalogue when the metrics are collected."""
 
     def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
         self.registry = CollectorRegistry()
         self._queue, self._catalogue = queue, catalogue
         of: dict[str, Any] = {"registry": self.registry, "namespace": "fedleak"}
         self.requests = Counter("requests", "Answered requests.", ("route", "method", "status"), **of)
-        self.seconds = Histogram("request_seconds", "Until the answer was sent whole.", ("route",), buckets=SECONDS, **of)
-        self.waited = Histogram("job_wait_seconds", "From submission to the first worker.", buckets=LONG, **of)
-        self.took = Histogram("job_seconds", "From the last worker's start to the end.", ("state",), buckets=LONG, **of)
+        self.seconds = Histogram("request_seconds", "Until the answer was sent whole.", ("route",), buckets=REQUEST_BUCKETS, **of)
+        self.waited = Histogram("job_wait_seconds", "From submission to the first worker.", buckets=JOB_BUCKETS, **of)
+        self.took = Histogram("job_seconds", "From the last worker's start to the end.", ("state",), buckets=JOB_BUCKETS, **of)
         self.arrivals = Counter("rounds_seen", "Rounds that were found in recordings.", **of)
-        self.lag = Histogram("round_lag_seconds", "From a round's last reply until it was found here.", buckets=LONG, **of)
+        self.lag = Histogram("round_lag_seconds", "From a round's last reply until it was found here.", buckets=JOB_BUCKETS, **of)
         self._started: set[str] = set()
         self.registry.register(_Asked(queue, catalogue))
 
     def read(self) -> bytes:
-        """In the text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     def arrived(self, rounds: Sequence[Arrived]) -> None:
         """Count rounds; the lag only of those that came while somebody watched."""
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
-            if lag is not None and 0 <= lag < LIVE:
+            if lag is not None and 0 <= lag < GAUGE_SECONDS:
                 self.lag.observe(lag)
 
     def changed(self, job: Job) -> None:
@@ -63,13 +63,13 @@ class Metrics:
 
 
 class _Asked:
-    """Gauges whose values are asked for at each reading."""
+    """Gauges whose values are computed at each collection."""
 
     def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
         self._queue, self._catalogue = queue, catalogue
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """As prometheus_client wants it."""
+        """Yield the gauges, as `prometheus_client` calls it."""
         jobs = GaugeMetricFamily("fedleak_jobs", "Jobs by state.", labels=["state"])
         for state, count in self._queue.counts().items():
             jobs.add_metric([state], count)
@@ -83,20 +83,20 @@ class _Asked:
             "fedleak_rounds_behind", "Newest round recorded less newest one attacked.", labels=["recording"]
         )
         now = time.time()
-        for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < LIVE][:MOST]:
+        for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < GAUGE_SECONDS][:MAX_RECORDINGS]:
             behind.add_metric([run.id], rounds_behind(self._catalogue, run))
         yield behind
 
 
 def rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """How many rounds the newest answer of any attack, no null, is behind the newest round."""
+    """Return by how many rounds the newest result of any attack is behind the newest round; nulls do not count."""
     attacks = [source for source in catalogue.sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
     return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
 
 
 class Timed:
-    """Stands outside everything, and counts by the route's template: what a request names goes into no label."""
+    """ASGI middleware that counts and times requests by the template of their route; no value of a request becomes a label."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -125,7 +125,7 @@ class Timed:
 
 
 def _template(scope: Scope) -> str:
-    """Of a request's route, from the root on."""
+    """Return the path template of a request's route, prefixes included."""
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API}/") and not template.startswith(API)
     return API + template if inner and template != "none" else template

@@ -1,4 +1,4 @@
-"""Stands before every route: refuses what may not pass, bounds what does, and gives every answer its headers."""
+"""ASGI middleware that refuses requests that are not allowed, limits sizes and times, and sets the security headers."""
 
 import asyncio
 import json
@@ -13,21 +13,21 @@ from attacker.service.authorisation import HEADERS, hostname, is_loopback_name, 
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
-PATIENCE = 30.0
+CLIENT_SECONDS = 30.0
 """Seconds that a client may take to send the next piece of a request, or to take the next piece of an answer."""
 MAX_PATH = 4096
 MAX_HEADERS = 16 * 1024
 API = "/api/v1"
-OPEN = frozenset({("GET", f"{API}/health"), ("HEAD", f"{API}/health"), ("POST", f"{API}/session")})
-CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-KNOWN = CHANGING | {"GET", "HEAD"}
+WITHOUT_TOKEN = frozenset({("GET", f"{API}/health"), ("HEAD", f"{API}/health"), ("POST", f"{API}/session")})
+CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+KNOWN_METHODS = CHANGING_METHODS | {"GET", "HEAD"}
 
 log = logging.getLogger("attacker.service")
 Headers = MutableMapping[str, str]
 
 
 class Refused(Exception):
-    """A request that is answered here."""
+    """A request that the middleware answers itself with an error."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -35,15 +35,15 @@ class Refused(Exception):
 
 
 class LoggedOut(Exception):
-    """The session that asked for an answer has ended meanwhile."""
+    """Raised where the session of a request ended before its answer was complete."""
 
 
 class TooSlow(Exception):
-    """A client that does not send, or does not take."""
+    """Raised where a client sends or receives too slowly."""
 
 
 class ServiceParts(Protocol):
-    """What is asked for of the application's `state.parts`. keys: None where no token is asked for."""
+    """The attributes of the application's `state.parts` that the middleware reads. keys: None where no token is required."""
 
     @property
     def settings(self) -> ServiceSettings: ...
@@ -53,9 +53,9 @@ class ServiceParts(Protocol):
 
 
 class Guard:
-    """ASGI in and out. patience: see `PATIENCE`."""
+    """The middleware. patience: see `CLIENT_SECONDS`."""
 
-    def __init__(self, app: ASGIApp, *, patience: float = PATIENCE) -> None:
+    def __init__(self, app: ASGIApp, *, patience: float = CLIENT_SECONDS) -> None:
         self.app, self.patience = app, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +68,7 @@ class Guard:
         try:
             headers, known = _headers(scope), scope["app"].state.parts
             answer.admitted = _check(scope, headers, known)
-            if scope["method"] in CHANGING:
+            if scope["method"] in CHANGING_METHODS:
                 receive = _replayed(await _body(receive, known.settings.max_body, self.patience), receive)
             await self.app(scope, receive, answer.send)
         except Refused as refused:
@@ -86,12 +86,12 @@ class Guard:
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
     """Return what says whether the request may still be answered, which the end of its session changes. Raises Refused."""
     method, path = scope["method"], scope["path"]
-    if method not in KNOWN:
+    if method not in KNOWN_METHODS:
         raise Refused(405, f"{method[:20]} is not spoken here", Allow="GET, HEAD, POST, DELETE")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_PATH:
         raise Refused(400, f"the address is longer than {MAX_PATH} characters")
     _check_host(headers, known.settings)
-    if method in CHANGING:
+    if method in CHANGING_METHODS:
         _check_change(method, headers, known.settings)
     if known.keys is None or not needs_token(method, path) or _has_token(headers, known.keys):
         return lambda: True
@@ -111,7 +111,10 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """A page of elsewhere can have a browser send forms and plain text, but neither JSON nor a DELETE."""
+    """Refuse a changing request of another site's page.
+
+    Without permission by CORS a browser lets such a page send forms and plain text, but neither JSON nor DELETE requests.
+    """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
         raise Refused(403, "another site's page may change nothing here")
@@ -131,23 +134,26 @@ def _has_token(headers: Headers, keys: Keys) -> bool:
 
 
 def session_of(headers: Mapping[str, str], known: ServiceParts) -> str:
-    """The cookie of this service's session in a request; empty without one."""
+    """Return the session cookie of this service in a request; "" without one."""
     return _cookie(headers.get("cookie", ""), cookie_name(known))
 
 
 def needs_token(method: str, path: str) -> bool:
-    """The page itself holds nothing private: it asks for the token."""
-    return (method, path) not in OPEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
+    """Return whether a request needs the token. The files of the page need none: they hold no results, and ask for the token."""
+    return (method, path) not in WITHOUT_TOKEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
 def cookie_name(known: ServiceParts) -> str:
-    """Under TLS one that browsers take from this host alone, and only over TLS. Services on other ports have other names."""
+    """Return the name of the session cookie.
+
+    It holds the port, as browsers send cookies to all ports of a host. Under TLS the prefix `__Host-` restricts it to this host.
+    """
     name = "fedleak" if known.keys is None else f"fedleak-{known.keys.name}"
     return f"__Host-{name}" if known.settings.certfile else name
 
 
 def _headers(scope: Scope) -> Headers:
-    """By name in lower case. Raises Refused where they are too long, or one that matters is given twice."""
+    """Return headers by lower-case name. Raises Refused where they are too long, or a unique one is repeated."""
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
         raise Refused(400, f"the headers are longer than {MAX_HEADERS} bytes")
@@ -168,7 +174,7 @@ def _cookie(header: str, name: str) -> str:
 
 
 async def _body(receive: Receive, most: int, patience: float) -> bytes:
-    """A whole request's body, no larger than `most` bytes, whatever its headers say. Raises Refused, TooSlow."""
+    """Return the body of a request. Raises Refused above `most` bytes, whatever the headers say, and TooSlow."""
     body = bytearray()
 
     async def read() -> None:
@@ -187,7 +193,7 @@ async def _body(receive: Receive, most: int, patience: float) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What was read already, and then the rest: that the client went away."""
+    """Return a receiver that gives the body that was read already, and then the rest, such as that the client disconnected."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -197,7 +203,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """An answer with its headers. admitted: whether it may still be given."""
+    """A sender that adds the headers to an answer. admitted: returns whether the session is still open."""
 
     admitted: Callable[[], bool] = staticmethod(lambda: True)
 
@@ -233,5 +239,5 @@ async def _in_time(work: Awaitable[Any], patience: float) -> Any:
 
 
 def problem(message: str, field: str | None = None, known: list[str] | None = None) -> dict[str, Any]:
-    """An error as the API tells it."""
+    """Return an error in the format of the API."""
     return {"error": {"message": message, "field": field, "known": known}}

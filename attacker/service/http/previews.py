@@ -1,4 +1,4 @@
-"""Images of a running job, as they emerge."""
+"""Routes of the preview of a running job: its best reconstructions so far."""
 
 import io
 import os
@@ -24,7 +24,7 @@ Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state
 
 @router.get("", response_model=PreviewTold)
 def preview(service: Service, id: Name) -> PreviewTold:
-    """What a running job has come to; nothing where it makes no images, or has ended."""
+    """Return the best reconstructions so far; empty where the attack gives none, or the job has ended."""
     seen = _seen(service, id)
     address = f"{API}/jobs/{id}/preview"
     return PreviewTold(
@@ -48,7 +48,7 @@ def preview(service: Service, id: Name) -> PreviewTold:
 
 @router.get("/{n}.png", response_class=Response, responses=IMAGE)
 def preview_image(service: Service, id: Name, n: Number, version: Version = None) -> Response:
-    """One of its images."""
+    """Return one image of the preview as PNG."""
     seen = _seen(service, id)
     if n >= len(seen.images):
         raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
@@ -58,7 +58,7 @@ def preview_image(service: Service, id: Name, n: Number, version: Version = None
 
 
 def stamp(service: Parts, id: str) -> int:
-    """Changes with each preview of a job; 0 where there is none. Much cheaper than to read one."""
+    """Return a number that changes with each preview of a job; 0 where there is none. Reads no preview."""
     try:
         return os.stat(previews.path_of(service.settings.state_folder, id)).st_mtime_ns
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def stamp(service: Parts, id: str) -> int:
 
 
 def version_of(service: Parts, id: str) -> int | None:
-    """The version of a job's preview; None where there is none."""
+    """Return the version of a job's preview; None where there is none."""
     seen = previews.read(service.settings.state_folder, id)
     return seen.version if seen else None
 

@@ -1,4 +1,4 @@
-"""What queries have in common: their limits, where a list goes on, and that no unknown word passes in silence."""
+"""Query parameters that routes share: limits, cursors of lists, and the refusal of unknown parameters."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
@@ -8,10 +8,10 @@ from fastapi import Path, Query, Request
 from attacker.service.http.errors import RequestError
 from attacker.service.schemas import Problem
 
-MOST = 1000
+MAX_ITEMS = 1000
 """Items of one answer."""
 
-Limit = Annotated[int, Query(ge=1, le=MOST, description="Items of one answer at most.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Items of one answer at most.")]
 After = Annotated[str | None, Query(max_length=600, description="`next` of the answer before.")]
 AfterRow = Annotated[str | None, Query(pattern="^[0-9]{1,16}-[A-Za-z0-9_-]{1,64}$", description="`next` of the answer before.")]
 AfterCase = Annotated[
@@ -38,7 +38,7 @@ REFUSED_CHANGE = REFUSED | {
 
 
 def only_known(request: Request) -> None:
-    """Raises Wrong for a word in the query that the route does not know: a typing error would else give another answer."""
+    """Raise RequestError for a query parameter that the route does not have, as a misspelt one would be ignored silently."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
@@ -48,7 +48,10 @@ def only_known(request: Request) -> None:
 def page(
     items: Iterable[T], key: Callable[[T], Any], after: Any, limit: int, cursor: Callable[[T], str]
 ) -> tuple[Sequence[T], str | None]:
-    """The items after the one whose key is `after`, at most `limit`, and where the rest begins. items: in order of their keys."""
+    """Return at most `limit` items after the one whose key is `after`, and the cursor of the next page; None at the end.
+
+    items: sorted by key.
+    """
     found: list[T] = []
     for item in items:
         if after is not None and key(item) <= after:

@@ -1,4 +1,4 @@
-"""Recordings: what is in them, and what leaked of them."""
+"""Routes of recordings: their contents, and how much attacks recovered of them."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -30,7 +30,7 @@ SourceQuery = Annotated[str | None, Query(min_length=1, max_length=200, descript
 
 @router.get("", response_model=Recordings)
 async def recordings(request: Request, service: Service, limit: Limit = 100, after: After = None) -> Response:
-    """All recordings below the root."""
+    """List all recordings below the root folder."""
 
     def make() -> Recordings:
         runs, rest = page(service.catalogue.runs(), lambda run: run.id, after, limit, lambda run: run.id)
@@ -46,7 +46,7 @@ async def _of_run(request: Request, service: Parts, id: str, make: Callable[[Cat
 
 @router.get("/{id}", response_model=RecordingTold)
 async def recording(request: Request, service: Service, id: Name) -> Response:
-    """One recording, with all that is wrong with its files."""
+    """Return one recording, with everything that is wrong with its files."""
     return await _of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.trouble_of(run)})
 
 
@@ -61,7 +61,7 @@ async def observations(
     limit: Limit = 100,
     after: AfterRow = None,
 ) -> Response:
-    """The index: what the server received of whom, in order of rounds and clients."""
+    """List the observations: what the server received, by round and client."""
     last = place(after)
 
     def wanted(row: IndexRow) -> bool:
@@ -78,13 +78,13 @@ async def observations(
 
 @router.get("/{id}/training", response_model=TrainingRows)
 async def training(request: Request, service: Service, id: Name) -> Response:
-    """What the server wrote down of each round: held-out loss and accuracy, bytes."""
+    """Return what the server logged of each round: held-out loss and accuracy, and bytes."""
     return await _of_run(request, service, id, lambda run: TrainingRows(items=service.catalogue.training(run), next=None))
 
 
 @router.get("/{id}/attacks", response_model=AttacksOnRecording)
 async def attacks(request: Request, service: Service, id: Name) -> Response:
-    """The attacks on a recording, nulls among them, in numbers."""
+    """Return the results of each attack on a recording in numbers, nulls included."""
 
     def make(run: CatalogueRun) -> AttacksOnRecording:
         scores = service.catalogue.scores(run)
@@ -97,7 +97,7 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
 @router.get("/{id}/grid", response_model=Grid)
 async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
-    """Clients by rounds: what leaked of each observation, by one attack, or by the worst of all (nulls are no attacks)."""
+    """Return a grid of clients by rounds: the highest leak of each observation, by one attack or by all but the nulls."""
 
     def make(run: CatalogueRun) -> Grid:
         chosen = [source for source in service.catalogue.sources(run) if not source.null]
@@ -110,7 +110,7 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
 
 @router.get("/{id}/leakage", response_model=Leakage)
 async def over_rounds(request: Request, service: Service, id: Name) -> Response:
-    """What each attack recovered, round by round, nulls beside it."""
+    """Return what each attack and null recovered in each round."""
 
     def make(run: CatalogueRun) -> Leakage:
         scores = service.catalogue.scores(run)

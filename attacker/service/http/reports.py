@@ -1,4 +1,4 @@
-"""The report of a run as one page: made by a process of its own, so that it holds up nobody, and kept until the run changes."""
+"""Route of a run's report, which is made in a process of its own and kept until the run changes."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from fedsim.recording.run_check import find_foreign
 router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
 
 HTML = "text/html; charset=utf-8"
-SECONDS = 120.0
+REPORT_SECONDS = 120.0
 ANSWER = REFUSED | {
     200: {"content": {"text/html": {"schema": {"type": "string"}}}},
     409: {"model": Problem, "description": "The run is not such that a report can be made of it."},
@@ -33,7 +33,7 @@ ANSWER = REFUSED | {
 
 @router.get("/{id}/report", response_class=Response, responses=ANSWER)
 async def report(request: Request, service: Service, id: Name) -> Response:
-    """What `attacker report` shows of a run; without scores and originals where the service was given no truth."""
+    """Return the page that `attacker report` writes; without scores and originals where the service was given no truth."""
     run = service.catalogue.run(id)
     name = sha256(run.id.encode()).hexdigest()[:20]  # an id may be longer than the name of a file
     path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
@@ -45,7 +45,7 @@ async def report(request: Request, service: Service, id: Name) -> Response:
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
-    """Raises Wrong."""
+    """Write the report of a run to `path`. Raises RequestError where it cannot be made."""
     if foreign := await asyncio.to_thread(lambda: next(find_foreign(run.folder), None)):
         raise RequestError(f"{os.path.relpath(foreign.path, run.folder)} {foreign.reason}", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):
@@ -61,11 +61,11 @@ async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(REPORT_SECONDS):
             _, words = await process.communicate()
     except TimeoutError:
         raise RequestError(
-            f"the report takes longer than {SECONDS:.0f} seconds: make it with attacker report", status=503
+            f"the report takes longer than {REPORT_SECONDS:.0f} seconds: make it with attacker report", status=503
         ) from None
     finally:
         if process.returncode is None:

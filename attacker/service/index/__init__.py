@@ -1,4 +1,4 @@
-"""The recordings below one root: found by watching, read lazily, and never trusted."""
+"""The index of the recordings below one root folder. Files are read when they are needed, and never trusted."""
 
 from attacker.service.index.catalogue import Arrived, Catalogue, CatalogueRun, Changes, UnknownName
 

@@ -1,4 +1,4 @@
-"""What attacks left behind of a run: their folders below `reconstructions/`, and what became of each case."""
+"""Results of attacks on a run: the folders below `reconstructions/`, and the state of each case."""
 
 import os
 import re
@@ -19,16 +19,19 @@ from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
 """Of an attack.json: some million cases."""
-PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 """Names of folders and cases: what a request may name, too."""
-ALIVE = 180.0
+CHECKPOINT_VALID_SECONDS = 180.0
 """Seconds after which a checkpoint that nobody renews is no sign of work: searches write one each minute."""
 
 ShownState = Literal["none", "waiting", "running", "interrupted", "done", "failed"]
 
 
 class CaseFacts(NamedTuple):
-    """A case, as attack.json has it. examples: behind it, where the client said. status, reason: of its observation."""
+    """A case as attack.json describes it.
+
+    examples: their number, where the client reported it. status, reason: of the observation.
+    """
 
     key: str
     client: str
@@ -40,11 +43,12 @@ class CaseFacts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One attack's folder.
+    """The results of one attack or null, in its folder below `reconstructions/`.
 
-    cases:    by key. answers: also the best so far of those cut off. failures: reasons. running: keys of those under way.
-    marks:    of each file that was read, by its name.
-    trouble:  files that cannot be read, in words.
+    cases:    by key. answers: reconstructions by case, also the best so far of interrupted ones. failures: reasons by case.
+    running:  keys of the cases that are being attacked.
+    marks:    by file name, what tells whether a file that was read has changed.
+    trouble:  messages about files that cannot be read.
     """
 
     name: str
@@ -63,7 +67,7 @@ class Source:
     trouble: tuple[str, ...] = ()
 
     def state(self, key: str) -> ShownState:
-        """What became of a case."""
+        """Return the state of a case."""
         cut_off = key in self.answers and self.answers[key].interrupted
         if key in self.answers and not cut_off:
             return "done"
@@ -77,9 +81,9 @@ class Source:
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
-    """The folder `name` below `reconstructions/` of `run`; files that are as they were `before` are not read again.
+    """Read the folder `name` below `reconstructions/` of `run`; files that have not changed since `before` are not read again.
 
-    Raises ValueError, in words, where it holds no attack on this recording.
+    Raises ValueError with a message for users where the folder holds no attack on this recording.
     """
     folder = run / "reconstructions" / name
     facts = mark(time.time(), folder / "attack.json")
@@ -123,7 +127,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
 
 
 def file_of(source: str, case: str) -> str:
-    """Where a case's reconstruction lies, below its run."""
+    """Return the path of a case's reconstruction, relative to its run."""
     return f"reconstructions/{source}/{case}.safetensors"
 
 
@@ -153,9 +157,9 @@ def _files(folder: Path) -> Iterator[tuple[str, Mark]]:
 
 
 def _under_way(run: Path, path: str) -> set[str]:
-    """The cases that a checkpoint is of, where somebody is at them."""
+    """Return the cases in a checkpoint, if a process is attacking them now."""
     try:
-        if time.time() - os.lstat(run / path).st_mtime > ALIVE:
+        if time.time() - os.lstat(run / path).st_mtime > CHECKPOINT_VALID_SECONDS:
             return set()
         cases = parse_json(read_metadata(run, path).get("cases", "[]"))
     except (OSError, ValueError):
@@ -164,7 +168,7 @@ def _under_way(run: Path, path: str) -> set[str]:
 
 
 def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
-    """What replay wrote down of an attack."""
+    """Return what `attack.json` says about an attack and its cases."""
     where = f"reconstructions/{name}/attack.json"
     try:
         told = parse_json(read_bytes(run, where, limit=MAX_BYTES))
@@ -198,7 +202,7 @@ def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
 def _case(told: Mapping[str, Any]) -> CaseFacts:
     key, client, number, examples = told["key"], told["client"], told["round"], told["num_examples"]
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
-    if not isinstance(key, str) or not PLAIN.fullmatch(key):
+    if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
         raise ValueError(f"case {shorten(key)} cannot name a file")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM):
         raise ValueError(f"case {key} is of no client")

@@ -1,4 +1,4 @@
-"""Keeps what was read or made last, within a bound; what is asked for by several at once is made once."""
+"""A cache of limited weight; a value that several threads ask for at the same time is made once."""
 
 import threading
 from collections import OrderedDict
@@ -18,9 +18,9 @@ class _Place(Generic[T]):
 
 
 class Shelf(Generic[T]):
-    """Values by key, each of one version; those that nobody asked for longest go first.
+    """Values by key, each with a version. The least recently used are dropped first.
 
-    most:   sum of weights that is kept. weight: of a value; 1 by default, so that `most` is their number.
+    most:   largest sum of weights. weight: weight of a value; 1 by default, so that `most` is a number of values.
     """
 
     def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
@@ -30,7 +30,7 @@ class Shelf(Generic[T]):
         self._lock = threading.Lock()
 
     def peek(self, key: Hashable, version: Hashable) -> T | None:
-        """The value where it is there in this version. Waits for nobody."""
+        """Return the value of a key if it is there in this version, else None. Never waits."""
         with self._lock:
             place = self._places.get(key)
             if place is None or place.version != version:
@@ -39,7 +39,10 @@ class Shelf(Generic[T]):
             return place.value
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[T | None], T]) -> T:
-        """The value, made where there is none of this version. make: from the one before, if that is still there."""
+        """Return the value of a key in this version, and make it where it is missing.
+
+        make: gets the value of the previous version, or None if that was dropped.
+        """
         with self._lock:
             place = self._places.setdefault(key, _Place())
             self._places.move_to_end(key)
@@ -62,23 +65,23 @@ class Shelf(Generic[T]):
 
     @property
     def weight(self) -> int:
-        """Of all that is kept."""
+        """Sum of the weights of all values."""
         return self._total
 
     def _forget(self, key: Hashable, place: _Place[T]) -> None:
-        """Nothing of a version that is gone, and no places of what cannot be made."""
+        """Drop a value of an old version, and the place of a value that could not be made."""
         with self._lock:
             if self._places.get(key) is place:
                 self._drop(key)
 
     def _weigh(self, key: Hashable, place: _Place[T], weight: int) -> None:
-        """Counts what is kept, and not what gave way while it was made."""
+        """Add the weight of a new value, unless it was dropped while it was being made."""
         if self._places.get(key) is place:
             self._total += weight - place.weight
             place.weight = weight
 
     def _tidy(self, kept: Hashable) -> None:
-        """The oldest give way, and no more are looked at than that takes."""
+        """Drop the least recently used values until the rest is within the limit."""
         surplus, going = self._total - self.most, list[Hashable]()
         for key, place in self._places.items():
             if surplus <= 0:

@@ -1,4 +1,4 @@
-"""All recordings below the root, as they are now. Only reads; what a request names is looked up here, and never a path."""
+"""All recordings below the root folder in their present state. It only reads, and looks names up in a list, never as paths."""
 
 import hashlib
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attacker.service.index import views
-from attacker.service.index.attack_folders import ALIVE, PLAIN, Source, read_source
+from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, SAFE_NAME, Source, read_source
 from attacker.service.index.cache import Shelf
 from attacker.service.index.json_lines import Scores, read_scores, read_training
 from attacker.service.index.recording_index import (
@@ -28,25 +28,25 @@ from attacker.service.schemas import RecordingTold
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
 
-RUNS = 8
+MAX_CACHED_RUNS = 8
 """Runs whose rows, scores and attacks are kept in memory after they were asked for."""
-SOURCES = 64
-LIVELY = 60.0
+MAX_CACHED_SOURCES = 64
+RECORDING_SECONDS = 60.0
 """Seconds after its last update in which a run counts as being recorded."""
 INDEX = "recording/index.sqlite"
 
 
 class UnknownName(LookupError):
-    """There is nothing of that name; the message says what there is."""
+    """Raised for a name that does not exist; the message lists those that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueRun:
-    """One run as it was at the last look.
+    """One run at the time of the last look.
 
-    identity: tells its recording from others of the same id, earlier or later; empty where its manifest cannot be read.
-    marks:   of its parts: manifest, index, training, scores, and each attack's folder by its name.
-    version: tells this state of its files from others, also after a restart.
+    identity: differs between recordings that had the same id one after the other; empty where the manifest cannot be read.
+    marks:    of manifest, index, training, scores and each attack's folder: what tells whether they have changed.
+    version:  differs between any two states of the run's files, also after a restart of the service.
     """
 
     id: str
@@ -61,9 +61,9 @@ class CatalogueRun:
 
 
 class Arrived(NamedTuple):
-    """A round that was not there at the look before, or that was recorded anew since: in another recording, or another attempt.
+    """A round that is new since the last look, or was recorded again, by another recording or after a resume.
 
-    lag: seconds since its last reply came; None where that is not known.
+    lag: seconds since its last reply arrived; None where unknown.
     """
 
     recording: str
@@ -73,7 +73,7 @@ class Arrived(NamedTuple):
 
 @dataclass
 class Changes:
-    """Between two looks. changed: new recordings, too."""
+    """Differences between two looks. changed: ids of changed and of new recordings."""
 
     changed: list[CatalogueRun] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Changes:
 
 
 class Catalogue:
-    """The recordings below `settings.root`. Safe from several threads."""
+    """The recordings below `settings.root`. All methods may be called from several threads."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -89,14 +89,14 @@ class Catalogue:
         self.version = ""
         self._runs: dict[str, CatalogueRun] = {}
         self._looking = threading.Lock()
-        self._rows: Shelf[IndexedRows] = Shelf(RUNS)
-        self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(RUNS)
-        self._verdicts: Shelf[dict[str, VerdictSummary]] = Shelf(RUNS)
-        self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(RUNS)
-        self._sources: Shelf[Source | str] = Shelf(SOURCES)
+        self._rows: Shelf[IndexedRows] = Shelf(MAX_CACHED_RUNS)
+        self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(MAX_CACHED_RUNS)
+        self._verdicts: Shelf[dict[str, VerdictSummary]] = Shelf(MAX_CACHED_RUNS)
+        self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(MAX_CACHED_RUNS)
+        self._sources: Shelf[Source | str] = Shelf(MAX_CACHED_SOURCES)
 
     def look(self) -> Changes:
-        """See what changed on disk since the last look."""
+        """Look for changes on disk since the last look, and return them."""
         with self._looking:
             found, changes = find(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
@@ -111,7 +111,7 @@ class Catalogue:
             return changes
 
     def look_at(self, id: str) -> Changes:
-        """The same of one run, if it is known and there."""
+        """Look for changes of one run, if it is known and still there, and return them."""
         with self._looking:
             changes, before = Changes(), self._runs.get(id)
             if before is None or not is_run(before.folder):
@@ -124,9 +124,12 @@ class Catalogue:
             return changes
 
     def stirred(self) -> list[str]:
-        """Runs that are being recorded, and whose index is no longer what the last look saw: cheap enough to be asked often."""
+        """Return the ids of runs that are being recorded and whose index has changed since the last look.
+
+        Cheap enough to call often.
+        """
         now = time.time()
-        lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < LIVELY]
+        lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < RECORDING_SECONDS]
         return [run.id for run in lively if mark(now, run.folder / INDEX)[:1] != run.marks["index"][:1]]
 
     def _keep(self, runs: dict[str, CatalogueRun], trouble: tuple[str, ...]) -> None:
@@ -134,18 +137,18 @@ class Catalogue:
         self.version = _digest([(id, run.version) for id, run in runs.items()], trouble)
 
     def runs(self) -> list[CatalogueRun]:
-        """All of them, in order of their ids."""
+        """Return all runs, sorted by id."""
         return list(self._runs.values())
 
     def run(self, id: str) -> CatalogueRun:
-        """Raises Unknown where there is none of that id."""
+        """Return the run with that id. Raises UnknownName."""
         try:
             return self._runs[id]
         except KeyError:
             raise UnknownName(f"there is no recording {id!r}") from None
 
     def rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
-        """The index by round."""
+        """Return the rows of the index by round."""
 
         def read(before: IndexedRows | None) -> IndexedRows:
             try:
@@ -156,32 +159,32 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def sources(self, run: CatalogueRun) -> list[Source]:
-        """Attacks on the run, in order of their names; folders that hold none are told in `trouble_of`."""
+        """Return the attacks on the run, sorted by name. Folders that hold none are mentioned by `trouble_of`."""
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def source(self, run: CatalogueRun, name: str) -> Source:
-        """Raises Unknown where there is none of that name."""
+        """Return the attack of that name. Raises UnknownName."""
         found = self._source(run, name) if name in run.sources else None
         if not isinstance(found, Source):
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
         return found
 
     def scores(self, run: CatalogueRun) -> Scores:
-        """By source and case; none at all where the service was given no truth."""
+        """Return scores by attack and case; empty where the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def verdicts(self, run: CatalogueRun) -> dict[str, VerdictSummary]:
-        """By source; none at all where the service was given no truth."""
+        """Return verdicts by attack; empty where the service was given no truth."""
         if not run.told["truth"]:
             return {}
         return self._verdicts.get(run.id, run.marks["scores"], lambda before: read_verdicts(run.folder))
 
     def training(self, run: CatalogueRun) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl."""
+        """Return the rows of metrics.jsonl."""
         return self._read_training(run)[0]
 
     def trouble_of(self, run: CatalogueRun) -> list[str]:
-        """All that is wrong with a run: what its summary tells, and the rest of its files."""
+        """Return messages about everything that is wrong with a run's files."""
         found = [*run.told["trouble"], *self._read_training(run)[1]]
         if run.told["truth"]:
             found += self._read_scores(run)[1]
@@ -213,9 +216,9 @@ class Catalogue:
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
         marks = {name: mark(now, folder / file) for name, file in at.items()}
         sources = {
-            path.name: mark_of_work(now, path, path / "attack.json", alive=ALIVE)
+            path.name: mark_of_work(now, path, path / "attack.json", alive=CHECKPOINT_VALID_SECONDS)
             for path in subfolders(folder / "reconstructions")
-            if PLAIN.fullmatch(path.name)
+            if SAFE_NAME.fullmatch(path.name)
         }
         truth = bool(self.settings.truth_of(folder))
         if before and (before.marks, before.sources, before.told["truth"]) == (marks, sources, truth):

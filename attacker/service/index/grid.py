@@ -1,4 +1,4 @@
-"""Clients by rounds: what leaked of each observation. Pure: from rows, attacks and scores to what a page draws."""
+"""The grid of clients by rounds, coloured by the leak of each observation. Pure functions of rows, attacks and scores."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiti
 
 
 class CellVerdict(NamedTuple):
-    """What one attack made of one observation."""
+    """The result of one attack on one observation."""
 
     source: str
     cases: tuple[str, ...]
@@ -30,7 +30,7 @@ class CellVerdict(NamedTuple):
 
 
 def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores) -> Grid:
-    """A cell for each row of the index, under the worst of what `sources` made of it: the highest leak."""
+    """Return a cell for each row of the index, with the highest leak that any of `sources` reached there."""
     verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
     cells = [_cell(row, [found for some in verdicts if (found := some.get((row.round, row.client)))]) for row in _all(rows)]
     clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM, name))
@@ -38,7 +38,7 @@ def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scor
 
 
 def leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
-    """What an attack recovered, round by round. A case of several rounds counts in each of them."""
+    """Return what an attack recovered in each round. A case of several rounds counts in each of them."""
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
         if source.state(case.key) in ("done", "failed"):
@@ -87,7 +87,7 @@ def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[s
 
 
 def _confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """The attack's own, of what it answered; a case that failed explains nothing."""
+    """Return the mean confidence of an attack in its answers to these cases; cases that failed do not count."""
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 

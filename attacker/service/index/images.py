@@ -1,4 +1,4 @@
-"""Images and table rows of reconstructions, and of the originals beside them, from files that may hold anything."""
+"""Images and table rows of reconstructions and of their originals, read from files that are not trusted."""
 
 import io
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from fedsim.recording import DataSpec
 from fedsim.recording.safe_files import read_bytes
 
 MAX_BYTES = 64 * 2**20
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Table rows of one case that are shown."""
 
 
 class NoImage(ValueError):
-    """There is nothing to show, for the reason in words."""
+    """Raised where there is no image to show; the message says why."""
 
 
 class Halves(NamedTuple):
-    """PNG files."""
+    """Original and reconstruction as PNG files."""
 
     original: bytes
     reconstruction: bytes
 
 
 def reconstruction_png(run: Path, file: str, number: int, data: DataSpec) -> bytes:
-    """The reconstruction with that number as PNG, clamped to [0, 1]. Raises NoImage."""
+    """Return the reconstruction with that number as PNG, with values clamped to [0, 1]. Raises NoImage."""
     pair = _alone(run, file, number, data)
     if pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
@@ -41,7 +41,7 @@ def reconstruction_png(run: Path, file: str, number: int, data: DataSpec) -> byt
 
 
 def pair_png(run: Path, file: str, data: DataSpec) -> Halves:
-    """Original and reconstruction in the pair `file`, which scoring wrote. Raises NoImage."""
+    """Return original and reconstruction of the pair in `file`, which scoring wrote. Raises NoImage."""
     pair = _pair(run, file, data)
     if pair.original is None or pair.reconstruction is None:
         raise NoImage(pair.problem or "these data are table rows: their values are told, and there is no image")
@@ -49,9 +49,9 @@ def pair_png(run: Path, file: str, data: DataSpec) -> Halves:
 
 
 def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, ExamplePair]:
-    """The first table rows of a reconstruction, by number; those that cannot be read are left out."""
+    """Return the first table rows of a reconstruction by number; rows that cannot be read are left out."""
     found = {}
-    for number in range(min(whole.answer.examples, MOST_ROWS)):
+    for number in range(min(whole.answer.examples, MAX_ROWS)):
         try:
             found[number] = _alone(run, file, number, data)
         except NoImage:
@@ -60,9 +60,9 @@ def rows_alone(run: Path, file: str, whole: Whole, data: DataSpec) -> dict[int, 
 
 
 def rows_paired(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
-    """The first table rows beside their originals, by number; those that cannot be read are left out."""
+    """Return the first table rows beside their originals by number; rows that cannot be read are left out."""
     found = {}
-    for number, score in enumerate(scores[:MOST_ROWS]):
+    for number, score in enumerate(scores[:MAX_ROWS]):
         try:
             if score.pair is not None:
                 found[number] = _pair(run, score.pair, data)
@@ -84,7 +84,7 @@ def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
 
 
 def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
-    """Only of the size that scoring writes: a few bytes can claim to be a picture of any size."""
+    """Return the pair in `file`, if it has the size that scoring writes: a few bytes can declare an image of any size."""
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)
         if data.is_image:

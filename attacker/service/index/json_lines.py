@@ -1,4 +1,4 @@
-"""Rows of the two files of JSON lines that a run has: its training, and its scores."""
+"""Readers of the two JSON lines files of a run: metrics of the training, and scores."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
@@ -15,10 +15,10 @@ MAX_ROUND = 2**53
 
 
 class ShownScore(NamedTuple):
-    """One row of the scores, in what is shown of it: a true example, and what a case made of it.
+    """The fields of a row of scores that the page shows: a true example, and what the attack made of it.
 
-    state: of the case, when it was scored; shares are of finished ones. pair: its file below the run.
-    example: its index in its data set, which tells how many different ones there are.
+    state: of the case when it was scored; shares are of finished cases only. pair: image file, relative to the run.
+    example: index in the client's data set, which identifies the example in several rounds.
     """
 
     case: str
@@ -40,7 +40,7 @@ class ShownScore(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the attack on its case came to its end."""
+        """Whether the attack on the case ended."""
         return self.state in FINISHED
 
 
@@ -49,14 +49,14 @@ Scores = Mapping[str, Mapping[str, Sequence[ShownScore]]]
 
 
 def read_training(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of metrics.jsonl in order of rounds, and what is wrong with others."""
+    """Return the rows of metrics.jsonl by round, and messages about rows that cannot be used."""
     trouble: list[str] = []
     rows = [row for row in read_lines(run, "metrics.jsonl", trouble) if type(row.get("round")) is int]
     return sorted(rows, key=lambda row: int(row["round"])), trouble
 
 
 def read_scores(run: Path) -> tuple[Scores, list[str]]:
-    """The rows of scores.jsonl, and what is wrong with others."""
+    """Return the rows of scores.jsonl, and messages about rows that cannot be used."""
     trouble: list[str] = []
     found: dict[str, dict[str, list[ShownScore]]] = {}
     wrong = 0
@@ -76,7 +76,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
 
 
 def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
-    """Objects, line by line; a last line that is not whole yet is left out."""
+    """Yield the objects of a file, one a line. A last line without its end is left out: it is still being written."""
     if not (run / name).exists():
         return
     bad = 0

@@ -1,4 +1,4 @@
-"""Means as the report has them: of finished cases, and each distinct example counts once, however often it was attacked."""
+"""Means over the finished cases of an attack. As in the report, each distinct example counts once."""
 
 from collections.abc import Iterable, Sequence
 from math import log10
@@ -10,24 +10,24 @@ PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that there are; None where there are none."""
+    """Return the mean of the values that are not None; None where there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def success(scores: Sequence[ShownScore]) -> float | None:
-    """The share of distinct examples that were recovered; of one attacked several times, the mean."""
+    """Return the share of distinct examples that were recovered. One that was attacked several times counts with its mean."""
     return _by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
 def psnr(scores: Sequence[ShownScore]) -> float | None:
-    """The mean over distinct examples, in dB; none counts for more than `PSNR_OF_8_BITS`."""
+    """Return the mean PSNR of distinct examples in dB, each limited to `PSNR_OF_8_BITS`."""
     known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)
     return _by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 
 def count_finished(scores: Sequence[ShownScore]) -> int:
-    """How many examples the share is of: distinct ones of finished cases."""
+    """Return the number of distinct examples in finished cases, of which `success` is a share."""
     return len({row.example for row in scores if row.finished})
 
 

@@ -1,4 +1,4 @@
-"""Reads what is shown of a reconstruction's file, and no more of it: a page asks for thousands of them, one image at a time."""
+"""Readers of parts of a reconstruction file, for a page that asks for thousands of files and one image at a time."""
 
 from collections.abc import Mapping
 from io import FileIO
@@ -25,7 +25,10 @@ TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 
 
 class ReconstructionSummary(NamedTuple):
-    """One case's reconstruction in short. loss: the last one; confidence: the mean, each None where there is no number."""
+    """One case's reconstruction in numbers.
+
+    loss: at the end. confidence: the mean. Each is None where there is no finite number.
+    """
 
     examples: int
     route: str
@@ -37,7 +40,10 @@ class ReconstructionSummary(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The same at length, without its images. labels, confidence: (N,). rounds: of each example. losses: (iteration, value)."""
+    """A case's reconstruction without its images.
+
+    labels, confidence: (N,). rounds: the rounds of each example. losses: pairs of iteration and value.
+    """
 
     answer: ReconstructionSummary
     labels: tuple[int, ...]
@@ -51,14 +57,14 @@ class Whole(NamedTuple):
 
 
 def read_answer(run: Path, name: str) -> ReconstructionSummary:
-    """Of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
+    """Read the summary of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, facts = _header(file)
         return _answer(file, layout, facts)
 
 
 def read_whole(run: Path, name: str) -> Whole:
-    """Of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
+    """Read the file `name` below `run` without its images. Raises DamagedFile where it is no reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, facts = _header(file)
         answer = _answer(file, layout, facts)
@@ -84,7 +90,10 @@ def read_whole(run: Path, name: str) -> Whole:
 
 
 def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
-    """The reconstruction with that number, as the attack left it. Raises DamagedFile, and IndexError where there is none."""
+    """Read the reconstruction with that number, values as the attack returned them.
+
+    Raises DamagedFile, and IndexError where there is no such number.
+    """
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, _ = _header(file)
         kind, shape, start = layout["x"]
@@ -98,13 +107,13 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
 
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
-    """What the header of any tensor file says beside its tensors. Raises DamagedFile where it is none."""
+    """Read the metadata in the header of a tensor file. Raises DamagedFile where it is none."""
     with opened(run, name, limit=MAX_BYTES) as file:
         return _described(file)[0]
 
 
 def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int, float], ...]:
-    """At most `most` points (iteration from 1, loss) of a curve, its first and last among them; what is no number is left out."""
+    """Return at most `most` points (iteration, counted from 1, and loss) of a curve, its ends among them; NaN is left out."""
     if not len(losses):
         return ()
     chosen = np.unique(np.linspace(0, len(losses) - 1, min(most, len(losses))).round().astype(int))
@@ -127,7 +136,7 @@ def _answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> Rec
 
 
 def _confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
-    """The estimated probabilities, NaN where undecided: all of them in files from before there were any."""
+    """Read the estimated probabilities, (N,), NaN where undecided. Files of old versions hold none, and give NaN."""
     known = _values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 
@@ -214,7 +223,7 @@ def _finite(value: float) -> float | None:
 
 
 def failure_in(run: Path, name: str) -> str:
-    """Why a case failed, by the file `name` below `run`; in words also where that cannot be read."""
+    """Return why a case failed, from the file `name` below `run`, or a message that this file cannot be read."""
     from fedsim.recording.safe_files import read_bytes
 
     try:

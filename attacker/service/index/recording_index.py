@@ -1,4 +1,4 @@
-"""What the index of a recording says, read anew only where it changed."""
+"""Reader of a recording's index, which reads again only the rounds that changed."""
 
 import hashlib
 from collections import Counter
@@ -13,14 +13,14 @@ from fedsim.recording import index as wire_index
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.safe_files import read_bytes
 
-MOST_TOLD = 20
+MAX_MESSAGES = 20
 """Damaged rows that are told one by one."""
-LONGEST = 300
+MAX_MESSAGE = 300
 """Characters of one trouble."""
 
 
 class IndexRow(NamedTuple):
-    """One line of the index, in what is shown of it."""
+    """The fields of a row of the index that the page shows."""
 
     round: int
     client: str
@@ -41,10 +41,11 @@ RoundMarks = Mapping[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The index in numbers.
+    """Numbers of an index.
 
-    rounds:   see `RoundMarks`. complete: how many observations of each hold an update. clients: all, in order; a sum is none.
-    damage:   by round, rows that make no sense; under 0, what is wrong with the whole.
+    rounds:   see `RoundMarks`. complete: by round, the observations that hold an update. clients: all, sorted; a sum of secure
+              aggregation is no client.
+    damage:   by round, messages about rows that cannot be read; under 0, messages about the whole index.
     """
 
     rounds: RoundMarks = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Index:
 
     @property
     def attempts(self) -> dict[int, int]:
-        """By round, how often the federation had been started when it was recorded: a resumed one may record a round anew."""
+        """By round, how often the federation had been started when it was recorded, as a resume may record a round again."""
         return {number: marks[2] for number, marks in self.rounds.items()}
 
     @property
@@ -68,25 +69,28 @@ class Index:
     @property
     def trouble(self) -> tuple[str, ...]:
         told = [words for _, some in sorted(self.damage.items()) for words in some]
-        more = len(told) - MOST_TOLD
-        return (*told[:MOST_TOLD], *([f"and {more} more of the kind"] if more > 0 else []))
+        more = len(told) - MAX_MESSAGES
+        return (*told[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Of the run in `folder`. Raises ValueError, naming the file, where it is none."""
+    """Return the manifest of the run in `folder`. Raises ValueError, naming the file."""
     return Manifest.read(folder / "recording" / "manifest.json")
 
 
 def identity_of(folder: Path) -> str:
-    """Tells the recording of the run in `folder` from others that were, or will be, in its place: a digest of its manifest.
+    """Return a digest of the manifest, which identifies the recording in `folder` if another one takes its place later.
 
-    A run that is resumed keeps it. Raises ValueError, naming the file, where that cannot be read.
+    A resumed run keeps its manifest. Raises ValueError, naming the file, where it cannot be read.
     """
     return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
 
 
 def read_index(folder: Path, before: Index | None = None) -> Index:
-    """The index of the run in `folder`; only rows of rounds that changed since `before` are looked at. Damage is told."""
+    """Read the index of the run in `folder`; of rows, only those of rounds that changed since `before`.
+
+    Damage is reported, not raised.
+    """
     before = before or Index()
     try:
         recording = Recording(folder / "recording")
@@ -102,7 +106,7 @@ def read_index(folder: Path, before: Index | None = None) -> Index:
 
 
 def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
-    """All rows by round, those of rounds that did not change since `before` as they were; `rounds` as `read_index` gives them."""
+    """Return all rows by round, and read again only those of rounds that changed since `before`. rounds: of `read_index`."""
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
     kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
@@ -115,7 +119,7 @@ def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = N
 
 
 class IndexedRows(NamedTuple):
-    """The rows of an index by round, and what tells these rounds from earlier ones."""
+    """The rows of an index by round, and the marks that tell whether a round has changed."""
 
     rounds: RoundMarks
     by_round: Mapping[int, tuple[IndexRow, ...]]
@@ -131,7 +135,7 @@ def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
 def _rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
 ) -> list[IndexRow]:
-    """The rows of `rounds`, of all where that is None; adds to `damage` what is wrong with others."""
+    """Return the rows of `rounds`, or of all for None; messages about those that cannot be read are added to `damage`."""
     if rounds is not None and not rounds:
         return []
     told: Counter[int] = Counter()
@@ -139,7 +143,7 @@ def _rows(
     def note(error: DamagedFile) -> None:
         number = _round_in(error.reason)
         told[number] += 1
-        if told[number] <= MOST_TOLD:
+        if told[number] <= MAX_MESSAGES:
             damage.setdefault(number, []).append(words_of(error, folder))
 
     try:
@@ -148,18 +152,18 @@ def _rows(
         damage.setdefault(0, []).append(words_of(error, folder))
         return []
     return [
-        IndexRow(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:LONGEST])
+        IndexRow(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:MAX_MESSAGE])
         for row in rows
     ]
 
 
 def _round_in(reason: str) -> int:
-    """The round that the reason of a damaged row begins with; 0 where that is none."""
+    """Return the round that a message about a damaged row begins with, or 0."""
     number = reason.removeprefix("row ").partition(",")[0]
     return int(number) if number.isdecimal() and len(number) < 16 else 0
 
 
 def words_of(error: Exception, folder: Path) -> str:
-    """An error in a line, without the path of the run, which is the machine's own affair."""
+    """Return the message of an error without the path of the run, which would tell users of the page about this machine."""
     words = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."

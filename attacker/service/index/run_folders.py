@@ -1,4 +1,4 @@
-"""Finds the runs below a root, and tells by their files' marks whether anything changed. Reads nothing, and follows no link."""
+"""Search for runs below a folder, and marks that tell whether their files changed. Opens no file, and follows no link."""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from pathlib import Path
 from attacker.service.jobs.run_names import DEPTH, id_of
 from fedsim.recording.safe_files import shorten
 
-MOST_FOLDERS = 10_000
+MAX_FOLDERS = 10_000
 """Folders that are looked into: what lies below the root may be anything."""
-FRESH = 2.0
+CLOCK_RESOLUTION_SECONDS = 2.0
 """Seconds after a change in which a second one may leave the same mark: clocks of file systems are coarse."""
-AHEAD = 5.0
+CLOCK_SKEW_SECONDS = 5.0
 """Seconds that the clock of a file server may be ahead."""
 
 Mark = tuple[object, ...]
@@ -21,19 +21,19 @@ Mark = tuple[object, ...]
 
 @dataclass
 class FoundRuns:
-    """runs: folders by id, in order. trouble: in words, what cannot be served."""
+    """runs: folders by id, sorted. trouble: messages about what cannot be served."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
 
 
 def find(root: Path) -> FoundRuns:
-    """All runs below `root`: folders with `recording/manifest.json`, at most `DEPTH` folders down."""
+    """Return all runs below `root`: folders with `recording/manifest.json`, at most `DEPTH` folders deep."""
     found, looked = FoundRuns(), 0
     for folder in _folders(root, DEPTH):
         looked += 1
-        if looked > MOST_FOLDERS:
-            found.trouble.append(f"there are more than {MOST_FOLDERS} folders below the root: the rest is not looked at")
+        if looked > MAX_FOLDERS:
+            found.trouble.append(f"there are more than {MAX_FOLDERS} folders below the root: the rest is not looked at")
             break
         if not is_run(folder):
             continue
@@ -46,13 +46,13 @@ def find(root: Path) -> FoundRuns:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether there is a recording in `folder`, and no link on the way."""
+    """Return whether `folder` holds a recording, without a link in its path."""
     recording = folder / "recording"
     return os.path.lexists(recording / "manifest.json") and not recording.is_symlink()
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders below `folder`, outer before inner; a run is not looked into, nor what is hidden."""
+    """Yield the folders below `folder`, parents first. Runs and hidden folders are not searched."""
     try:
         with os.scandir(folder) as entries:
             inner = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
@@ -66,7 +66,10 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def mark(now: float, *paths: Path) -> Mark:
-    """Of files and folders, which may be absent. now: the time of asking, in seconds."""
+    """Return what tells whether any of these files or folders, which may be missing, has changed.
+
+    now: the present time, in seconds.
+    """
     marks: list[object] = []
     for path in paths:
         try:
@@ -75,13 +78,13 @@ def mark(now: float, *paths: Path) -> Mark:
             marks.append(None)
             continue
         marks.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        if -AHEAD < now - status.st_mtime < FRESH:
+        if -CLOCK_SKEW_SECONDS < now - status.st_mtime < CLOCK_RESOLUTION_SECONDS:
             marks.append(now)
     return tuple(marks)
 
 
 def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
-    """As `mark`; changes also when nothing was written into `folder` for `alive` seconds."""
+    """Return a mark as `mark` does, which also changes when nothing was written into `folder` for `alive` seconds."""
     try:
         still = now - os.lstat(folder).st_mtime < alive
     except OSError:
@@ -90,7 +93,7 @@ def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in `folder`, in order; none where it is none itself, or a link."""
+    """Return the folders in `folder`, sorted; none where it is missing, no folder, or a link."""
     if folder.is_symlink():
         return []
     try:

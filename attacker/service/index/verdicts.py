@@ -1,4 +1,4 @@
-"""What each attack of a run comes to against its null, from the rows of its scores."""
+"""Verdicts on the attacks of a run against their nulls, from the rows of scores."""
 
 from itertools import islice
 from pathlib import Path
@@ -7,27 +7,27 @@ from typing import NamedTuple
 from attacker.scoring import ScoreRow, Summary, summarise
 from attacker.service.index.json_lines import read_lines
 
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 """Rows of a run that are judged while a page waits, which takes seconds; `attacker score` judges any number."""
-NEEDLESS = frozenset({"environment", "notes", "pair", "lpips_reason", "rounds", "rounds_claimed"})
+UNUSED_FIELDS = frozenset({"environment", "notes", "pair", "lpips_reason", "rounds", "rounds_claimed"})
 """Fields that no verdict is of."""
-LONGEST = 2000
+MAX_VERDICT = 2000
 
 
 class VerdictSummary(NamedTuple):
-    """outcome: in a few words. words: the whole verdict."""
+    """outcome: the verdict in a few words. words: the verdict in full sentences."""
 
     outcome: str
     words: str
 
 
 def read_verdicts(run: Path) -> dict[str, VerdictSummary]:
-    """The verdict on each attack, by its source; none at all where the rows are too many, or are no scores."""
+    """Return the verdict on each attack; empty where there are too many rows, or the file holds no scores."""
     rows: list[ScoreRow] = []
     try:
-        for row in islice(read_lines(run, "scores.jsonl", []), MOST_ROWS + 1):
-            rows.append(ScoreRow.from_dict({key: value for key, value in row.items() if key not in NEEDLESS}))
-        if len(rows) > MOST_ROWS:
+        for row in islice(read_lines(run, "scores.jsonl", []), MAX_ROWS + 1):
+            rows.append(ScoreRow.from_dict({key: value for key, value in row.items() if key not in UNUSED_FIELDS}))
+        if len(rows) > MAX_ROWS:
             return {}
         return {summary.source: _judged(summary) for summary in summarise(rows)}
     except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
@@ -39,4 +39,4 @@ def _judged(summary: Summary) -> VerdictSummary:
         return VerdictSummary("nothing finished yet", "nothing finished yet")
     if summary.verdict is None:
         return VerdictSummary("no verdict", "no verdict")
-    return VerdictSummary(summary.verdict.outcome, summary.verdict.words[:LONGEST])
+    return VerdictSummary(summary.verdict.outcome, summary.verdict.words[:MAX_VERDICT])

@@ -1,4 +1,4 @@
-"""What is told of recordings, their attacks and cases, put together from what was read. Pure."""
+"""Answers of the API about recordings, attacks and cases, put together from what was read. Pure functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from fedsim.recording import Manifest
 
 
 def moment(seconds: float | None) -> str | None:
-    """A time of a recording as ISO 8601, UTC; None where it is none that a calendar has."""
+    """Return a time of a recording as ISO 8601 in UTC, or None where no calendar has it."""
     if seconds is None or not isfinite(seconds):
         return None
     try:
@@ -38,7 +38,7 @@ def moment(seconds: float | None) -> str | None:
 
 
 def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, trouble: Sequence[str]) -> RecordingTold:
-    """The summary of one run."""
+    """Return the summary of one run."""
     m = manifest
     return RecordingTold(
         id=id,
@@ -64,7 +64,7 @@ def recording(id: str, manifest: Manifest | None, index: Index, *, truth: bool, 
 
 
 def observation(row: IndexRow) -> ObservationTold:
-    """One row of the index."""
+    """Return one row of the index."""
     return ObservationTold(
         round=row.round,
         client=row.client,
@@ -79,7 +79,7 @@ def observation(row: IndexRow) -> ObservationTold:
 def attack(
     source: Source, scores: Mapping[str, Sequence[ShownScore]], verdict: VerdictSummary | None = None
 ) -> AttackOnRecording:
-    """One attack's folder in numbers, with the verdict on it."""
+    """Return the results of one attack in numbers, with its verdict."""
     rows = [row for key, some in scores.items() if key in source.cases for row in some]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.state, source.cases))
@@ -107,7 +107,7 @@ def attack(
 
 
 def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> CaseTold:
-    """One case in short."""
+    """Return the summary of one case."""
     answer = source.answers.get(facts.key)
     return CaseTold(
         attack=source.name,
@@ -128,14 +128,14 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> Case
 
 
 def _why_unfinished(state: ShownState) -> str | None:
-    """What is missing of a case that did not come to its end; None of others."""
+    """Return why a case has not ended; None for cases that have."""
     return "its search was cut off: the best so far; replay the attack to go on" if state == "interrupted" else None
 
 
 def whole_case(
     source: Source, facts: CaseFacts, whole: Whole | None, scores: Sequence[ShownScore], examples: list[ExampleTold]
 ) -> CaseWhole:
-    """One case at length; without `whole` where there is no answer."""
+    """Return all of one case. whole: None where there is no answer."""
     short = case(source, facts, scores)
     return CaseWhole(
         attack=short["attack"],
@@ -160,7 +160,7 @@ def whole_case(
 
 
 class PictureLinks(NamedTuple):
-    """Of a case's pictures. address: of the case. version: of its state, so that each state has addresses of its own."""
+    """Addresses of a case's images. address: of the case. version: of its state, so that changed images get new addresses."""
 
     address: str
     version: str
@@ -170,7 +170,7 @@ class PictureLinks(NamedTuple):
 
 
 def found(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> Iterator[ExampleTold]:
-    """The examples of a case that nothing was compared with."""
+    """Yield the reconstructions of a case that was not scored."""
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
         yield ExampleTold(
@@ -195,7 +195,7 @@ def found(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *
 def scored(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> Iterator[ExampleTold]:
-    """The examples of a case beside what was made of them: one for each true one."""
+    """Yield the true examples of a case, each with the reconstruction that scoring assigned to it."""
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
         yield ExampleTold(
@@ -218,7 +218,7 @@ def scored(
 
 
 def values(pair: ExamplePair) -> list[ValueTold]:
-    """The variables of a table row."""
+    """Return the variables of a table row."""
     return [
         ValueTold(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
         for cell in pair.cells

@@ -1,4 +1,4 @@
-"""What a job is: what was asked for, and what is told of it. Plain data, checked where it comes in."""
+"""Jobs as plain data: what was requested, progress and results. Checked where requests and workers' messages come in."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,12 +17,12 @@ ROUNDS = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
 
 
 class JobSpec(BaseModel):
-    """An attack on a recording, as it is asked for.
+    """Request of an attack on a recording.
 
-    recording: its id below the root. attack, arguments: see `AttackSpec`; only attacks that have a name, and only arguments that
+    recording: its id below the root. attack, arguments: see `AttackSpec`; only registered attacks, and only arguments that
                cannot name a file, a module or an address (`attacker.attacks.arguments`).
-    rounds:    as `attacker replay --rounds`. clients: only these; empty for all. null: whether the null runs beside it.
-    priority:  of several that wait, the one with the highest goes first; of equal ones, the oldest.
+    rounds:    as `attacker replay --rounds`. clients: names; empty for all. null: whether the null runs as well.
+    priority:  of the waiting jobs the one with the highest runs first; of equal ones, the oldest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,7 @@ class JobSpec(BaseModel):
 
     @classmethod
     def kept(cls, fields: dict[str, Any]) -> "JobSpec":
-        """One that was checked when it came in; meanwhile its attack may have been uninstalled."""
+        """Return a spec that was checked when it was submitted, without the check: its attack may have been uninstalled since."""
         return cls.model_construct(**{**fields, "clients": tuple(fields["clients"])})
 
     @field_validator("attack")
@@ -84,23 +84,23 @@ class JobSpec(BaseModel):
 
 
 class FrozenModel(BaseModel):
-    """Of what a worker says: nothing else may be in it."""
+    """Base of messages from workers: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class JobProgress(FrozenModel):
-    """share: of the work, in [0, 1]. words: a few."""
+    """share: part of the work that is done, in [0, 1]. words: what is being done."""
 
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     words: Annotated[str, Field(max_length=500)] = ""
 
 
 class Attacked(FrozenModel):
-    """What one replay came to.
+    """Results of one replay.
 
-    source: the name of its folder below `reconstructions/`. null: whether it was the null.
-    done, skipped: cases answered now, and before. failed: reasons by case. routes: cases by the way in which they were answered.
+    source: name of its folder below `reconstructions/`. null: whether it was the null.
+    done, skipped: numbers of cases answered by this job, and before it. failed: reasons by case. routes: cases by route.
     """
 
     source: Annotated[str, Field(pattern=rf"^{PART}$")]
@@ -113,7 +113,10 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """attacks: the attack, and its null where that was asked for. scored: with truth; score_note: why not, or what else."""
+    """attacks: the attack and, where it was requested, its null.
+
+    scored: whether truth was there; score_note: why not, or remarks.
+    """
 
     attacks: tuple[Attacked, ...] = ()
     scored: bool = False
@@ -121,11 +124,11 @@ class Result(FrozenModel):
 
 
 class Job(BaseModel):
-    """What is told of a job.
+    """A job as the API shows it.
 
-    attempts: how often a worker has begun it; crashes: how often one died of it. origin: `request`, or `rule NAME`.
+    attempts: number of workers that began it; crashes: number of those that died. origin: `request`, or `rule NAME`.
     version: grows with each change of any job. created, started, ended: UTC, ISO 8601.
-    error: what went wrong, first in a line, then with a traceback where there is one.
+    error: a line that says what went wrong, then a traceback where there is one.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,4 @@
-"""The durable queue of jobs: each runs at least once and is published exactly once, whoever dies at whatever instant."""
+"""The durable queue of jobs. Whichever process dies, each job runs at least once, and its result is published exactly once."""
 
 import builtins
 import json
@@ -16,23 +16,23 @@ __all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
 
 
 class Full(RuntimeError):
-    """As many jobs wait as may."""
+    """Raised where the largest number of waiting jobs is reached."""
 
 
 class NotNow(ValueError):
-    """A job is not in a state in which that can be done to it."""
+    """Raised where a job is not in a state that allows the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """max_queued: jobs that may wait at once. crashes: workers that may die of a job before it is set aside."""
+    """max_queued: largest number of waiting jobs. crashes: workers that may die during a job before it is set aside."""
 
     max_queued: int = 1000
     crashes: int = 3
 
 
 class Queue:
-    """Jobs in one SQLite file. Safe from several threads and processes; every change is on disk when its method returns."""
+    """Jobs in one SQLite file. Safe with several threads and processes; every change is on disk when its method returns."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -48,7 +48,7 @@ class Queue:
     # asking
 
     def get(self, id: str) -> Job:
-        """Raises Unknown where there is no such job."""
+        """Return the job with that id. Raises UnknownJob."""
         found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
         if not found:
             raise UnknownJob(f"there is no job {id!r}")
@@ -57,7 +57,10 @@ class Queue:
     def list(
         self, state: JobState | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
     ) -> builtins.list[Job]:
-        """The newest first. after: id of the last job that is known already. Raises Unknown where that is none."""
+        """Return jobs, the newest first.
+
+        after: id of the last job of the previous page. Raises UnknownJob where it does not exist.
+        """
         parts, values = [], list[str | int]()
         for column, value in (("state", state), ("recording", recording)):
             if value is not None:
@@ -77,32 +80,32 @@ class Queue:
         return int(found[0][0])
 
     def counts(self) -> dict[str, int]:
-        """Jobs in each state."""
+        """Return the number of jobs in each state."""
         found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
         return {state: found.get(state, 0) for state in STATES}
 
     def version(self) -> int:
-        """A number that grows with every change."""
+        """Return a number that grows with every change."""
         return int(self.store.read("SELECT version FROM changes")[0][0])
 
     def changes(self, after: int) -> tuple[int, builtins.list[Job]]:
-        """The version up to which one is told, and the jobs that changed since `after`, in the order of their last change."""
+        """Return the present version, and the jobs that changed after version `after`, in the order of their last change."""
         rows = self.store.read("SELECT * FROM jobs WHERE version > ? ORDER BY version", after)
         return (rows[-1]["version"] if rows else after), [job_of(row) for row in rows]
 
     def publications(self) -> dict[str, int]:
-        """The attempt whose result was published, by job."""
+        """Return by job the attempt whose result was published."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
     # what users do
 
     def submit(self, spec: JobSpec, origin: str = "request") -> Job:
-        """Raises Full where too many jobs wait."""
+        """Add a job. Raises Full where too many jobs wait."""
         with self.store.writing() as db:
             return self.added(db, spec, origin)
 
     def added(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
-        """The same within a transaction of the store."""
+        """Add a job within a transaction of the store. Raises Full where too many jobs wait."""
         self._check_room(db)
         id = secrets.token_hex(8)
         told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, now(), changed(db))
@@ -119,9 +122,9 @@ class Queue:
             raise Full(f"{waiting} jobs wait, and no more than {self.limits.max_queued} may: try again later")
 
     def cancel(self, id: str) -> Job:
-        """One that waits ends at once, one that runs as soon as its worker has written the best so far.
+        """Cancel a job. A waiting one ends at once, a running one when its worker has saved the best reconstructions so far.
 
-        Raises Unknown, and NotNow where it has ended.
+        Raises UnknownJob, and NotNow where the job has ended.
         """
         with self.store.writing() as db:
             job = one(db, id)
@@ -173,7 +176,7 @@ class Queue:
             return len(rows)
 
     def claim(self, owner: str) -> Claim | None:
-        """The next job, which runs from now on; None where none waits."""
+        """Return the next waiting job as a claim, and mark it as running; None where no job waits."""
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):  # asked often: writes nothing
             return None
         with self.store.writing() as db:
@@ -188,7 +191,7 @@ class Queue:
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.kept(json.loads(row["spec"])))
 
     def progress(self, claim: Claim, told: JobProgress) -> None:
-        """Raises Fenced where the claim is no longer."""
+        """Save the progress of a job. Raises Fenced where the claim is no longer valid."""
         with self.store.writing() as db:
             check(db, claim)
             db.execute(
@@ -197,31 +200,34 @@ class Queue:
             )
 
     def asked_to_end(self, claims: Iterable[Claim]) -> set[str]:
-        """Ids of those that somebody cancelled."""
+        """Return the ids of the jobs that were cancelled, of those that are claimed."""
         ids = json.dumps([claim.id for claim in claims])
         query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self.store.read(query, ids)}
 
     def publish(self, claim: Claim, result: Result, *, cpu: float = 0.0) -> None:
-        """It is done. cpu: seconds that it took. Raises Fenced where the claim is no longer."""
+        """Save the result of a job that is done.
+
+        cpu: CPU seconds that it took. Raises Fenced where the claim is no longer valid.
+        """
         with self.store.writing() as db:
             end(db, claim, "done", result=result, cpu=cpu, share=1.0)
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, now()))
 
     def failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """It came to no good end, and would not another time. Raises Fenced where the claim is no longer."""
+        """End a job with an error that a second attempt would not avoid. Raises Fenced where the claim is no longer valid."""
         with self.store.writing() as db:
             end(db, claim, "failed", error=error, result=result, cpu=cpu)
 
     def cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """It ended because that was asked for. Raises Fenced where the claim is no longer."""
+        """End a job that was cancelled. Raises Fenced where the claim is no longer valid."""
         with self.store.writing() as db:
             end(db, claim, "cancelled", result=result, cpu=cpu)
 
     def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
-        """Its worker died of it: it waits again, or is set aside with these last words. The state that it is in now.
+        """Put a job whose worker died back into the queue or, after too many such deaths, set it aside with this message.
 
-        Raises Fenced where the claim is no longer.
+        Returns the job's new state. Raises Fenced where the claim is no longer valid.
         """
         with self.store.writing() as db:
             row = check(db, claim)
@@ -237,7 +243,10 @@ class Queue:
             return one(db, claim.id).state
 
     def released(self, claim: Claim, *, cpu: float = 0.0) -> None:
-        """Who has it stops working, which is no crash of the job. Raises Fenced where the claim is no longer."""
+        """Put a job back into the queue because its service stops, which counts as no crash.
+
+        Raises Fenced where the claim is invalid.
+        """
         with self.store.writing() as db:
             row = check(db, claim)
             wait_again(db, claim.id, cancelled=bool(row["asked_to_end"]), cpu=cpu)

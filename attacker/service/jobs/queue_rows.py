@@ -1,4 +1,4 @@
-"""Rows of the queue's table: what each is told as, and the changes that are made to one, inside a transaction."""
+"""Rows of the queue's table: conversion to jobs, and changes to a row inside a transaction."""
 
 import json
 import sqlite3
@@ -12,19 +12,19 @@ MAX_ERROR = 20_000
 
 
 class UnknownJob(KeyError):
-    """There is no such job."""
+    """Raised for the id of a job that does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Fenced(RuntimeError):
-    """Who speaks of a job has it no longer: it was given to another attempt, or has ended."""
+    """Raised where a claim is no longer valid: the job was given to another attempt, or has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The right to work on a job, and to say what becomes of it, until another attempt has it."""
+    """The right to work on a job and to end it, valid until another attempt claims the job."""
 
     id: str
     attempt: int
@@ -33,7 +33,7 @@ class Claim:
 
 
 def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
-    """The row of a claim that holds. Raises Fenced where it does not."""
+    """Return the row of a claimed job. Raises Fenced where the claim is no longer valid."""
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
@@ -51,7 +51,7 @@ def end(
     result: Result | None = None,
     share: float | None = None,
 ) -> None:
-    """Raises Fenced where the claim is no longer."""
+    """Write the end of a claimed job. Raises Fenced where the claim is no longer valid."""
     check(db, claim)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, error = ?, result = ?, share = coalesce(?, share), cpu = cpu + ?, "
@@ -70,7 +70,7 @@ def end(
 
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
-    """Back into the queue, unless somebody wants it cancelled."""
+    """Put a job back into the queue, or end it where it was cancelled."""
     state, ended = ("cancelled", now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",
@@ -79,13 +79,13 @@ def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu:
 
 
 def changed(db: sqlite3.Connection) -> int:
-    """The number of one more change."""
+    """Return the number of a new change."""
     (version,) = db.execute("UPDATE changes SET version = version + 1 RETURNING version").fetchone()
     return int(version)
 
 
 def one(db: sqlite3.Connection, id: str) -> Job:
-    """Raises Unknown where there is no such job."""
+    """Return the job with that id. Raises UnknownJob."""
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (id,)).fetchone()
     if row is None:
         raise UnknownJob(f"there is no job {id!r}")
@@ -115,5 +115,5 @@ def _shortened(error: str) -> str:
 
 
 def now() -> str:
-    """This instant, as jobs have it; such texts compare as the instants do."""
+    """Return the present time as text. Such texts sort in the order of time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

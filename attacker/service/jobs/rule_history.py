@@ -1,4 +1,4 @@
-"""What rules have done so far: which rounds they took, and what that has cost."""
+"""The history of rules: the rounds that each has submitted jobs for, and the CPU time that these took."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,21 +13,21 @@ WHICH = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?
 
 
 class Recorded(NamedTuple):
-    """One recording. identity: tells it from others that have the same id, before or after it."""
+    """One recording. identity: tells it from other recordings that have had the same id."""
 
     id: str
     identity: str
 
 
 class Taken(NamedTuple):
-    """A round as it was recorded. attempt: how often the federation had been started by then."""
+    """A recorded round. attempt: number of times that the federation had been started by then; see `Index.attempts`."""
 
     round: int
     attempt: int
 
 
 class Ledger:
-    """Of the rules of one queue, in its file."""
+    """The history of the rules of one queue, in the queue's file."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._store = queue, queue.store
@@ -48,9 +48,9 @@ class Ledger:
             )
 
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
-        """Submit one job for rounds of a recording, in the name of a rule, unless each of them was taken before.
+        """Submit one job of a rule for rounds of a recording, unless the rule has taken each of them before.
 
-        spec: None notes that the rule leaves these rounds out. Returns None where nothing was submitted. Raises Full as `submit`.
+        spec: None marks the rounds as left out. Returns None where nothing was submitted. Raises Full as `Queue.submit` does.
         """
         with self._store.writing() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
@@ -66,12 +66,12 @@ class Ledger:
             return job
 
     def taken(self, rule: str, recording: Recorded) -> set[Taken]:
-        """Rounds that a rule has submitted a job for, or left out."""
+        """Return the rounds that a rule has submitted a job for, or left out."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 
     def waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
-        """Rounds whose jobs wait, from the oldest, and the jobs."""
+        """Return rounds whose jobs wait, the oldest first, with the ids of the jobs."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
             "WHERE rule = ? AND taken.recording = ? AND identity = ? AND state = 'queued' ORDER BY round, attempt"
@@ -79,22 +79,22 @@ class Ledger:
         return [(row[0], row[1]) for row in self._store.read(query, rule, *recording)]
 
     def unfinished(self, rule: str, recording: Recorded) -> int:
-        """Jobs of a rule that wait or run, of one recording."""
+        """Return the number of jobs of a rule on a recording that wait or run."""
         query = f"SELECT count(*) FROM jobs WHERE id IN ({WHICH}) AND state IN ('queued', 'running')"
         return int(self._store.read(query, rule, *recording)[0][0])
 
     def submitted_since(self, rule: str, instant: str) -> int:
-        """Jobs of a rule since an instant, in ISO 8601 as jobs have it."""
+        """Return the number of jobs of a rule since a time, ISO 8601 in UTC."""
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
     def cpu_seconds(self, rule: str, recording: Recorded) -> float:
-        """What the jobs of a rule have taken on one recording so far."""
+        """Return the CPU seconds that the jobs of a rule have taken on one recording."""
         query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({WHICH})"
         return float(self._store.read(query, rule, *recording)[0][0])
 
 
 def _instant(created: str) -> str:
-    """As jobs have it; empty, which is before all of them, where it is none."""
+    """Return a time in the format of jobs; "", which sorts before all times, where it is invalid."""
     try:
         at = datetime.fromisoformat(created)
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Which recording an id means: a folder below the root, and nowhere else."""
+"""Ids of recordings, each of which names a folder below the root and cannot name any other."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,10 @@ PATTERN = rf"^{PART}(~{PART}){{0,{DEPTH - 1}}}$"
 
 
 def folder_of(root: Path, recording: str) -> Path:
-    """The run that an id names. Raises ValueError where that is no folder, or is reached through a symbolic link."""
+    """Return the folder of a recording by its id.
+
+    Raises ValueError where it is no folder, or its path contains a symbolic link.
+    """
     if re.fullmatch(PATTERN[1:-1], recording) is None:
         raise ValueError(f"{recording!r} is no recording's id: names of folders below the root, with ~ between them")
     folder = root
@@ -25,6 +28,6 @@ def folder_of(root: Path, recording: str) -> Path:
 
 
 def id_of(root: Path, folder: Path) -> str | None:
-    """The id of a run below `root`; None where it can have none: too deep, or a name that no id holds."""
+    """Return the id of a run below `root`; None where it lies too deep, or its name holds characters that ids do not."""
     name = "~".join(folder.relative_to(root).parts)
     return name if re.fullmatch(PATTERN[1:-1], name) else None

@@ -1,4 +1,4 @@
-"""The SQLite file behind the queue: its tables, and transactions that survive the death of any process at any instant."""
+"""The SQLite file of the queue: tables, and transactions that stay intact when a process dies."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 2
-PATIENCE = 30.0
+LOCK_SECONDS = 30.0
 """Seconds that one process waits for another one's transaction."""
 SCHEMA = """
 CREATE TABLE jobs (
@@ -64,9 +64,9 @@ DROP TABLE taken_before;
 
 
 class Store:
-    """One file, for all threads of this process and for other processes.
+    """One file, shared by all threads of this process and by other processes.
 
-    Writing waits for its turn, and is on disk when it returns; reading waits for nobody.
+    A write waits for others to finish, and is on disk when it returns. Reads never wait.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Store:
             db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}")
@@ -93,7 +93,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or, where the block raises, nothing."""
+        """Open a transaction; where the block raises, none of it is written."""
         with self._turn:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -111,7 +111,7 @@ class Store:
         self._told += (told,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        """All rows of a query, as they were at one instant."""
+        """Return all rows of a query, from one consistent state of the file."""
         with self._look:
             return self._reader.execute(query, values).fetchall()
 

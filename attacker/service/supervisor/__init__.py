@@ -1,1 +1,1 @@
-"""Supervisor of the service: starts worker processes, hands them jobs, and restarts what died."""
+"""Supervisor of the service's worker processes: starts them, gives them jobs, and replaces those that died."""

@@ -1,4 +1,4 @@
-"""Workers that have no job now: those kept for their recording's next one, and one on stand-by that is ready for any."""
+"""Worker processes without a job: those that wait for the next job on their recording, and one on stand-by for any recording."""
 
 import logging
 import time
@@ -9,20 +9,19 @@ from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
 
 log = logging.getLogger(__name__)
 
-IDLE = 120.0
+IDLE_SECONDS = 120.0
 """Seconds after which a worker without a job is ended."""
 MAX_TASKS = 200
 """Jobs after which a worker is replaced: whatever it holds on to is given back."""
-QUIET = 2.0
+STAND_BY_DELAY_SECONDS = 2.0
 """Seconds without any job after which a worker is put on stand-by: its start takes some seconds of a core from whoever works."""
-AGAIN = 60.0
+STAND_BY_RETRY_SECONDS = 60.0
 """Seconds until another one is, where the last one could not be started, or died before it had a job."""
 
 
 class IdleWorkers:
-    """size: jobs that may run at once; as many workers at most are kept beside those at work, and one on stand-by.
-
-    heard: gets what workers say.
+    """size:  number of jobs that may run at once; at most as many idle workers are kept, and one on stand-by.
+    heard: queue for the messages of workers.
     """
 
     def __init__(self, settings: ServiceSettings, size: int, heard: Heard) -> None:
@@ -33,10 +32,11 @@ class IdleWorkers:
         self._gpus = shared_gpus(settings)
 
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
-        """A worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
+        """Return a worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
 
-        One that has done jobs of another recording makes room for it. busy: those at work. Raises OSError, and others, where no
-        more can be started.
+        An idle worker of another recording is ended to make room. busy: workers that have a job. Raises OSError and others where
+        no
+        process can be started.
         """
         for worker in self._idle:
             if worker.recording == recording and worker.is_alive:
@@ -53,7 +53,7 @@ class IdleWorkers:
         return ready
 
     def keep(self, worker: JobWorker) -> None:
-        """It has done its job; it is ended where it has done many."""
+        """Keep a worker that has done its job, or end it where it has done many."""
         if worker.is_alive and worker.tasks < MAX_TASKS:
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -66,23 +66,27 @@ class IdleWorkers:
             self._idle.remove(worker)
         if worker is self._ready:
             log.warning("the worker on stand-by died: %s", worker.last_words().splitlines()[0])
-            self._ready, self._not_before = None, time.monotonic() + AGAIN
+            self._ready, self._not_before = None, time.monotonic() + STAND_BY_RETRY_SECONDS
         worker.end()
 
     def tend(self, busy: Collection[JobWorker]) -> None:
         """End workers that have waited long, and see to it that one is on stand-by; to be called again and again."""
         now = time.monotonic()
-        for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE]:
+        for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
             self.fire(worker)
         if busy:
             self._busy_at = now
-        if self._ready is None and self.settings.stand_by and now >= max(self._busy_at + QUIET, self._not_before):
-            self._not_before = now + AGAIN
+        if (
+            self._ready is None
+            and self.settings.stand_by
+            and now >= max(self._busy_at + STAND_BY_DELAY_SECONDS, self._not_before)
+        ):
+            self._not_before = now + STAND_BY_RETRY_SECONDS
             if not self._gpus or self._free(busy) is not None:
                 self._ready = self._started(busy)
 
     def end(self) -> None:
-        """All of them."""
+        """End all idle workers."""
         for worker in [*self._idle, *([self._ready] if self._ready is not None else [])]:
             worker.end()
         self._idle, self._ready = [], None
@@ -92,6 +96,6 @@ class IdleWorkers:
         return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
     def _free(self, busy: Collection[JobWorker]) -> str | None:
-        """A GPU that no worker has; None where there is none."""
+        """Return a GPU that no worker uses; None where there is none."""
         used = {worker.gpu for worker in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

@@ -1,4 +1,4 @@
-"""A worker of the service: a process that does jobs of one recording, on one GPU where there are several."""
+"""A worker process of the service: runs jobs of one recording, on one GPU where there are several."""
 
 import os
 import time
@@ -15,10 +15,10 @@ Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 
 
 class JobWorker(WorkerProcess[WorkerMessage]):
-    """A process that does jobs, one at a time.
+    """A process that runs jobs, one at a time.
 
-    recording: whose jobs it does, once it has had one: a recording may come from anywhere, and what reading one did to a
-    process, if anything, must not touch another one. gpu: the only one it sees. scores: whether it will have truth.
+    recording: the only one whose jobs it runs, set by its first job. Recordings are not trusted: what one may do to the process
+    that reads it must not reach another one. gpu: the only one that it sees. scores: whether it will read truth.
     """
 
     def __init__(self, heard: Heard, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:
@@ -41,7 +41,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
 
 
 def shared_gpus(settings: ServiceSettings) -> list[str]:
-    """GPUs that workers share out among them; none where the user named one, or works on the CPU."""
+    """Return the GPUs that are distributed among workers; none where the user named a device, or works on the CPU."""
     if settings.device != "cuda":
         return []
     import torch

@@ -1,4 +1,4 @@
-"""A job under way: what is known of it, when it has to end, and what is then written down."""
+"""A running job: its measured time and memory, its limits, and how its end is written."""
 
 import logging
 import time
@@ -12,19 +12,19 @@ from attacker.service.worker.messages import JobOutcome
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 60.0
+SAVE_SECONDS = 60.0
 """Seconds that a worker has to write its best so far before it is killed."""
-PROGRESS = 1.0
+PROGRESS_SECONDS = 1.0
 """Seconds between two words about a job that are written down."""
-MEASURE = 0.5
+MEASURE_SECONDS = 0.5
 """Seconds between two looks at what a job takes."""
 CANCELLED = "cancelled"
 
 
 class RunningJob:
-    """seconds, megabytes: what the job may take; None: as much as it likes.
+    """seconds, megabytes: limits of the job; None for none.
 
-    asked: why its worker was told to end it, or ended. end: writes down what became of it; None while it runs.
+    asked: why its worker was told to end it, or was ended. end: writes the end of the job into the queue; None while it runs.
     """
 
     def __init__(self, queue: Queue, claim: Claim, worker: JobWorker, *, seconds: float | None, megabytes: float | None) -> None:
@@ -38,18 +38,18 @@ class RunningJob:
         self._until = float("inf")
 
     def ready(self) -> None:
-        """Its worker has begun."""
+        """Note that the worker has begun the job."""
         self._began = time.monotonic()
 
     def progress(self, told: JobProgress) -> None:
         """Write it down, where that was not done just before. Raises Fenced where another attempt has the job."""
         now = time.monotonic()
-        if now - self._told >= PROGRESS:
+        if now - self._told >= PROGRESS_SECONDS:
             self._told = now
             self.queue.progress(self.claim, told)
 
     def answered(self, answer: JobOutcome) -> None:
-        """Its worker says how it ended."""
+        """Note how the job ended, as the worker reports."""
         self._seen, result = self.worker.usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
@@ -63,7 +63,7 @@ class RunningJob:
             self.released()
 
     def died(self, words: str) -> None:
-        """Its worker is dead, with these last words."""
+        """Note that the worker died, with a message on what is known of it."""
         if self.asked is not None:
             self.end = self._cut_off()
         else:
@@ -71,7 +71,7 @@ class RunningJob:
             self.end = partial(self.queue.crashed, self.claim, words, cpu=self._cpu)
 
     def released(self) -> None:
-        """It is to wait again."""
+        """Note that the job goes back into the queue."""
         self.end = partial(self.queue.released, self.claim, cpu=self._cpu)
 
     def _cut_off(self, result: Result | None = None) -> Callable[[], object]:
@@ -81,7 +81,7 @@ class RunningJob:
 
     @property
     def _cpu(self) -> float:
-        """Seconds so far: its worker may have done other jobs before."""
+        """CPU seconds of this job, without those of the worker's earlier jobs."""
         return max(0.0, self._seen.cpu_seconds - self._before.cpu_seconds)
 
     def settle(self) -> bool:
@@ -99,7 +99,7 @@ class RunningJob:
         now = time.monotonic()
         if self.end is not None:
             return
-        if now - self._measured >= MEASURE:
+        if now - self._measured >= MEASURE_SECONDS:
             self._measured, self._seen = now, self.worker.usage()
             if self.megabytes is not None and self._seen.megabytes > self.megabytes:
                 self._too_large(self.megabytes)
@@ -120,7 +120,7 @@ class RunningJob:
         self.worker.kill()
 
     def _ask(self, reason: str, now: float) -> None:
-        self.asked, self._until = reason, now + PATIENCE
+        self.asked, self._until = reason, now + SAVE_SECONDS
         if self.worker.ready:
             self.worker.interrupt()
         else:

@@ -1,4 +1,4 @@
-"""Starts worker processes, gives them the jobs that wait, and sees to it that every job comes to an end of its own."""
+"""Supervisor thread: starts worker processes, gives them waiting jobs, and brings every job to one of its final states."""
 
 import logging
 import secrets
@@ -24,15 +24,15 @@ from fedsim.recording.files import alone, make_private
 
 log = logging.getLogger(__name__)
 
-TICK = 0.1
+POLL_SECONDS = 0.1
 """Seconds between two looks at the queue and at the workers, where nothing happens: what happens is heard at once."""
 
 
 class Supervisor:
-    """The workers of a service, under one thread of its process.
+    """The workers of a service, managed by one thread of its process.
 
-    before_end: is called with the recording of a job just before its end is written down, so that whoever reads of the end can
-    be told of what the job has done.
+    before_end: called with the recording of a job just before the job's end is written, so that whoever reads of the end finds
+    the job's results in the catalogue.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Supervisor:
 
     @cached_property
     def size(self) -> int:
-        """How many jobs run at once."""
+        """Number of jobs that run at once."""
         if self.settings.workers is not None:
             return self.settings.workers
         if self.settings.ray is not None:
@@ -61,7 +61,7 @@ class Supervisor:
 
     @cached_property
     def _megabytes(self) -> float | None:
-        """What one job may take."""
+        """Memory limit of one job; None for no limit."""
         return self.settings.largest_job(memory() if measurable() else None, self.size)
 
     @cached_property
@@ -70,7 +70,7 @@ class Supervisor:
 
     @property
     def busy(self) -> int:
-        """How many jobs run now."""
+        """Number of jobs that are running."""
         return len(self._running)
 
     def start(self) -> None:
@@ -131,9 +131,9 @@ class Supervisor:
                 self.queue.released(self._claimed)
 
     def _listen(self) -> None:
-        """Hear all that workers have said by now, and write down which jobs have ended."""
+        """Read all messages of workers, and write the ends of jobs."""
         try:
-            worker, said = self._heard.get(timeout=TICK)
+            worker, said = self._heard.get(timeout=POLL_SECONDS)
             while True:
                 if worker is not None:
                     self._hear(worker, said)
@@ -171,7 +171,7 @@ class Supervisor:
                 worker.kill()
 
     def _over(self, running: RunningJob) -> None:
-        """What became of a job is written down."""
+        """Write the end of a job into the queue."""
         worker, claim = running.worker, running.claim
         del self._running[worker]
         preview = path_of(self.settings.state_folder, claim.id)
@@ -208,7 +208,7 @@ class Supervisor:
         worker.begin(task)
 
     def _task(self, claim: Claim) -> JobTask:
-        """Raises ValueError where the recording is no longer there."""
+        """Return the task for a worker. Raises ValueError where the recording is no longer there."""
         settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
         return JobTask(
             job=claim.id,

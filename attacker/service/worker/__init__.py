@@ -1,1 +1,1 @@
-"""Worker process of the service: executes one job after the other, and talks to the supervisor in JSON lines."""
+"""Worker process of the service: runs one job after the other, and exchanges JSON lines with the supervisor."""

@@ -1,4 +1,4 @@
-"""One job, from its task to its outcome: the replay, that of the null, and scoring where there is truth."""
+"""Execution of one job: the replay, the null's replay, and scoring where there is truth."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,15 +22,15 @@ from fedsim.recording import Recording
 from fedsim.recording.files import alone
 from fedsim.recording.selection import parse_rounds
 
-CHECKPOINTS = 20.0
+CHECKPOINT_SECONDS = 20.0
 """Seconds between two checkpoints: what a killed service costs at most."""
-MOST = 500
+MAX_MESSAGES = 500
 """Reasons, or notes, that are told; all of them are in the files."""
-LONGEST = 300
+MAX_MESSAGE = 300
 """Characters of each."""
-MOST_WORDS = 20_000
+MAX_ERROR = 20_000
 """Characters of an error, and of its traceback: a file that makes no sense may be quoted in them at any length."""
-SCORING = 0.05
+SCORING_SHARE = 0.05
 """The share of a job that scoring counts for."""
 
 Watch = Callable[[float, str], None]
@@ -50,19 +50,19 @@ def do_job(task: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
         )
     except Exception as error:  # whatever is wrong with this job, the next one may be done
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        told = f"{reason[:MOST_WORDS]}\n\n{traceback.format_exc()[-MOST_WORDS:]}"
+        told = f"{reason[:MAX_ERROR]}\n\n{traceback.format_exc()[-MAX_ERROR:]}"
         return JobOutcome(state="failed", result=work.result, error=told)
     return JobOutcome(state="done", result=work.result)
 
 
-WARM = ("scipy.optimize",)
-WARM_TO_SCORE = ("attacker.scoring", "skimage.io", "sklearn.datasets")
+WARM_MODULES = ("scipy.optimize",)
+WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
 
 
 def warm(*, scores: bool) -> None:
     """Load what the first job would have to wait for; reads no recording. scores: whether jobs are scored."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
-    for name in (*WARM, *(WARM_TO_SCORE if scores else ())):
+    for name in (*WARM_MODULES, *(WARM_SCORING_MODULES if scores else ())):
         import_module(name)
 
 
@@ -80,7 +80,7 @@ class _Work:
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
 
     def attack(self) -> None:
-        """The attack, then its null. Raises RuntimeError where no case could be attacked, and as `Replay.run` does."""
+        """Run the attack, then its null. Raises RuntimeError where no case could be attacked, and what `Replay.run` raises."""
         spec, recording = JobSpec.kept(self.task.spec), Recording(Path(self.task.run) / "recording")
         if self.task.model is not None:
             models.admit(self.task.model, name=recording.manifest.model.name)
@@ -95,7 +95,7 @@ class _Work:
                     raise RuntimeError(f"no case could be attacked: {reasons}")
 
     def _cluster(self) -> AbstractContextManager[None]:
-        """That of the job, shared by its replays, where one of them has something left to do."""
+        """Return the Ray cluster of the job, shared by its replays; an empty context where nothing is left to do."""
         if self.task.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
         return ray_cluster.joined(self.task.ray)
@@ -113,14 +113,14 @@ class _Work:
             threads=task.threads,
             ray=task.ray,
             model=task.model,
-            every=CHECKPOINTS,
+            every=CHECKPOINT_SECONDS,
             look=Painter(Path(task.preview)),
         )
 
     def _run(self, replay: Replay, number: int) -> None:
         def watch(done: float, cases: int, words: str) -> None:
             share = (number + done / max(1, cases)) / len(self.replays)
-            self.watch((1 - SCORING) * share, f"{'null, ' if replay.spec.null else ''}{words}")
+            self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{words}")
 
         before = _done(replay)
         try:
@@ -138,13 +138,13 @@ class _Work:
             return
         from attacker.scoring import Scorer
 
-        self.watch(1 - SCORING, "scoring")
+        self.watch(1 - SCORING_SHARE, "scoring")
         try:
             scorer = Scorer(Path(self.task.run), [Path(folder) for folder in self.task.truth])
             for replay in self.replays:
                 scorer.score(replay.folder, only={case.key for case in replay.plan.cases})
         except (ValueError, OSError) as error:
-            self.note = f"not scored: {error}"[:LONGEST]
+            self.note = f"not scored: {error}"[:MAX_MESSAGE]
             return
         self.scored = True
         untold = sorted({key for keys in scorer.untold.values() for key in keys})
@@ -157,10 +157,10 @@ def _done(replay: Replay) -> int:
 
 
 def _part(replay: Replay, replayed: Replayed) -> Attacked:
-    failed = {key[:LONGEST]: reason[:LONGEST] for key, reason in list(replayed.failed.items())[:MOST]}
+    failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
     notes = [*replayed.notes, *_left_out(replayed)]
     if len(failed) < len(replayed.failed):
-        notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MOST} are told")
+        notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are told")
     return Attacked(
         source=replay.folder.name,
         null=replay.spec.null,
@@ -168,7 +168,7 @@ def _part(replay: Replay, replayed: Replayed) -> Attacked:
         skipped=replayed.skipped,
         failed=failed,
         routes=replayed.routes,
-        notes=tuple(note[:LONGEST] for note in notes[:MOST]),
+        notes=tuple(note[:MAX_MESSAGE] for note in notes[:MAX_MESSAGES]),
     )
 
 

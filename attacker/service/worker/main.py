@@ -1,4 +1,4 @@
-"""The program of the service's worker: jobs on stdin, on stdout how they go, one JSON document a line."""
+"""Main program of a worker: reads jobs from stdin and writes progress and outcomes to stdout, one JSON document a line."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the service and a worker say to each other: a task one way, progress and one outcome the other way, a line each."""
+"""Messages between service and worker, one a line: tasks to the worker, progress and one outcome for each back."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,10 +14,10 @@ MAX_LINE = 4 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class JobTask:
-    """All that a worker needs to know of a job.
+    """A job as it is sent to a worker.
 
-    spec: a `JobSpec`, as JSON. run: folder of the run. truth: folders that scoring may read; none: nothing is scored.
-    lock: file that who does the job holds. preview: file for what emerges.
+    spec: a `JobSpec` as JSON. run: folder of the run. truth: folders that scoring may read; empty for no scoring.
+    lock: file that is locked while the job runs. preview: file for the best reconstructions so far.
     threads, device, ray, model: see `Replay`.
     """
 
@@ -42,7 +42,7 @@ class JobTask:
 
 
 class JobOutcome(FrozenModel):
-    """How a job ended. error: with state `failed`, the reason in a line, then a traceback where it helps."""
+    """How a job ended. error: in state `failed` the reason in one line, then a traceback where it helps."""
 
     state: Literal["done", "failed", "interrupted"]
     result: Result
@@ -50,7 +50,7 @@ class JobOutcome(FrozenModel):
 
 
 class WorkerMessage(FrozenModel):
-    """One line of a worker: that it is ready for tasks, how far it is, or how the job ended."""
+    """One line from a worker: ready for tasks, progress, or the outcome of a job."""
 
     ready: Literal[True] | None = None
     progress: JobProgress | None = None

@@ -1,4 +1,4 @@
-"""Images that emerge while a job runs: written by its worker about once a second, read by the service, gone with the job."""
+"""Preview of a running job: its best images so far, written by the worker about once a second, deleted with the job."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from attacker.attacks.base import Sight
 
 PARTIAL = ".partial"
 """Of a file that is not yet written as a whole."""
-MOST = 48
+MAX_IMAGES = 48
 """Images that are shown at once: those that changed last."""
 
 
 class ImagePlace(NamedTuple):
-    """Where an image belongs, see `Slot`, and its label by the attack's own reading."""
+    """The place of an image in the recording, see `Slot`, and the label that the attack found for it."""
 
     round: int
     client: str
@@ -34,9 +34,9 @@ class ImagePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """images: (n, H, W, C), 8 bit, C 1 or 3. places: of each. loss: the median of what is searched for now, where it is a number.
+    """images: (n, H, W, C), 8 bit, C 1 or 3. places: of each image. loss: median over the running searches, if finite.
 
-    iteration: of `most`, within one start. version: grows with each preview of a job.
+    iteration: of `most`, within one restart. version: grows with each preview of a job.
     """
 
     images: NDArray[np.uint8]
@@ -48,14 +48,14 @@ class Preview:
 
 
 def path_of(state: Path, job: str) -> Path:
-    """The file of a job's preview in the service's own folder. Raises ValueError where `job` is no id."""
+    """Return the path of a job's preview in the state folder. Raises ValueError where `job` is no id."""
     if re.fullmatch("[0-9a-f]{16}", job) is None:
         raise ValueError(f"{job!r} is no job's id")
     return state / "previews" / f"{job}.safetensors"
 
 
 def read(state: Path, job: str) -> Preview | None:
-    """What a running job has come to; None where there is nothing to see, as of closed forms and of tables."""
+    """Return the preview of a running job; None where there is none, as for closed forms and tables."""
     try:
         with safe_open(path_of(state, job), framework="numpy") as file:
             about = json.loads(file.metadata()["about"])
@@ -66,7 +66,7 @@ def read(state: Path, job: str) -> Preview | None:
 
 
 class Painter:
-    """Watches a replay, see `Memory`, and writes what it sees to a file, in place of what was there."""
+    """Observer of a replay, see `Memory`, which writes a preview to a file and replaces the previous one."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._version = path, 0
@@ -88,7 +88,7 @@ class Painter:
                 place = (slot.round, slot.client, slot.batch, slot.position)
                 self._images.pop(place, None)  # the last ones stay
                 self._images[place] = (pixels[slot.example], int(sight.y[slot.example]))
-        for place in list(self._images)[:-MOST]:
+        for place in list(self._images)[:-MAX_IMAGES]:
             del self._images[place]
 
     def _write(self, iteration: int, most: int, loss: float) -> None:
@@ -103,7 +103,7 @@ class Painter:
 
 
 def _pixels(x: Tensor) -> NDArray[np.uint8]:
-    """(N, C, H, W) of any values, as (N, H, W, C) in 8 bit."""
+    """Convert images (N, C, H, W) of any values to (N, H, W, C) in 8 bit."""
     eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
     found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
     return found

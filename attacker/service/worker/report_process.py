@@ -1,4 +1,4 @@
-"""Makes the report of one run, as a process of its own: python -m attacker.service.worker.report_process RUN OUT [--unscored]."""
+"""Program that writes the report of one run: python -m attacker.service.worker.report_process RUN OUT [--unscored]."""
 
 import sys
 from pathlib import Path

@@ -127,7 +127,7 @@ def test_a_look_at_one_run_sees_what_a_look_at_all_of_them_would_and_nothing_of_
 def test_a_run_that_is_being_recorded_stirs_when_a_round_comes_and_an_old_one_does_not(
     root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue_module, "LIVELY", 1e6)
+    monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     found, index = catalogue(), root / "digits" / "recording" / "index.sqlite"
     assert found.stirred() == []
     add_round(root / "digits", 3)
@@ -389,7 +389,7 @@ def test_no_verdict_is_told_of_rows_that_are_no_scores_or_too_many(
     assert found.verdicts(found.run("digits"))[source].outcome == "recovered"
     untold = catalogue()
     assert untold.verdicts(untold.run("digits")) == {}
-    monkeypatch.setattr(verdicts_module, "MOST_ROWS", 3)
+    monkeypatch.setattr(verdicts_module, "MAX_ROWS", 3)
     many = catalogue(truth="own")
     assert many.verdicts(many.run("digits")) == {}
     (root / "digits" / "scores.jsonl").write_text('{"source": "b"}\n{"run": [], "source": {}}\n')

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from attacker.service.events import COMMENT, WAITING, Event, Feed, TooMany, written
+from attacker.service.events import COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, written
 
 
 def run(check: Callable[[], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ def test_a_listener_that_is_too_slow_is_let_go_and_the_others_stay() -> None:
         async with aclosing(feed.listen()) as slow, aclosing(feed.listen()) as quick:
             await anext(slow)
             await anext(quick)
-            for number in range(WAITING + 10):
+            for number in range(MAX_WAITING_EVENTS + 10):
                 feed.publish("job", str(number), number)
                 await anext(quick)
             assert [event async for event in slow] == []

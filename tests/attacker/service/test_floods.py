@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from attacker.service.server import CONNECTIONS, address_of, listening, server
+from attacker.service.server import MAX_CONNECTIONS, address_of, listening, server
 
 Ask = Callable[..., Any]
 BLOCKED = 0.05
@@ -95,7 +95,7 @@ def test_idle_connections_shut_nobody_out(listened: str, head: bytes) -> None:
     if head.startswith(b"POST"):
         head += b"Content-Type: application/json\r\n\r\n"
     place = httpx.URL(listened)
-    assert IDLE > CONNECTIONS
+    assert IDLE > MAX_CONNECTIONS
     with ExitStack() as held:
         for _ in range(IDLE):
             connection = held.enter_context(socket.create_connection((place.host, place.port), timeout=30))

@@ -22,7 +22,7 @@ DIES = "import sys; sys.exit('no memory')"
 @pytest.fixture
 def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
     """Idle workers that counts a tenth of a second as quiet."""
-    monkeypatch.setattr(idle_workers, "QUIET", 0.1)
+    monkeypatch.setattr(idle_workers, "STAND_BY_DELAY_SECONDS", 0.1)
     monkeypatch.setattr(job_worker, "PROGRAM", WAITS)
     made: list[IdleWorkers] = []
 

@@ -251,7 +251,7 @@ def test_a_job_that_takes_too_long_fails_and_keeps_its_best_so_far(queue: Queue,
 def test_a_worker_that_does_not_end_when_asked_is_killed(
     queue: Queue, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(running, "PATIENCE", 0.3)
+    monkeypatch.setattr(running, "SAVE_SECONDS", 0.3)
     job = queue.submit(SPEC)
     work(PATIENT, DEAF, **({"job_seconds": 0.3} if reason == "failed" else {}))
     if reason == "cancelled":

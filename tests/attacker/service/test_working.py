@@ -98,7 +98,7 @@ def test_pages_are_told_of_the_recording_before_they_are_told_that_its_job_is_do
 def test_a_round_of_a_run_that_is_being_recorded_is_handed_on_at_once(
     works: Callable[[], Works], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue_module, "LIVELY", 1e6)
+    monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     told: list[Arrived] = []
     arrived = Works.arrived
 
