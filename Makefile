@@ -6,24 +6,30 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 
 DATA ?=
 MINUTES ?= 360
-.PHONY: demo test test-attacker test-others fuzz test-page test-deploy bench-gpu docs reference format clean
+.PHONY: demo test check test-others test-attacks test-service test-attacker fuzz test-page test-deploy bench-gpu docs reference format clean
 
 demo: .venv/.installed  ## four federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
 
-test: .venv/.installed-dev  ## all that a change must pass
+test: .venv/.installed-dev  ## all that a change must pass; two parts at a time, one thread each, longest first
+	$(MAKE) --no-print-directory --keep-going --jobs=2 check test-others test-attacks test-service test-attacker
+
+check: .venv/.installed-dev  ## style, types, import contracts, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	$(MAKE) --no-print-directory --jobs=2 test-attacker test-others
 
-# Two halves side by side, one thread each: the tensors are small, and a second thread would only wait.
-test-attacker:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker
-test-others:
+# One thread each: the tensors are small, and a second thread would only wait.
+test-others: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --ignore=tests/attacker
+test-attacks: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker/attacks
+test-service: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker/service
+test-attacker: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker --ignore=tests/attacker/attacks --ignore=tests/attacker/service
 
 fuzz: .venv/.installed-dev  ## ten minutes of random runs, as every night; the seed is the day's, or: make fuzz SEED=7 SECONDS=60
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

@@ -174,7 +174,7 @@ def test_what_is_gone_is_told_as_removed(root: Path, catalogue: Open) -> None:
 
 
 def test_nothing_new_is_nothing_changed(root: Path, catalogue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding_module, "FRESH", -100.0)
+    monkeypatch.setattr(finding_module, "CLOCK_RESOLUTION_SECONDS", -100.0)
     found = catalogue()
     version = found.run("digits").version
     assert found.look() == Changes()
