@@ -23,7 +23,7 @@ from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
-from fedsim.recording.safe_files import COPY
+from fedsim.recording.safe_files import COPY_ADVICE
 from fedsim.recording.selection import Rounds, complete_names
 
 Oracle = Callable[[Row], Tensor]
@@ -143,7 +143,7 @@ class Replay:
         check_run(recording.parent if recording.name == "recording" else recording)
         for folder in (self.out, self.folder):
             if folder.is_symlink():
-                raise DamagedFile(folder, f"is a symbolic link, and reconstructions are written there; {COPY}")
+                raise DamagedFile(folder, f"is a symbolic link, and reconstructions are written there; {COPY_ADVICE}")
         check_run(self.folder)
         rows, damage = self._rows
         if not any(row.status == "complete" for row in rows):

@@ -29,7 +29,7 @@ from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
-from fedsim.recording.files import MAX_LINES, alone, append_json_lines, json_lines, make_private, write_bytes
+from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 from fedsim.truth import TruthReader, Used
@@ -260,7 +260,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
         return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
     written = [row.to_dict() for row in rows]
-    content = read_bytes(path.parent, path.name, limit=MAX_LINES) if os.path.lexists(path) else b""
+    content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
     lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
     kept = [line for line in lines if not stale(line)]
     if len(kept) < len(lines):

@@ -66,7 +66,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 
 
 def load(name: str, **arguments: Any) -> Dataset:
-    """A data set by name, with its arguments; loaded once a process.
+    """Load a data set by name; repeated calls with the same arguments return the same object.
 
     `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH`, `csv:PATH[,LABEL]` and `part:PATH`
     likewise.
@@ -75,7 +75,7 @@ def load(name: str, **arguments: Any) -> Dataset:
 
 
 def named(text: str) -> Dataset:
-    """A data set from a text with its arguments: "photos", "photos(size=64)", or "npz:TRAIN"."""
+    """Load a data set from a text with its arguments: "photos", "photos(size=64)", or "npz:TRAIN"."""
     name, arguments = parsed(text)
     return load(name, **arguments)
 
@@ -111,7 +111,7 @@ def _load(name: str, arguments: str) -> Dataset:
 
 
 def described(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What truth says of the data set that its indices refer to; `load(name, **arguments)` loads it again."""
+    """Return the description of a data set that is saved with the truth; `load(name, **arguments)` loads the data set again."""
     return {
         "name": name,
         "arguments": dict(arguments),

@@ -19,13 +19,13 @@ KEYS = {
 
 
 def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
-    """Images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
+    """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
 
-    train, test: paths. Without the second, the first's own held-out arrays are, or else every fifth example.
-    mean, std:   the normalisation of the model's input, one value for all channels or one for each.
+    train, test: paths. Without `test`, the held-out arrays of the first archive are used, or else every fifth example.
+    mean, std:   normalisation of the model's input, one value for all channels or one for each.
 
     The arrays may also be called `train_images` and `train_labels` with `test_images` and `test_labels` beside them, or
-    `x_train`, `y_train`, `x_test` and `y_test`; `class_names` (K,) is read where it is there.
+    `x_train`, `y_train`, `x_test` and `y_test`. `class_names` (K,) is optional.
     """
     own, held_out, names = _read(Path(train))
     if test is not None:
@@ -65,7 +65,10 @@ def _read(path: Path) -> _Archive:
 
 
 def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
-    """The names of the arrays, training before held-out. Raises ValueError, naming what is missing."""
+    """Return the names of the arrays of images and labels, training before held-out.
+
+    Raises ValueError, naming what is missing.
+    """
     begun = [keys for keys in KEYS if set(keys) & set(present)] or [next(iter(KEYS))]
     own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
     held_out = KEYS[own]
@@ -76,7 +79,7 @@ def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _examples(path: Path, images: Array, labels: Array) -> Examples:
-    """Channels first, as uint8 or float32. Raises ValueError for anything that is no image or no label."""
+    """Return the images with channels first, uint8 or float32. Raises ValueError for arrays that are no images or no labels."""
     if images.ndim == 3:
         images = images[..., None]
     if labels.ndim == 2 and labels.shape[1] == 1:

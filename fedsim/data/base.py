@@ -1,4 +1,4 @@
-"""What a data set is: examples with values in [0, 1], labels, and a public specification."""
+"""Types of data sets: examples with values in [0, 1], labels, and a public specification."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Examples:
-    """Examples in order.
+    """Examples in a fixed order.
 
     values: as stored: uint8 pixels, or float32 in [0, 1]; shape (N, *shape).
     labels: (N,) integers.
-    groups: what else examples can be told apart by, such as a person or a hospital: by name, (N,) values. For partitions only.
+    groups: further attributes by which a partition can group the examples, such as a person or a hospital: by name, (N,) values.
     """
 
     values: Array
@@ -43,20 +43,20 @@ class Examples:
         return len(self.labels)
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """(x, y): float32 in [0, 1], and int64."""
+        """Return x, float32 in [0, 1], and y, int64, of the examples at these indices."""
         values = self.values[indices]
         scale = 255 if values.dtype == np.uint8 else 1
         return torch.from_numpy(values.astype(np.float32) / scale), torch.from_numpy(self.labels[indices].astype(np.int64))
 
     def subset(self, chosen: Array) -> "Examples":
-        """The examples that an index array or a mask chooses."""
+        """Return the examples that an index array or a mask selects."""
         groups = {name: column[chosen] for name, column in self.groups.items()}
         return Examples(values=self.values[chosen], labels=self.labels[chosen], groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Training and held-out examples, which share none."""
+    """Training examples and held-out examples, which have none in common."""
 
     name: str
     spec: DataSpec
@@ -65,7 +65,7 @@ class Dataset:
     test: Examples
 
     def content_hash(self) -> str:
-        """Names the training examples and their order, so that truth is never joined with other data. Computed once."""
+        """Return a hash of the training examples in their order, by which truth is matched with its data. Computed once."""
         return self._content_hash
 
     @cached_property
@@ -80,7 +80,7 @@ class Dataset:
 
 
 def every_fifth_held_out(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
-    """A data set of which every fifth example is held out. Raises ValueError for fewer than five."""
+    """Return a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
         raise ValueError(f"{name}: every fifth example is held out, and there are only {len(examples)}; give a test set")
     held_out = np.arange(len(examples)) % 5 == 4

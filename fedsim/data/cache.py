@@ -1,4 +1,4 @@
-"""Where downloaded data sets are kept, and how they get there: whole, or not at all."""
+"""The folder of downloaded data sets, to which each part is added only when it is complete."""
 
 import os
 import socket
@@ -14,16 +14,16 @@ TIMEOUT = 15.0
 
 
 def cache_folder(root: str | None = None) -> Path:
-    """`root`, or the environment's FEDLEAK_CACHE, or `~/.cache/fedleak/datasets`."""
+    """Return `root`, or else the environment's FEDLEAK_CACHE, or else `~/.cache/fedleak/datasets`."""
     return Path(root or os.environ.get("FEDLEAK_CACHE") or "~/.cache/fedleak/datasets").expanduser()
 
 
 def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
-    """The cache folder, in which `part` is there: fetched where it was not.
+    """Return the cache folder, after `part` has been downloaded into it where it was missing.
 
-    fetch: from a folder, puts `part` into it. It works in a folder of its own, which becomes the cache's only when whole.
+    fetch: called with a temporary folder, into which it puts `part`; `part` is moved into the cache when `fetch` returns.
 
-    Raises FileNotFoundError, in one line, where the data cannot be had.
+    Raises FileNotFoundError, with a message of one line, where the data cannot be downloaded.
     """
     folder = cache_folder(root)
     place = folder / part
@@ -54,7 +54,7 @@ def _move(whole: Path, place: Path) -> None:
 
 @contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """What is opened in here gives up on a silent server; neither torchvision nor scikit-learn can be told to."""
+    """Limit the time of connections that are opened inside the context: torchvision and scikit-learn have no such option."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -1,4 +1,4 @@
-"""Data of a federation whose parties share none: what one client holds, and what the server knows of it all."""
+"""Data of a federation on several machines: the examples of one client, and the public facts that the server has."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,7 +18,7 @@ FACTS, EXAMPLES = "data.json", "examples.npz"
 
 
 def part(path: str) -> Dataset:
-    """One client's own examples, all of them for training, from a folder that `fedsim split` or `fedsim part` wrote.
+    """Load one client's examples, all of them for training, from a folder that `fedsim split` or `fedsim part` wrote.
 
     path: folder with `data.json`, the public facts, and `examples.npz`: `values` (N, *shape), uint8 or float32 in [0, 1], and
     `labels` (N,).
@@ -28,16 +28,16 @@ def part(path: str) -> Dataset:
 
 
 def public(path: str) -> Dataset:
-    """What the server knows of data that it does not have: their specification, and held-out examples where there are any.
+    """Load what the server knows of data that it does not have: the specification, and held-out examples where there are any.
 
-    path: folder that `fedsim split` wrote, as of `part`; its examples are held out, and there are none for training.
+    path: folder that `fedsim split` wrote, with the files that `part` reads. There are no training examples.
     """
     facts, examples = _read(Path(path))
     return Dataset(name=f"public:{path}", spec=facts.spec, class_names=facts.class_names, train=_none(facts.spec), test=examples)
 
 
 def sizes(path: Path) -> list[int]:
-    """How many examples each client holds, ascending, from the public facts in `path`: which is whose is not told."""
+    """Return the numbers of examples of all clients, ascending, from the public facts in `path`; they do not name clients."""
     return list(_facts(path).sizes)
 
 
@@ -54,10 +54,9 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
 
 
 def fitted(own: Dataset, like: Dataset) -> Dataset:
-    """`own` with the specification of `like`, which its party knows from the server.
+    """Return `own` with the specification of `like`, which a client receives from the server.
 
-    Raises ValueError where examples have another shape, a label is none of its classes or numbers another one, or a table has
-    other columns.
+    Raises ValueError where examples have another shape, labels or class numbers differ, or a table has other columns.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
@@ -75,9 +74,10 @@ def fitted(own: Dataset, like: Dataset) -> Dataset:
 
 
 def renumbered(own: Dataset, like: Dataset) -> Dataset:
-    """`own` with its classes numbered as in `like`, by their names: who holds only some of them counts them otherwise.
+    """Return `own` with its classes numbered as in `like`, matched by name: a client that holds only some classes numbers them
+    differently.
 
-    Where either has numbers for names, as they are. Raises ValueError for a class that `like` does not have.
+    Classes whose names are numbers stay as they are. Raises ValueError for a class that `like` does not have.
     """
     if not (_named(own) and _named(like)):
         return own
@@ -93,7 +93,7 @@ def _named(data: Dataset) -> bool:
 
 
 def together(*parts: Examples) -> Examples:
-    """The examples of `parts`, one after the other; pixels become float32 where any part has no pixels."""
+    """Concatenate examples; pixels become float32 where any of the parts is float32."""
     values = [one.values for one in parts]
     if len({one.dtype for one in values}) > 1:
         values = [one.astype(np.float32) / 255 if one.dtype == np.uint8 else one for one in values]

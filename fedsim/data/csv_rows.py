@@ -1,4 +1,4 @@
-"""Reads a table from a file of comma-separated values: columns of text, nothing interpreted."""
+"""Reader of comma-separated values, which returns columns of text."""
 
 import gzip
 import zlib
@@ -21,11 +21,11 @@ MARKERS = frozenset({"", "?", "na", "nan"})
 
 
 def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
-    """The columns by the names in the first row, each (N,) texts without blanks around them; `MISSING` for what is not there.
+    """Return the columns by the names in the first row, each (N,) texts without surrounding blanks; `MISSING` for missing values.
 
-    A file whose name ends in .gz is unpacked on reading.
+    A file whose name ends in .gz is decompressed.
 
-    Raises FileNotFoundError for no file, and ValueError, naming file and row, for what is no table.
+    Raises FileNotFoundError, and ValueError, naming file and row, where the file is no table.
     """
     if not path.is_file():
         raise FileNotFoundError(f"data set file {path} does not exist")

@@ -1,4 +1,4 @@
-"""Columns of a table as a model sees them: numbers scaled to [0, 1] by ranges that everybody may know, and one-hot categories."""
+"""Encoding of a table for a model: numbers scaled to [0, 1] by public ranges, and one-hot categories."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """What is known of columns before clients train.
+    """Public facts about columns.
 
-    ranges, categories: by column, from public knowledge. ranges_from: where those of the others come from, one of `SOURCES`.
-    shown: mask of the rows that say so.
+    ranges, categories: by column, given by the user. ranges_from: source of all others, one of `SOURCES`.
+    shown: (N,) mask of the rows from which these others are computed.
     """
 
     file: Path
@@ -42,19 +42,19 @@ class KnownColumns:
                 raise ValueError(f"{self.file}: categories of column {name!r} are a list of distinct values, got {values!r}")
 
     def source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
-        """Where ranges and categories of `columns` come from: of several sources, the one that says most of clients."""
+        """Return the source of ranges and categories of `columns`; of several, the one that reveals most about clients."""
         if all(name in self.ranges or name in self.categories for name in columns):
             return "public"
         return "clients" if self.ranges_from == "clients" else "held_out"
 
     @property
     def where(self) -> str:
-        """In words, the rows that say what is not public."""
+        """Name of the rows from which ranges and categories are computed, for messages."""
         return "held-out rows" if self.ranges_from == "held_out" else "training rows"
 
 
 class Feature(NamedTuple):
-    """A column as the model sees it: `values` (N, K), and what each of the K is."""
+    """An encoded column: `values` (N, K), and a description of each of the K values."""
 
     values: Array
     columns: tuple[Column, ...]

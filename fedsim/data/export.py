@@ -1,4 +1,4 @@
-"""Hands out the data of an experiment: to each client its own part, to the server what it may know."""
+"""Distribution of an experiment's data into folders: one for each client, and one with the public facts for the server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ PUBLIC, EXPERIMENT = "public", "experiment.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Handed:
-    """public: folder for the server. clients: one for each client, in the order of partition ids. sizes: their examples."""
+    """Folders that were written. public: of the server. clients: by partition id. sizes: numbers of examples of the clients."""
 
     public: Path
     clients: tuple[Path, ...]
@@ -22,7 +22,7 @@ class Handed:
 
 
 def client_folder(folder: Path, number: int) -> Path:
-    """Where `split` puts what is client `number`'s, counted from 0."""
+    """Return the folder that `split` writes for client `number`, counted from 0."""
     return folder / "clients" / str(number)
 
 
@@ -56,7 +56,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
 
 
 def read_split(folder: Path) -> Experiment:
-    """The experiment whose data `split` handed out in `folder`. Raises ValueError where there is none."""
+    """Return the experiment whose data `split` wrote into `folder`. Raises ValueError where there is none."""
     path = folder / PUBLIC / EXPERIMENT
     if not path.exists():
         raise ValueError(f"{folder} holds no data that were handed out; make them with: fedsim split EXPERIMENT --out {folder}")

@@ -22,15 +22,15 @@ def lfw(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Dataset:
-    """Photographs of 106 people in colour, 2,801 and 934 held out; the label is the person (LFW); downloaded once.
+    """Load photographs of 106 people in colour, 2,801 and 934 held out; the label is the person (LFW); downloaded once.
 
     size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 of the photograph scaled down, as in
                CPL (Wei et al. 2020).
-    min_faces: people of whom there are fewer photographs are left out.
+    min_faces: people with fewer photographs are left out.
     root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    mean, std: the normalisation of the model's input, one value for all channels or one for each.
+    mean, std: normalisation of the model's input, one value for all channels or one for each.
 
-    The order is scikit-learn's fixed one, and the last quarter is held out. For partitions, the group `person`.
+    The order is that of scikit-learn, and the last quarter is held out. Group for partitions: `person`.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"lfw: size must be 32, 64 or 128, got {size}")
@@ -56,7 +56,7 @@ def _download(folder: str) -> None:
 
 
 def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
-    """(files, label of each, names of the people), in the order of scikit-learn's `fetch_lfw_people`."""
+    """Return files, labels, and names of the people, in the order of scikit-learn's `fetch_lfw_people`."""
     if not folder.is_dir():
         raise ValueError(f"lfw: {folder} is missing; delete {folder.parent}, and it is downloaded again")
     photographs = {person.name: sorted(person.iterdir()) for person in sorted(folder.iterdir()) if person.is_dir()}

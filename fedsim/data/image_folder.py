@@ -1,4 +1,4 @@
-"""Images from a folder a class."""
+"""Images in one folder for each class."""
 
 from collections.abc import Sequence
 from math import prod
@@ -22,15 +22,15 @@ MAX_ASPECT = 100
 def imagefolder(
     path: str, size: int = 64, channels: int = 3, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
 ) -> Dataset:
-    """Your own pictures: a folder with a folder of images for each class.
+    """Load your own pictures: a folder that contains a folder of images for each class.
 
     path:      where `train` and `test` (or `val`) are in it, these hold the classes; else every fifth image of each class
                is held out.
-    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the middle taken.
+    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the centre cropped.
     channels:  3 for colour, 1 for grey.
-    mean, std: the normalisation of the model's input, one value for all channels or one for each.
+    mean, std: normalisation of the model's input, one value for all channels or one for each.
 
-    Folders within a class count as part of it. Files that do not end as those of PNG, JPEG, WebP, BMP and TIFF do are left alone.
+    Folders within a class count as part of it. Files whose names do not end as PNG, JPEG, WebP, BMP or TIFF do are ignored.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"imagefolder: size must be 1 to {MAX_SIZE} pixels, got {size}")
@@ -46,7 +46,10 @@ def imagefolder(
 
 
 def _sides(folder: Path) -> tuple[Classes, Classes]:
-    """The files of each class to train on, and those held out. Raises where there are fewer than two classes, or no images."""
+    """Return the files of each class for training, and those held out.
+
+    Raises where there are fewer than two classes, or no images.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"imagefolder: there is no folder {folder}")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
@@ -88,7 +91,7 @@ def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> E
 
 
 def _check_sides(width: int, height: int) -> None:
-    """Raises ValueError where a picture would be enlarged beyond measure, or takes too much memory."""
+    """Raise ValueError where a picture has too many pixels, or one side is too long compared with the other."""
     if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
             f"{width} x {height} pixels; at most {MAX_PIXELS} are read, and sides that differ by {MAX_ASPECT} times at most"
@@ -96,7 +99,7 @@ def _check_sides(width: int, height: int) -> None:
 
 
 def _image(file: Path, *, channels: int, size: int) -> Array:
-    """One picture as (C, size, size). Raises ValueError, naming the file, where it is no picture or a broken one."""
+    """Return one picture as (C, size, size). Raises ValueError, naming the file, where it is no picture or is damaged."""
     from PIL import Image, ImageOps
 
     try:

@@ -1,4 +1,4 @@
-"""How the training examples are split among the clients."""
+"""Partitions of the training examples among the clients."""
 
 import heapq
 from collections.abc import Callable
@@ -14,14 +14,14 @@ Indices = NDArray[np.int64]
 
 
 def iid(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """A random split into parts whose sizes differ by one at most."""
+    """Split at random into parts whose sizes differ by at most one."""
     return [np.sort(part) for part in np.array_split(rng.permutation(len(examples)), clients)]
 
 
 def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alpha: float) -> list[Indices]:
-    """Each class is spread over the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
+    """Spread each class over the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
 
-    alpha: concentration; small values give each client few classes. Every client holds one example at least.
+    alpha: concentration; small values give each client few classes. Every client holds at least one example.
     """
     if not 0 < alpha < np.inf:
         raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
@@ -38,10 +38,11 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
 
 
 def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Each client holds one class: the extreme of what is not i.i.d.
+    """Give each client one class, the most extreme case of data that are not i.i.d.
 
-    Classes are dealt to clients in turn. With fewer clients than classes, some hold several; with more, a class is split at
-    random among its clients, whose parts differ by one at most. A class has no more clients than examples.
+    Classes are assigned to clients in turn. With fewer clients than classes, some clients hold several; with more, a class is
+    split at random among its clients into parts whose sizes differ by at most one. A class has at most as many clients as
+    examples.
     """
     classes = _members(examples.labels)
     if clients <= len(classes):
@@ -53,10 +54,10 @@ def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list
 
 
 def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
-    """Each client holds exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
+    """Give each client exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
 
-    A class has the more clients the more examples it has, and is split evenly among them. Every example is given out where
-    clients x k is the number of classes or more; else the smallest classes stay with nobody.
+    The number of clients of a class grows with its number of examples, which are split evenly among them. Every example is used
+    where clients x k is at least the number of classes; otherwise the smallest classes are left out.
     """
     classes = _members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
@@ -73,11 +74,11 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
 
 
 def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, column: str) -> list[Indices]:
-    """Whoever shares a value of a column, such as a person or a hospital, is with the same client.
+    """Give all examples with the same value of a column, such as a person or a hospital, to the same client.
 
-    column: a column of a csv table, or `person` of lfw. Rows without a value are a group of their own.
+    column: a column of a csv table, or `person` of lfw. Rows without a value form a group of their own.
 
-    The largest group goes first, each to the client that holds the fewest examples so far.
+    Groups are assigned from the largest to the smallest, each to the client with the fewest examples so far.
     """
     if column not in examples.groups:
         known = f"It has: {', '.join(examples.groups)}" if examples.groups else "It has none; csv and lfw do"
@@ -96,7 +97,7 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
 
 
 def _members(values: NDArray[Any]) -> list[Indices]:
-    """Indices of the examples of each value, in the order of the values."""
+    """Return the indices of the examples of each value, sorted by value."""
     _, numbers = np.unique(values, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
@@ -107,7 +108,7 @@ def _sorted(parts: list[list[int]]) -> list[Indices]:
 
 
 def _dealt(sizes: list[int], clients: int) -> list[int]:
-    """How many clients each class has when it is dealt to them in turn, and no more often than its size."""
+    """Return the number of clients of each class, assigned in turn, at most as many as the class has examples."""
     holders = [0] * len(sizes)
     while clients:
         for label in (i for i, size in enumerate(sizes) if holders[i] < size):
@@ -118,7 +119,7 @@ def _dealt(sizes: list[int], clients: int) -> list[int]:
 
 
 def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
-    """How many of the slots each class has: one each, the largest first, then in proportion to size (D'Hondt), within limits."""
+    """Distribute slots over classes: one each, the largest first, then in proportion to size (D'Hondt), within limits."""
     holders = [0] * len(sizes)
     waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
     heapq.heapify(waiting)
@@ -131,9 +132,9 @@ def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
 
 
 def _mixed(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
-    """The clients of each class, drawn at random so that all clients have equally many classes, and none a class twice.
+    """Draw the clients of each class so that all clients have the same number of different classes.
 
-    The slots are dealt in turn, which gives every client its number of different classes; then clients exchange.
+    Slots are first assigned in turn, which satisfies this condition; then random pairs of clients exchange classes.
     """
     slots = np.repeat(np.arange(len(holders)), holders)
     owned = [set(slots[client::clients].tolist()) for client in range(clients)]
@@ -159,7 +160,7 @@ PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
 
 
 def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments: Any) -> list[Indices]:
-    """Indices into `examples` of each client: disjoint, none empty; all of them together, where the partition can."""
+    """Return the indices into `examples` of each client, disjoint and not empty. Only `k_classes` may leave examples out."""
     if clients > len(examples):
         raise ValueError(f"clients.count is {clients}, and there are only {len(examples)} training examples")
     factory = PARTITIONS[name]

@@ -1,4 +1,4 @@
-"""Public images that clients mix into their own."""
+"""Public images that clients mix into their own by a defense such as InstaHide."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from fedsim import data as datasets
 
 
 class _Images:
-    """The images of `examples`, without their labels."""
+    """The images of `examples` without their labels."""
 
     def __init__(self, examples: datasets.Examples) -> None:
         self.examples = examples
@@ -20,9 +20,9 @@ class _Images:
 
 
 def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
-    """The public images that `inputs` mixes in; None where it asks for none.
+    """Load the public images that `inputs` mixes in; None where it uses none.
 
-    Raises ValueError where they are of another shape than those of `data`, or the clients' own.
+    Raises ValueError where they have another shape than those of `data`, or are the clients' own.
     """
     mixing = inputs.build()
     if mixing is None or not mixing.public:

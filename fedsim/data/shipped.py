@@ -1,4 +1,4 @@
-"""Data sets that come with scikit-image and scikit-learn: nothing is downloaded."""
+"""Data sets that are part of scikit-image and scikit-learn, without download."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -24,12 +24,12 @@ MIN_CONTRAST = 0.04
 
 
 def photos(size: int = 32, scale: int | None = None) -> Dataset:
-    """Crops of colour photographs; the label is the photograph.
+    """Load crops of colour photographs; the label is the photograph.
 
     size:  height and width of an example: 32, 64 or 128 pixels.
-    scale: the window in the photograph is `scale` times as large and averaged down; 2 for 32 pixels, else 1.
+    scale: the crop of the photograph is `scale` times as large and averaged down; by default 2 for 32 pixels, else 1.
 
-    Windows do not overlap. Those in the left three quarters of a photograph are for training, the others held out.
+    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others held out.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
@@ -77,7 +77,7 @@ def _stack(pairs: list[tuple[Array, int]]) -> Examples:
 
 
 def lfw_patches() -> Dataset:
-    """Faces and other pieces of photographs, 25x25 grey, 100 of each (from LFW, through scikit-image).
+    """Load faces and other crops of photographs, 25x25 grey, 100 of each (from LFW, through scikit-image).
 
     The label is 1 for a face; every fifth example is held out.
     """
@@ -89,7 +89,7 @@ def lfw_patches() -> Dataset:
 
 
 def digits() -> Dataset:
-    """Handwritten digits, 8x8 grey (UCI, through scikit-learn); every fifth example is held out."""
+    """Load handwritten digits, 8x8 grey (UCI, through scikit-learn); every fifth example is held out."""
     from sklearn.datasets import load_digits
 
     loaded = load_digits()
@@ -99,10 +99,11 @@ def digits() -> Dataset:
 
 
 def breast_cancer(ranges_from: str = "held_out") -> Dataset:
-    """Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
+    """Load the Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
 
-    ranges_from: each column is scaled to [0, 1] by its range, which the specification carries: over the `held_out` rows, every
-    fifth, to which the others are clamped, or over all rows, so that everybody is told the exact extremes of `clients`.
+    ranges_from: rows whose range scales each column to [0, 1]: `held_out`, every fifth row, to whose range the others are
+    clamped,
+    or `clients`, all rows, whose exact extremes then become public. The specification contains the ranges.
     """
     from sklearn.datasets import load_breast_cancer
 

@@ -26,28 +26,30 @@ def csv(
     categories: Mapping[str, Sequence[str]] | None = None,
     ranges_from: str = "held_out",
 ) -> Dataset:
-    """Your own table: comma-separated values with the columns' names in the first row, also gzipped.
+    """Load your own table: comma-separated values with the columns' names in the first row, also compressed with gzip.
 
-    label:       the column to predict; by default the last.
-    split:       a column of `train` and `test`; by default the one called `split` where it says just that. Without one,
+    label:       column to predict; by default the last.
+    split:       column with the values `train` and `test`; by default the column `split` if it has only these values. Without
+    one,
                  every fifth row is held out.
-    categorical: columns to take as categories although all their values are numbers.
-    drop:        columns that the model does not see. Partitions still can.
-    delimiter:   what stands between values.
-    max_categories: a column with more of them is refused.
-    ranges:      of columns of numbers, [low, high] from public knowledge, such as { age = [0, 120] }.
-    categories:  of other columns, their values from public knowledge, in the order of the one-hot columns.
-    ranges_from: where ranges and categories of the other columns come from: `held_out`, the rows that no client holds, or
-                 `clients`, the rows of all clients, whose exact extremes and rare values everybody is then told.
+    categorical: columns to treat as categories although all their values are numbers.
+    drop:        columns that the model does not see; partitions can still use them.
+    delimiter:   separator of values.
+    max_categories: largest number of categories of a column; a column with more is refused.
+    ranges:      ranges of columns of numbers, [low, high] from public knowledge, such as { age = [0, 120] }.
+    categories:  values of other columns, from public knowledge, in the order of the one-hot columns.
+    ranges_from: source of all other ranges and categories: `held_out`, the rows that no client holds, or `clients`, the rows of
+                 all clients, whose exact extremes and rare values then become public.
 
-    A column of numbers is scaled to [0, 1] by its range, and values outside are clamped to it; where a number is missing (empty,
-    ?, NA or nan) stands the median of the rows that ranges come from, or the middle of a range that is given. Any other column
-    is one-hot, in sorted order of its categories; a missing value is the category `?`, and a value that is no category is all
-    zeros. Which columns hold numbers, and which classes there are, is taken to be known to all. Columns that say the same twice
-    (education and its number) are all kept unless dropped. For partitions, every column but label and split is a group, by its
-    text in the file.
+    A column of numbers is scaled to [0, 1] by its range, and values outside are clamped. A missing number (empty, ?, NA or nan)
+    is
+    replaced by the median of the rows that ranges come from, or by the middle of a given range. Any other column is one-hot, in
+    sorted order of its categories; a missing value is the category `?`, and a value that is no category is all zeros. Which
+    columns
+    hold numbers, and which classes there are, counts as public. Redundant columns (education and its number) are all kept unless
+    dropped. Partitions can group by every column except label and split, by its text in the file.
 
-    Ranges and categories are public: they are in the manifest of a recording, which says where they come from.
+    Ranges and categories are public: the manifest of a recording contains them, with their source.
     """
     file = Path(path)
     table = read_columns(file, delimiter)
@@ -97,7 +99,7 @@ def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str |
 
 
 def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
-    """(class of each row, names of the classes in order)."""
+    """Return the class of each row, and the names of the classes in order."""
     if MISSING in texts:
         row = 1 + texts.tolist().index(MISSING)
         raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")

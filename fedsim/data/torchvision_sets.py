@@ -1,4 +1,4 @@
-"""The usual benchmarks, downloaded once through torchvision."""
+"""Common benchmark data sets, downloaded once through torchvision."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ ZERO, ONE = (0.0,), (1.0,)
 
 
 def mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
+    """Load handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
 
     root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    normalise: let the model's input go through the published mean and standard deviation.
-    mean, std: a normalisation of one's own, one value for all channels or one for each.
+    normalise: whether the model's input is normalised by the published mean and standard deviation.
+    mean, std: another normalisation, one value for all channels or one for each.
     """
     return _loaded("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
 
 def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
+    """Load clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
 
     Arguments as of `mnist`.
     """
@@ -41,7 +41,7 @@ def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values
 
 
 def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     Arguments as of `mnist`.
     """
@@ -49,7 +49,7 @@ def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZER
 
 
 def cifar100(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """A hundred kinds of things, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load a hundred kinds of things, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
     Arguments as of `mnist`.
     """
@@ -82,6 +82,6 @@ def _download(source: Callable[..., Any], folder: str) -> None:
 
 
 def _channels_first(images: Any) -> Array:
-    """(N, H, W[, C]) as (N, C, H, W), in one piece."""
+    """Return images (N, H, W[, C]) as a contiguous array (N, C, H, W)."""
     pixels = np.asarray(images)
     return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

@@ -1,4 +1,4 @@
-"""The contract between the federation and the attacker."""
+"""Recordings of federations: the format, and all that an attacker reads of a federation."""
 
 from fedsim.recording.codec import Payload
 from fedsim.recording.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Reads NumPy archives (.npz) that may come from anywhere: what one claims is checked before anything is read or unpacked."""
+"""Reader of NumPy archives (.npz) that are not trusted: declared sizes and types are checked before anything is decompressed."""
 
 import os
 import stat
@@ -48,7 +48,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
 
 
 def names_of(path: Path) -> tuple[str, ...]:
-    """The names of the arrays in an archive. Raises as `read_arrays` does."""
+    """Return the names of the arrays in an archive. Raises what `read_arrays` raises."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             return tuple(_entries(archive))
@@ -78,7 +78,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def read_text(path: Path, *, limit: int = 2**24) -> str:
-    """The text of a small file that the user named, in UTF-8. Raises ValueError where it is larger or no regular file."""
+    """Read a small file in UTF-8 that the user named. Raises ValueError where it is larger than `limit` or no regular file."""
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -1,4 +1,4 @@
-"""Lossless packing of an update for the wire. Whatever loses anything is a defense, not a codec."""
+"""Lossless encodings of updates for transmission. A lossy step is a defense, not a codec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What is on the wire for one client and round: tensors as the codec laid them out, and the codec's name."""
+    """A client's message of one round: tensors as the codec encoded them, and the codec's name."""
 
     tensors: Mapping[str, Tensor]
     codec: str = "dense"
 
 
 class Codec(NamedTuple):
-    """An exact round trip between an update and what is sent.
+    """A lossless encoding of an update.
 
-    encode: from an update, what is sent.
-    decode: from what is sent and the weights that the client started from, the update: bit for bit what was encoded.
-    fits:   raises ValueError where names, types and shapes of what is sent, or of what a file claims to hold, fit no update of
-            such weights. What fits takes no more memory than a few times the weights.
-    sent:   from what is sent and the weights, a truth value for each coordinate of the update; empty where all were sent.
-    packs:  whether something other than tensors of the update's names and shapes is sent. Then `decode` raises ValueError for
-            what gives no update of such weights, of which it needs the shapes alone.
+    encode: maps an update to the tensors that are sent.
+    decode: maps these tensors and the weights that the client started from to the update, bit for bit.
+    fits:   raises ValueError where names, types and shapes of the tensors, or of those that a file declares, cannot belong to an
+            update of such weights. Tensors that fit take at most a few times the memory of the weights.
+    sent:   maps the tensors and the weights to a mask for each tensor of the update: which coordinates were sent. Empty for all.
+    packs:  whether the tensors have other names and shapes than the update. Then `decode` raises ValueError for tensors that
+            encode no update of such weights, of which it needs the shapes only.
     """
 
     encode: Callable[[Tensors], dict[str, Tensor]]
@@ -67,7 +67,7 @@ CODECS: dict[str, Codec] = {
 
 
 def codec_of(name: str) -> Codec:
-    """The codec of that name. Raises ValueError for an unknown one."""
+    """Return the codec of that name. Raises ValueError for an unknown one."""
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}. Known: {', '.join(sorted(CODECS))}")
     return CODECS[name]
@@ -79,10 +79,10 @@ def encode(update: Tensors, codec: str = "dense") -> Payload:
 
 
 def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """The update that was packed by a client that started from the weights `start`."""
+    """Return the update in the message of a client that started from the weights `start`."""
     return codec_of(payload.codec).decode(payload.tensors, start)
 
 
 def sent(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """Which coordinates of the update were sent, by name, where the codec tells; `start` as for `decode`."""
+    """Return by name which coordinates of the update were sent; empty where the codec sends all. start: as in `decode`."""
     return codec_of(payload.codec).sent(payload.tensors, start)

@@ -1,4 +1,4 @@
-"""Room on the disk: asked for before a round, explained when it runs out in the middle of one."""
+"""Checks of free disk space before each round, and the message when a disk is full."""
 
 import errno
 import shutil
@@ -12,11 +12,11 @@ SPARE = 20_000_000
 
 
 class DiskFull(RuntimeError):
-    """No room for what a federation would write."""
+    """Raised where the disk has no room for what a federation would write."""
 
 
 def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
-    """Raises DiskFull, saying `what` needs so many bytes, where they do not fit beside `folder`."""
+    """Raise DiskFull, with `what` and `mend` in the message, where `needed` bytes do not fit on the disk of `folder`."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < needed + SPARE:
@@ -27,7 +27,7 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
 
 
 def is_full_disk(words: str) -> bool:
-    """Whether an error's words, as they also come back from a client, are those of a full disk or a used-up quota."""
+    """Return whether an error message, which may come from a client, is about a full disk or an exceeded quota."""
     return any(f"[Errno {code}]" in words for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in words
 
 

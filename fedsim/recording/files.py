@@ -1,7 +1,7 @@
-"""Files that are either there as a whole or not at all, readable by their owner only.
+"""Writers of files that appear whole or not at all, and can be read by their owner only.
 
-A function that writes takes `below`: the folder below which no link is followed, by default the one that the file lies in. For
-what is written into a run, that is the run's folder.
+The argument `below` names the folder below which no symbolic link is followed, by default the folder of the file itself. For
+files of a run it is the folder of the run.
 """
 
 import hashlib
@@ -76,9 +76,9 @@ def make_private(folder: Path, *, below: Path | None = None) -> Path:
 
 @contextmanager
 def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
-    """A file to write beside `path`; flushed and renamed to it when the block ends well, removed otherwise.
+    """Open a temporary file, which replaces `path` when the block ends, and is removed when the block raises.
 
-    settle: flush the new name as well; who writes many files into one folder calls `flush(folder)` once after them.
+    settle: whether to flush the folder as well; whoever writes many files calls `flush(folder)` once at the end instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
     with _naming(path), opened_folder(path.parent, below=below) as folder:
@@ -143,7 +143,7 @@ def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
 
 
 def json_lines(*values: Any) -> bytes:
-    """Each value as a line."""
+    """Return the values as JSON, one a line."""
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
@@ -162,7 +162,7 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
 
 
 def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
-    """Where the last line begins, searched from the end: earlier lines may be many."""
+    """Return the position at which the last line begins, searched from the end of the file."""
     for start in range(size - size % step, -1, -step):
         file.seek(start)
         if (at := file.read(min(step, size - start)).rfind(b"\n")) >= 0:

@@ -1,4 +1,4 @@
-"""Reads the index of a recording that may come from anywhere: SQLite runs nothing out of it, and every value is checked."""
+"""Reader of a recording's index, a SQLite file that is not trusted: it can run no code, and every value is checked."""
 
 import re
 import sqlite3
@@ -26,9 +26,9 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the index: a client's reply in a round, or that there was none.
+    """One row of the index: the reply of a client in a round, or the note that none came.
 
-    num_examples: behind the update. reported: what the client said, where a reader of the recording derived the other from it.
+    num_examples: behind the update. reported: the number that the client sent, from which the reader derives `num_examples`.
     """
 
     round: int
@@ -56,7 +56,7 @@ COLUMNS = tuple(field.name for field in fields(Row) if field.name != "reported")
 
 @dataclass(frozen=True, kw_only=True)
 class SentRow:
-    """One round of the index: whom the server sent what, and the file that holds it."""
+    """One row on what the server sent in a round: the cohort, and the file of the weights."""
 
     round: int
     attempt: int
@@ -66,7 +66,7 @@ class SentRow:
 
 
 def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    """What the index in `folder` answers. Raises DamagedFile, naming it, where it is not one that a recorder made."""
+    """Return the result of a query. Raises DamagedFile, naming the index, where a recorder did not make it."""
     try:
         with opened_image(folder) as image:
             return _ask(image, query, values)
@@ -75,7 +75,7 @@ def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
-    """One line of the index, from its values in the order of `COLUMNS`. Raises DamagedFile where one of them is none."""
+    """Return a row from its values in the order of `COLUMNS`. Raises DamagedFile for an invalid value."""
     if wrong := _wrong(*values):
         raise _bad(folder, values, wrong, values[COLUMNS.index(wrong)])
     row = dict(zip(COLUMNS, values, strict=True))
@@ -84,7 +84,10 @@ def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
 
 
 def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
-    """One round of the index, from round, attempt, file, sha256 and cohort. Raises DamagedFile where one of them is none."""
+    """Return a row on what the server sent, from round, attempt, file, sha256 and cohort.
+
+    Raises DamagedFile for an invalid value.
+    """
     round, attempt, file, sha256, text = values
     checks = {
         "round": _is_count(round, 1),
@@ -105,19 +108,19 @@ def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
 
 
 def path_of(round: int, name: str) -> str:
-    """Where a recorder writes the reply of client `name` in a round, and under "global" what the server sent."""
+    """Return the path in a recording of the reply of client `name` in a round; name "global" stands for what the server sent."""
     return f"rounds/{round:05d}/{name}.safetensors"
 
 
 def check_counts(folder: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Raises DamagedFile where one of `rows` is anything but numbers that count something, the first of them a round."""
+    """Raise DamagedFile where `rows` hold anything but natural numbers, each row beginning with a valid round."""
     for values in rows:
         if not (_is_count(values[0], 1) and all(_is_count(value, 0) for value in values)):
             raise _bad(folder, values, "round or bytes", values)
 
 
 def check_clients(folder: Path, clients: Iterable[Any]) -> None:
-    """Raises DamagedFile where one of `clients` is no name of a client."""
+    """Raise DamagedFile where one of `clients` is not a valid name of a client."""
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
             raise DamagedFile(folder / INDEX, f"{shorten(client)} is no name of a client")
@@ -131,7 +134,7 @@ def _wrong(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
-    """The first column with a value that no recorder writes, or nothing. Asked for each row of large recordings."""
+    """Return the first column whose value no recorder writes, or "". Fast, as it runs for each row of large recordings."""
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM):
@@ -166,7 +169,7 @@ def _wrong(
 
 
 def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
-    """Unlike elsewhere NaN is a number here: it is what clients report when their training goes wrong."""
+    """Return the metrics that a client reported. NaN is allowed: clients report it when their training diverges."""
     if text == "{}":
         return {}
     try:

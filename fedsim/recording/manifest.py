@@ -1,4 +1,4 @@
-"""The public facts of a recording: one JSON file that says how to read the rest."""
+"""The manifest of a recording: public facts about the federation in one JSON file."""
 
 import re
 import types
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the server knows of the whole run before the first message.
+    """Public facts that hold for the whole run, known to the server before the first message.
 
-    gradient, inputs: how clients compute, beside `defense`, as specifications.
-    secure_aggregation: false, or what all parties agreed on.
+    gradient, inputs: specifications of how clients compute gradients and change their examples, beside `defense`.
+    secure_aggregation: false, or its settings.
     name: of the run; created: ISO 8601, UTC; software: versions by package.
     """
 
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def network(self) -> str:
-        """What is changed in the model, as a specification."""
+        """Specification of a defense that changes the model; "" for none."""
         return self.model.network
 
     def write(self, path: Path) -> None:
@@ -127,7 +127,7 @@ def _from_json(cls: type[T], raw: Any) -> T:
 
 
 def _value(where: str, value: Any, hint: Any) -> Any:
-    """`value`, where it is what the annotation `hint` says; ValueError, naming the field `where`, otherwise."""
+    """Return `value` if it has the type of the annotation `hint`, else raise ValueError, naming the field `where`."""
     kind, inner = get_origin(hint), get_args(hint)
     if hint is DefenseSpec:
         return DefenseSpec.parse(_value(where, value, str))
@@ -150,7 +150,7 @@ def _value(where: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(where: str, value: Any) -> Any:
-    """`value` as it is. Raises ValueError where a number in it could not be computed with, or a text not be shown."""
+    """Return `value`. Raises ValueError where it holds a number too large to compute with, or text that cannot be shown."""
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE.search(value)):
         raise ValueError(f"{where} is too long, or holds characters that cannot be shown: {shorten(value)}")
     if type(value) is int and abs(value) > MAX_NUMBER:

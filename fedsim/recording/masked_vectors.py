@@ -1,4 +1,4 @@
-"""What a server sees of one client under secure aggregation: nothing but words that look random, and who talked to whom."""
+"""Messages of one client under secure aggregation as the server sees them: masked vectors, public keys, and sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ LARGEST = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """One client in one round.
+    """One client's messages in one round.
 
-    words:  (HEADER + coordinates,) uint32, the masked vector; None where it sent none.
+    words:  (HEADER + coordinates,) uint32, the masked vector; None where the client sent none.
     mask_key, share_key: its public keys of the round, 32 bytes each.
-    sealed: sizes of the shares that it encrypted for its neighbours, in bytes.
-    up, down: bytes on the wire by exchange, as far as it came.
+    sealed: sizes in bytes of the encrypted shares for its neighbours.
+    up, down: bytes sent and received by exchange, for the exchanges that took place.
     """
 
     words: Tensor | None = None
@@ -39,7 +39,7 @@ class Masked:
     down: Mapping[str, int] = field(default_factory=dict)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """For a file."""
+        """Return tensors by name, for a file."""
         tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._keys().items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):
@@ -51,7 +51,10 @@ class Masked:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
-        """The inverse of `to_tensors`, of what `fits`. Raises ValueError for a size that is none."""
+        """Return the messages that `to_tensors` was called on, from tensors that `fits` accepts.
+
+        Raises ValueError for a negative size.
+        """
         for name in ("sealed", "up", "down"):
             if bool(((tensors[name] < 0) | (tensors[name] > LARGEST)).any()):
                 raise ValueError(f"tensor {name!r} holds what is no size")
@@ -70,7 +73,7 @@ class Masked:
 
 
 def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raises ValueError where what a file claims to hold has not the names, types and shapes of a `Masked` of such weights."""
+    """Raise ValueError where names, types and shapes that a file declares are not those of a `Masked` for such weights."""
     length = HEADER + sum(prod(weight.shape) for weight in weights.values())
     expected = {
         "words": (torch.uint32, (length,)),

@@ -1,6 +1,6 @@
-"""What an honest-but-curious server knows: the contract between the federation and the attacker.
+"""Observations: all that an honest-but-curious server knows of one client in one round, and all that an attack is given.
 
-Plain data, closed on purpose: no field could hold what a client trained on.
+Plain data without further attributes, so that nothing of a client's private data can be attached to it.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table as a model sees it.
+    """One column of an encoded table.
 
-    continuous:  scaled to [0, 1] by `low` and `high`, in the column's own unit.
-    categorical: one of several neighbours of the same `name`, one-hot: 1 where the value is `category`.
+    continuous:  scaled to [0, 1]; `low` and `high` are the values at 0 and 1, in the column's own unit.
+    categorical: one of several adjacent columns of the same `name`: 1 where the value is `category`, else 0.
     """
 
     name: str
@@ -47,12 +47,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The public shape of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
+    """Public shape of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
 
-    mean, std: the normalisation that the model's input goes through, one value a channel (images) or one for all (rows).
+    mean, std: normalisation of the model's input, one value a channel (images) or one for all (rows).
     columns:   for tables, one entry a feature.
-    ranges_from: where ranges and categories of `columns` come from: public knowledge, held-out rows that no client holds, or the
-               rows of all clients, whose extremes and rare values are then told to everybody; "" where that is not known.
+    ranges_from: source of ranges and categories of `columns`: public knowledge, held-out rows that no client holds, or the rows
+    of
+               all clients, whose extremes and rare values then are public; "" where unknown.
     """
 
     shape: tuple[int, ...]
@@ -87,19 +88,19 @@ class DataSpec:
         return tensor[:, None, None] if self.is_image else tensor
 
     def normalise(self, x: Tensor) -> Tensor:
-        """From values in [0, 1], shape (..., *shape), to what the model is fed."""
+        """Map x of values in [0, 1], shape (..., *shape), to the input of the model."""
         return (x - self._per_channel(self.mean, x)) / self._per_channel(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """The inverse of `normalise`."""
+        """Map the input of the model back to values in [0, 1]; the inverse of `normalise`."""
         return x * self._per_channel(self.std, x) + self._per_channel(self.mean, x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The architecture by name; public. Resolved by `fedsim.models`, never imported by itself.
+    """The public architecture, by name. `fedsim.models` builds it; code outside of this project is imported only if admitted.
 
-    network: a change to it that is a defense, such as "precode(bottleneck=256)"; "" for none.
+    network: specification of a defense that changes the model, such as "precode(bottleneck=256)"; "" for none.
     """
 
     name: str
@@ -117,20 +118,20 @@ class ModelSpec:
 class Observation:
     """All that an honest-but-curious server knows of one client in one round.
 
-    round:        1-based communication round.
-    client:       the pseudonym that the client sent, or Flower's node id where it sent none.
-    cohort:       the clients of that round, this one among them.
-    num_examples: the examples behind the update, each counted once an epoch, as they follow from what the client reports and the
-                  prescribed training (`Training.examples_behind`); None where the client reports no number.
+    round:        communication round, counted from 1.
+    client:       pseudonym that the client sent, or Flower's node id where it sent none.
+    cohort:       clients of that round, this one included.
+    num_examples: number of examples behind the update, each counted once an epoch. It follows from what the client reports and
+                  the prescribed training (`Training.examples_behind`); None where the client reports nothing.
     weights:      what the server sent to the client, by name.
-    payload:      what came back.
-    gradient, inputs: how clients compute a gradient, and what they do to their examples before, beside `defenses`.
+    payload:      the client's message.
+    gradient, inputs: specifications of how clients compute gradients and change their examples, beside `defenses`.
     buffers:      what the server sent beside the weights; empty where the model has none, or they are not shared.
-    buffers_after: what the client sent back of them after its training.
-    metrics:      what the client reported in clear.
+    buffers_after: the buffers that the client sent back after its training.
+    metrics:      what the client reported without protection.
     update:       local minus global weights, by name, decoded from the payload.
-    sent:         which coordinates were sent, by name, where the codec tells.
-    rounding:     what rounding may have taken from `update`, by name, where clients send whole weights; else empty.
+    sent:         mask of the coordinates that were sent, by name, where the codec tells.
+    rounding:     bound on the rounding error of `update`, by name, where clients send weights instead of updates; else empty.
     """
 
     round: int
@@ -151,7 +152,7 @@ class Observation:
 
     @property
     def key(self) -> str:
-        """Names this observation within its recording."""
+        """Identifier of this observation within its recording."""
         return f"{self.round:05d}-{self.client}"
 
     @cached_property
@@ -164,10 +165,11 @@ class Observation:
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
-        """What rounding may have taken from each coordinate of `update`: a client that keeps whole weights rounds at every step.
+        """Bound on the rounding error of each coordinate of `update`, where a client sends weights instead of the update.
 
-        One rounding is half the gap between neighbouring numbers at the larger of the weights sent and sent back. What the
-        client then computes from rounded weights is its own training, and no error.
+        It is half the gap between neighbouring floating-point numbers at the larger of the weights sent and sent back, for each
+        step.
+        What a client computes from rounded weights counts as its training, not as an error.
         """
         if self.payload.codec != "weights":
             return {}

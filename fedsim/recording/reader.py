@@ -1,4 +1,4 @@
-"""Reads a recording, lazily, and never executes anything from it; nothing that it claims is believed before it is checked."""
+"""Reader of recordings that are not trusted: it executes nothing of them, reads what is asked for, and checks before use."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """One round in numbers of replies, and their bytes on the wire."""
+    """Numbers of replies in one round by status, and bytes received and sent."""
 
     round: int
     complete: int
@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Sent:
-    """What the server sent in one round, and to whom."""
+    """What the server sent in one round, and to which clients."""
 
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
@@ -55,9 +55,9 @@ class Sent:
 
 
 class Recording:
-    """A recording on disk: its manifest, its index, and one `Observation` at a time.
+    """A recording on disk: its manifest, its index, and its observations.
 
-    It may come from anywhere: what is not as a recorder writes it is refused with DamagedFile, which names the file.
+    It may come from anyone. Whatever a recorder would not have written is refused with DamagedFile, which names the file.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -66,7 +66,7 @@ class Recording:
         self._sent = lru_cache(maxsize=2)(self._try_sent)
 
     def fingerprint(self) -> str:
-        """Tells this recording from others: a digest of its manifest and of the first weights that were sent."""
+        """Return a digest of the manifest and of the first weights that were sent, which identifies this recording."""
         first = "".join(row.sha256 for row in self._sent_rows("ORDER BY round LIMIT 1"))
         content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
         return hashlib.sha256(content + first.encode()).hexdigest()
@@ -78,9 +78,9 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> list[Row]:
-        """The index in order of round and client, of `rounds` and `clients` only where given.
+        """Return the rows of the index by round and client, restricted to `rounds` and `clients` where given.
 
-        on_damage: is told of each row that makes no sense, which is then left out; without it the first one raises DamagedFile.
+        on_damage: called for each invalid row, which is then left out; without it the first one raises DamagedFile.
         """
         chosen, values = [], []
         for column, wanted in (("round", self._few(rounds) if rounds else None), ("client", clients)):
@@ -98,13 +98,13 @@ class Recording:
         return rows
 
     def _counted(self, row: Row) -> Row:
-        """The row with the number of examples behind its update in place of what the client reported; a sum's stays."""
+        """Return the row with the number of examples behind the update instead of the reported one, unless it is a sum."""
         if row.client == SUM:
             return row
         return replace(row, num_examples=self.manifest.training.examples_behind(row.num_examples), reported=row.num_examples)
 
     def _few(self, rounds: Iterable[int]) -> Iterable[int]:
-        """Rounds that may be asked for: of a range that is larger than any recording, those that are there."""
+        """Return the rounds to query: of a range that is larger than any recording, those that exist."""
         asked = Rounds.of(rounds)
         if len(asked) <= MOST_ASKED:
             return asked
@@ -112,7 +112,7 @@ class Recording:
         return [number for (number,) in found if number in asked]
 
     def counts(self) -> list[Counts]:
-        """Each round in numbers."""
+        """Return the counts of each round."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
         index.check_counts(self.folder, found)
@@ -121,22 +121,24 @@ class Recording:
         ]
 
     def clients(self) -> list[str]:
-        """All clients, in order; a sum is none."""
+        """Return all clients, sorted; the sum of secure aggregation is no client."""
         found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
         found = [client for client in found if client != SUM]
         index.check_clients(self.folder, found)
         return found
 
     def summed(self, round: int) -> tuple[str, ...]:
-        """The clients whose updates are in the sum of a round, in order; none where there is no secure aggregation."""
+        """Return the clients whose updates are in the sum of a round, sorted; empty without secure aggregation."""
         query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
         found = [client for (client,) in index.ask(self.folder, query, round, MASKED)]
         index.check_clients(self.folder, found)
         return tuple(found)
 
     def masked(self, row: Row) -> Masked:
-        """What the server saw of one client under secure aggregation. Raises DamagedFile, naming the file, as `observation` does,
-        and ValueError where that was nothing that is written down."""
+        """Return what the server saw of one client under secure aggregation.
+
+        Raises DamagedFile, naming the file, as `observation` does, and ValueError where nothing was recorded.
+        """
         if row.file is None or row.sha256 is None or row.codec != MASKED:
             raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
         weights = self.sent(row.round).weights
@@ -147,7 +149,7 @@ class Recording:
             raise DamagedFile(self.folder / row.file, str(error)) from None
 
     def rounds(self) -> list[int]:
-        """All rounds of which there are global weights, in order."""
+        """Return all rounds with global weights, ascending."""
         return [row.round for row in self._sent_rows("ORDER BY round")]
 
     def observation(self, row: Row) -> Observation:
@@ -194,16 +196,17 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Observation]:
-        """All complete observations, lazily.
+        """Yield all complete observations, each read when it is needed.
 
-        on_damage: is told of each observation that cannot be read, its error naming the file; the others follow. Without it
-                   the first one raises DamagedFile.
+        on_damage: called with the error of each observation that cannot be read; the others follow. Without it the first one
+        raises
+                   DamagedFile.
         """
         rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
         return _going_on((row for row in rows if row.status == "complete"), self.observation, on_damage)
 
     def sent(self, round: int) -> Sent:
-        """What the server sent in a round. Raises DamagedFile where that is missing or damaged."""
+        """Return what the server sent in a round. Raises DamagedFile where that is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
@@ -214,7 +217,7 @@ class Recording:
         return [index.sent_of(self.folder, line) for line in found]
 
     def _try_sent(self, round: int) -> Sent | DamagedFile:
-        """Failures are kept too: all clients of a round with damaged weights must not have them read again."""
+        """Return what the server sent, or the error; both are cached, as the clients of a round share one file of weights."""
         try:
             found = self._sent_rows("WHERE round = ?", round)
             if not found:
@@ -238,7 +241,7 @@ def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | 
 
 
 def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
-    """Raises ValueError where a reply could not be what a client made of what it was sent."""
+    """Raise ValueError where a reply cannot be an answer to what the client was sent."""
     payload, buffers = _apart(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
@@ -250,6 +253,6 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 
 def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Weights, or a payload, and the buffers that lie in the same file."""
+    """Separate weights, or a payload, from the buffers in the same file."""
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
     return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}

@@ -1,7 +1,7 @@
-"""A look at every file of a run before it is used: a foreign one may hold links that lead out of it, pipes and devices.
+"""Check of all entries of a run before it is used: a foreign run may hold links that lead out of it, pipes and devices.
 
-Files are opened without following links as well, see `safe_files`. This check comes first, so that a command ends before it has
-done anything, and covers what libraries open by path, such as SQLite.
+Files are also opened without following links, see `safe_files`. This check runs first, so that a command ends before it has
+changed anything, and covers files that libraries such as SQLite open by path.
 """
 
 import os
@@ -53,7 +53,7 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
 
 
 def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
-    """Where a link of a deployment leads, and the deployment's folder; None for anything else."""
+    """Return the target of a link that a deployment makes, and the deployment's folder; None for any other link."""
     try:
         led = os.readlink(name, dir_fd=at) if name in SHARED else None
     except OSError:
@@ -81,7 +81,7 @@ def _inside(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
 
 
 def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Errors of one entry of the folder with descriptor `at`, and of all below it."""
+    """Yield errors about one entry of the folder with descriptor `at`, and about all entries below it."""
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:  # another process may write here

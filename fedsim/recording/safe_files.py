@@ -1,6 +1,6 @@
-"""Access to files of a run that may come from anywhere: no links, no devices, nothing of absurd size.
+"""Access to the files of a run that is not trusted: no links, no devices, no files of absurd size.
 
-Folders are opened one by one through descriptors, so that nobody can exchange one for a link between a check and its use.
+Folders are opened one after the other through descriptors, so that none can be exchanged for a link between check and use.
 """
 
 import errno
@@ -29,9 +29,9 @@ COPY = "copy the run without its links, with cp -rL, if you trust what they lead
 
 
 class DamagedFile(ValueError):
-    """A file of a recording that is missing, not what its index says, or nothing that a recorder writes.
+    """A file of a recording that is missing, differs from its index, or was not written by a recorder.
 
-    path: of the file. reason: in a few words.
+    path: of the file. reason: a short message.
     """
 
     def __init__(self, path: Path | str, reason: str) -> None:
@@ -113,7 +113,7 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
 
 
 def check_status(status: os.stat_result) -> None:
-    """Raises ValueError where a file is not regular, or has a second name, which may lie anywhere."""
+    """Raise ValueError where a file is not regular, or has a second hard link, which may lie outside the run."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is no regular file")
     if status.st_nlink > 1:
@@ -121,7 +121,7 @@ def check_status(status: os.stat_result) -> None:
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
-    """The content of a small file, at most `limit` bytes. Raises DamagedFile as `opened` does."""
+    """Return the content of a small file, at most `limit` bytes. Raises what `opened` raises."""
     with opened(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
@@ -169,13 +169,13 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def shorten(value: object, length: int = 80) -> str:
-    """`value` as Python writes it, cut off where it is long: what comes from a file must not fill the screen."""
+    """Return the representation of `value`, cut off at `length`: values from a file must not fill the screen."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _below(folder: Path, below: Path) -> tuple[str, ...]:
-    """The names of the folders that lead from `below` to `folder`."""
+    """Return the names of the folders that lead from `below` to `folder`."""
     inner = PurePath(folder).relative_to(below).parts
     if ".." in inner:
         raise ValueError(f"{folder} is no plain path below {below}")
@@ -199,7 +199,7 @@ def _check(descriptor: int, limit: int) -> None:
 
 
 def _has_holes(descriptor: int, size: int) -> bool:
-    """Asked beside the blocks, which some network file systems do not count."""
+    """Return whether a file is sparse, from its map of holes; some network file systems report wrong numbers of blocks."""
     hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return hole < size

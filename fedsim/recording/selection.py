@@ -1,4 +1,4 @@
-"""Which rounds and clients are meant: how users write it, and what a recorder does about it."""
+"""Selections of rounds and clients, as users write them and as recorders use them."""
 
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ROUND_DIGITS = 15
 
 
 class Rounds(Set[int]):
-    """A set of 1-based rounds as ranges: `1-10000000000` takes no more memory than `1-2`."""
+    """A set of rounds, counted from 1, as ranges: `1-10000000000` takes no more memory than `1-2`."""
 
     def __init__(self, ranges: Iterable[range]) -> None:
         merged: list[range] = []
@@ -27,7 +27,7 @@ class Rounds(Set[int]):
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> "Rounds":
-        """The set of `numbers`."""
+        """Return the set of these numbers."""
         return numbers if isinstance(numbers, cls) else cls(range(number, number + 1) for number in numbers)
 
     @classmethod
@@ -65,7 +65,7 @@ class Rounds(Set[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is written down. rounds, clients: only these, where given; at_most: so many clients, the first that answer."""
+    """What is recorded. rounds, clients: only these, where given; at_most: number of clients, the first that answer."""
 
     rounds: Rounds | None = None
     clients: frozenset[str] | None = None
@@ -73,7 +73,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, rounds: str, clients: str) -> "Wanted":
-        """From what users write. Raises ValueError for anything else."""
+        """Parse what users write. Raises ValueError for anything else."""
         chosen = parse_clients(clients)
         if isinstance(chosen, int):
             return cls(rounds=parse_rounds(rounds), at_most=chosen)
@@ -81,7 +81,7 @@ class Wanted:
 
 
 def parse_rounds(text: str) -> Rounds | None:
-    """`"1-20"`, `"3"` or `"1-3,7"` as a set of 1-based rounds; None for `"all"`. Raises ValueError for anything else."""
+    """Parse `"1-20"`, `"3"` or `"1-3,7"` into a set of rounds; `"all"` gives None. Raises ValueError for anything else."""
     if text == "all":
         return None
     chosen: list[range] = []
@@ -100,7 +100,7 @@ def parse_rounds(text: str) -> Rounds | None:
 
 
 def parse_clients(text: str) -> int | frozenset[str] | None:
-    """`"5"` as a number of clients, `"3f2a,77b0"` as their names, None for `"all"`. Raises ValueError for anything else."""
+    """Parse `"5"` as a number of clients, `"3f2a,77b0"` as names, and `"all"` as None. Raises ValueError for anything else."""
     if text == "all":
         return None
     if text.isdigit() and len(text) <= COUNT_DIGITS:
@@ -114,9 +114,9 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
 
 
 def complete_names(given: Iterable[str], known: Collection[str]) -> frozenset[str]:
-    """The clients that names, or the beginnings of names, stand for; one that is the beginning of none is left as it is.
+    """Return the clients that names, or prefixes of names, stand for; a prefix of no client is returned unchanged.
 
-    Raises ValueError where a beginning is that of several clients.
+    Raises ValueError for a prefix of several clients.
     """
     chosen = set()
     for name in given:

@@ -1,4 +1,4 @@
-"""Reads tensors from a safetensors file that may come from anywhere: all that it claims is checked before it is believed."""
+"""Reader of safetensors files that are not trusted: everything that a header declares is checked before use."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """One tensor as a header describes it; `start` and `end` are bytes, counted from the end of the header."""
+    """A tensor in the header of a file; `start` and `end` are bytes, counted from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -36,10 +36,10 @@ TensorEntries = Mapping[str, Entry]
 
 
 def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEntries], None] | None = None) -> dict[str, Tensor]:
-    """The tensors in the file `name` below `folder`, by name, in the order of its header.
+    """Read the tensors in the file `name` below `folder`, by name, in the order of its header.
 
-    fits: raises ValueError where the header describes other tensors than are expected. It is asked before more than the
-          header is read, so that no memory is taken for what a file only claims.
+    fits: raises ValueError where the header describes other tensors than expected. It is called before anything but the header
+          is read, so that no memory is allocated for what a file only declares.
 
     The bytes are read once, into memory that all tensors share, and hashed on the way.
     Raises DamagedFile for anything but a whole safetensors file with that SHA-256.
@@ -79,7 +79,7 @@ def _header(length: bytes, size: int) -> bytearray:
 
 
 def _layout(header: bytes, size: int) -> dict[str, Entry]:
-    """What a header says. Raises ValueError where the tensors do not fill the `size` bytes after it one by one."""
+    """Return the entries of a header. Raises ValueError where the tensors do not fill the `size` bytes after it without gaps."""
     try:
         described = parse_json(header)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The local training that a server prescribes: public, and what an attacker simulates."""
+"""The local training that a server prescribes. It is public, and attacks simulate it."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -18,26 +18,27 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Local training as the server prescribes it: either `steps` a round or `epochs` a round.
+    """Local training as the server prescribes it: either `steps` or `epochs` in each round.
 
-    steps:     optimiser steps a round; they continue through the client's epoch from round to round.
-    epochs:    whole passes over the client's data a round (FedAvg).
-    optimiser: sgd, adam or adamw, as in torch.optim, made anew in each round. momentum, nesterov: of sgd. betas, eps: of Adam.
-    weight_decay: as in torch.optim: added to the gradient, and by adamw taken off the weights.
-    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last one holds for those that follow.
+    steps:     optimiser steps a round; the next round goes on within the client's epoch.
+    epochs:    passes over the client's data a round (FedAvg).
+    optimiser: sgd, adam or adamw, as in torch.optim, with new state in each round. momentum, nesterov: of sgd. betas, eps: of
+    Adam.
+    weight_decay: as in torch.optim: added to the gradient, or for adamw subtracted from the weights.
+    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last one holds for all later steps.
     round_decay: factor of the learning rate from one round to the next.
-    accumulation: batches whose mean gradient makes one step.
+    accumulation: number of batches whose mean gradient makes one step.
     clip_norm: largest norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
-    shuffle:   a fresh order for every epoch, drawn by the client.
-    drop_last: leave out an epoch's last batch where it is not full.
+    shuffle:   whether the client draws a new order for every epoch.
+    drop_last: whether an epoch's last batch is left out where it is not full.
     loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
     mode:      whether the model is in training or evaluation mode while the client trains.
-    buffers:   what becomes of batch-norm statistics. none: they stay as the model starts with them. shared: the server sends
-               them with the weights, clients send theirs back, and the server averages them. local: each client keeps its own.
-    frozen:    names of parameters that are not trained, with * for any part of a name; those of a LoRA's base, for example.
-    precision: that clients compute in; bfloat16 and float16 stand for automatic mixed precision.
-    augmentation: what clients do to an example before each use, in words: "random crop and flip"; "" for nothing.
-    examples:  number of examples behind each update, for a server that knows better than what clients report.
+    buffers:   treatment of batch-norm statistics. none: they keep their initial values. shared: the server sends them with the
+               weights, clients send theirs back, and the server averages them. local: each client keeps its own.
+    frozen:    names of parameters that are not trained, with * for any part of a name, such as those of the base of a LoRA.
+    precision: of the clients' computation; bfloat16 and float16 stand for automatic mixed precision.
+    augmentation: description of what clients do to an example before each use, "random crop and flip"; "" for nothing.
+    examples:  number of examples behind each update, for a server that knows it from elsewhere than the clients' reports.
     """
 
     learning_rate: float
@@ -105,7 +106,7 @@ class Training:
 
     @property
     def step_size(self) -> int:
-        """Examples behind one optimiser step."""
+        """Number of examples behind one optimiser step."""
         return self.batch_size * self.accumulation
 
     @property
@@ -115,27 +116,28 @@ class Training:
 
     @property
     def decay(self) -> float:
-        """The share of the weights that every step adds to what stands for its gradient in an update; Adam scales it, too."""
+        """Multiple of the weights that weight decay contributes to an update, beside the gradient; 0 for adam, which rescales it."""
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
     def rate(self, step: int) -> float:
-        """The learning rate of a local step, counted from 0."""
+        """Return the learning rate of a local step, counted from 0."""
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
     def in_round(self, number: int) -> "Training":
-        """What holds in one round, 1-based: the learning rate of that round, and no decay from round to round."""
+        """Return the training of one round, counted from 1: with that round's learning rate, and no decay between rounds."""
         if self.round_decay == 1:
             return self
         return replace(self, learning_rate=self.learning_rate * self.round_decay ** (number - 1), round_decay=1.0)
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a parameter is declared as not trained."""
+        """Return whether a parameter is declared as not trained."""
         return any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
     def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
-        """Examples behind each optimiser step of one round, of a client with so many; None where the server cannot tell.
+        """Return the number of examples behind each optimiser step of one round of a client with `num_examples`.
 
-        It cannot where a client's steps ran over the end of its epoch: the short batch may be any of them.
+        Returns None where the server cannot know it: where steps continue into the next epoch, any of them may be the short
+        batch.
         """
         if self.epochs is not None:
             if self.drop_last:
@@ -148,10 +150,10 @@ class Training:
         return (num_examples,) if self.steps == 1 else None
 
     def examples_behind(self, reported: int | None) -> int | None:
-        """The number of examples behind the update of a client that reports so many, each counted once an epoch.
+        """Return the number of examples behind the update of a client that reports `reported`, each counted once an epoch.
 
-        Apps report the size of the client's data set. Of it, `steps` use `steps * batch_size` examples at most, and an epoch with
-        `drop_last` no more than fill its batches. None where nothing is reported, and `examples` is not given.
+        Apps report the size of the client's data set. Of it, `steps` use at most `steps * batch_size` examples, and an epoch with
+        `drop_last` uses full batches only. Returns None where nothing is reported, and `examples` is not set.
         """
         if self.examples is not None:
             return self.examples
@@ -163,7 +165,7 @@ class Training:
         return used or reported
 
     def beliefs(self) -> list[str]:
-        """What an attack takes to be behind each update, in sentences, with what they follow from."""
+        """Return sentences on what an attack assumes to be behind each update, and why."""
         return [self._amount(), self._steps(), *self.limits()]
 
     def _amount(self) -> str:
@@ -191,7 +193,7 @@ class Training:
         return f"each step: {name} with {', '.join(parts)}, the network in mode {self.mode!r}"
 
     def limits(self) -> list[str]:
-        """What of this training no attack simulates, in sentences."""
+        """Return sentences on the parts of this training that no attack simulates."""
         found = []
         if self.optimiser != "sgd":
             found.append(

@@ -1,4 +1,4 @@
-"""Writes a recording: append-only, every file whole or absent, the index rows last."""
+"""Writer of recordings: files are only added, each appears whole, and the rows of the index come last."""
 
 import json
 import re
@@ -30,14 +30,14 @@ MOST_EXAMPLES = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came back from one client in one round, or that nothing did.
+    """The reply of one client in one round, or the note that none came.
 
-    client:  its pseudonym, or its node id where it sent none; SUM for the sum over all that are masked.
-    node:    Flower's node id, as text: it exceeds what JSON numbers hold.
-    status:  masked: the client's update is in the sum of its round, and nowhere else.
-    reason:  why there is no payload, where there is none.
+    client:  its pseudonym, or its node id where it sent none; SUM for the sum of all masked updates.
+    node:    Flower's node id as text, as it exceeds what JSON numbers hold.
+    status:  masked: the client's update is in the sum of its round only.
+    reason:  why there is no payload.
     buffers: what the client sent beside the update.
-    bytes:   size of the reply on the wire.
+    bytes:   size of the message.
     """
 
     client: str
@@ -52,14 +52,14 @@ class Reply:
 
 
 def is_plain(client: str) -> bool:
-    """Whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
+    """Return whether a client's name, which the client chooses, can be used as a file name in a recording."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
 
 
 class Recorder:
-    """An append-only recording in `folder`, round by round: `sent`, `received` for each reply, then `commit`.
+    """A recording in `folder`, written round by round: `sent`, `received` for each reply, then `commit`.
 
-    A round that was not committed is no part of the recording.
+    A round that was not committed is not part of the recording.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -124,13 +124,13 @@ class Recorder:
             path.unlink()
 
     def rounds(self) -> int:
-        """How many rounds are part of the recording so far."""
+        """Return the number of committed rounds."""
         with closing(connect_to_write(self.folder)) as index:
             (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
         return int(count)
 
     def clients(self) -> set[str]:
-        """All clients that are part of the recording so far."""
+        """Return all clients of committed rounds."""
         with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
 
@@ -146,7 +146,7 @@ def _printable(text: str) -> str:
 
 
 def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Not more than anyone reads."""
+    """Return at most as many metrics, and names as short, as a reader accepts."""
     return {_printable(name): value for name, value in sorted(metrics.items())[:MOST_METRICS]}
 
 

@@ -1,1 +1,1 @@
-"""What the codecs are made of: bits, tables of few values, and positions."""
+"""Building blocks of codecs: bit packing, tables of few values, and positions."""

@@ -1,4 +1,4 @@
-"""Tensors as the bit patterns of their entries, and small whole numbers in as few bits as they need."""
+"""Bit patterns of tensors, and packing of small natural numbers into as few bits as they need."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Bits = NDArray[Any]
 
 
 def bits_of(tensor: Tensor) -> Bits:
-    """The bit patterns of a tensor, in row-major order; in its own memory where it has that order.
+    """Return the bit patterns of a tensor in row-major order, without a copy where its memory has that order.
 
     Raises ValueError for a type that a recording cannot hold.
     """
@@ -27,28 +27,28 @@ def bits_of(tensor: Tensor) -> Bits:
 
 
 def tensor_of(bits: Bits, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `bits_of`, in the same memory."""
+    """Return a tensor with these bit patterns, in the same memory; the inverse of `bits_of`."""
     return torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(shape)
 
 
 def width_of(count: int) -> int:
-    """Bits that tell `count` things apart: none for one thing."""
+    """Return the number of bits that distinguish `count` values; 0 for one value."""
     return max(0, count - 1).bit_length()
 
 
 def packed_bytes(width: int, count: int) -> int:
-    """Length of what `pack` makes of `count` numbers."""
+    """Return the number of bytes that `pack` makes of `count` numbers."""
     return width * -(-count // 8)
 
 
 def pack(numbers: NDArray[Any], width: int) -> Tensor:
-    """Whole numbers (N,) below 2**width as bytes: all their lowest bits, eight a byte, then all the next ones, and so on."""
+    """Pack natural numbers (N,) below 2**width into bytes, bit plane by bit plane: the lowest bits of all numbers first."""
     planes = [np.packbits((numbers & numbers.dtype.type(1 << place)) != 0) for place in range(width)]
     return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *planes]))
 
 
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
-    """The inverse of `pack`. Raises ValueError where `packed` has another length than `count` numbers make."""
+    """Return the `count` numbers that `pack` packed. Raises ValueError where `packed` has another length."""
     if len(packed) != packed_bytes(width, count):
         raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits, which take {packed_bytes(width, count)}")
     kind = np.min_scalar_type((1 << width) - 1)

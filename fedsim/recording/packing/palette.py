@@ -1,4 +1,4 @@
-"""Values of which few differ: a table of them, and for each entry its place in the table."""
+"""Tables of the distinct values of a tensor, for tensors that have few of them."""
 
 from typing import Any, NamedTuple
 
@@ -16,17 +16,16 @@ MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E
 
 
 class Palette(NamedTuple):
-    """values: all that occur, each once, ascending as bit patterns. codes: (N,) the place of each entry's value among them."""
+    """values: distinct bit patterns, ascending. codes: (N,) index of each entry's value among them."""
 
     values: Bits
     codes: NDArray[Any]
 
 
 def find(bits: Bits, most: int | None = None) -> Palette | None:
-    """The palette of `bits` (N,); None where it has more than `most` values, or so many that it would not pay off.
+    """Return the palette of `bits` (N,); None where it has more than `most` values, or so many that it saves nothing.
 
-    A sample tells which values to expect, and every entry is compared with the one that it is taken for: that is faster than
-    to sort all of them.
+    Values are collected from a sample and completed by comparing every entry with its table entry, which is faster than sorting.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE)]
@@ -48,14 +47,17 @@ def find(bits: Bits, most: int | None = None) -> Palette | None:
 
 
 def _distinct(bits: Bits) -> Bits:
-    """As `np.unique`, which takes ten times as long where much differs."""
+    """Return the distinct values, ascending, like `np.unique`, which takes ten times as long on many distinct values."""
     ordered = np.sort(bits)
     found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
     return found
 
 
 def _by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
-    """The place of nearly every entry among `values`, by multiplicative hashing (Knuth, vol. 3, 6.4); of the others any place."""
+    """Return for nearly every entry its index in `values`, by multiplicative hashing (Knuth, vol.
+
+    3, 6.4), for others any index.
+    """
     kind, width = bits.dtype.type, 8 * bits.itemsize
     places = np.zeros(1 << min(width, width_of(len(values)) + 6), np.min_scalar_type(len(values) - 1))
     shift = kind(width - width_of(len(places)))

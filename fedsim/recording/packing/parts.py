@@ -1,4 +1,4 @@
-"""The tensors that one parameter becomes on the wire, under names of their own."""
+"""Names and checks of the tensors that a codec makes of one parameter."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ EACH = 160
 
 
 class TensorLike(Protocol):
-    """A tensor, or what a file says of one."""
+    """A tensor, or the description of one in a file."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def joined(name: str, parts: Mapping[str, T]) -> dict[str, T]:
-    """The parts of a parameter by the names that they have on the wire."""
+    """Return the parts of a parameter under the names that they have in a message."""
     return {f"{name}{SEPARATOR}{part}": tensor for part, tensor in parts.items()}
 
 
 def apart(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """The parts of all parameters, in order of their first parts. Raises ValueError for a name that `joined` never gives."""
+    """Return the parts of all parameters by parameter. Raises ValueError for a name that `joined` does not make."""
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(SEPARATOR)
@@ -53,25 +53,28 @@ def about(name: str) -> Iterator[None]:
 
 
 def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> None:
-    """Raises ValueError where an update has other names than the weights."""
+    """Raise ValueError where an update has other names than the weights."""
     if names := sorted(got.keys() ^ weights.keys()):
         raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:
-    """Raises ValueError where a tensor of an update has another shape than its weight."""
+    """Raise ValueError where a tensor of an update has another shape than its weight."""
     if tuple(got.shape) != tuple(weight.shape):
         raise ValueError(f"has shape {shorten(tuple(got.shape))}, and the one that was sent {tuple(weight.shape)}")
 
 
 def check_kind(got: TensorLike, weight: TensorLike) -> None:
-    """Raises ValueError where one of the two holds whole numbers, and the other does not."""
+    """Raise ValueError where one of the two holds integers, and the other does not."""
     if got.dtype.is_floating_point != weight.dtype.is_floating_point:
         raise ValueError(f"is of type {got.dtype}, and the one that was sent of {weight.dtype}; send it back as {weight.dtype}")
 
 
 def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
-    """Length of a part, a vector of type `dtype`, or of any type that can be recorded. Raises ValueError where it is none."""
+    """Return the length of a part, a vector of type `dtype`, or of any type that can be recorded.
+
+    Raises ValueError for others.
+    """
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
         fitting = f"{most}" if least == most else f"{least} to {most}"
         raise ValueError(f"has {part} of shape {shorten(tuple(got.shape))}, where {fitting} values would fit")

@@ -1,10 +1,10 @@
-"""Some of the positions 0 to N - 1 in as few bytes as they need.
+"""Encodings of a set of positions from 0 to N - 1 in as few bytes as possible.
 
-index: each as a whole number of 8, 16, 32 or 64 bits, whatever N takes.
-mask:  one bit for each of the N.
+index: each position as an integer of 8, 16, 32 or 64 bits, as N requires.
+mask:  one bit for each of the N positions.
 gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"): the upper bits of ascending positions as gaps in
-       unary, `high`, the lower ones as they are, `low`. It takes about 2 + log2(N / K) bits for each of K positions, less
-       than one above the entropy of random ones.
+       unary, `high`, and the lower bits unchanged, `low`. It takes about 2 + log2(N / K) bits for each of K positions, less
+       than one bit above the entropy of random ones.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ WAYS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:
-    """Ascending positions below `size`, at least one of them, in the smallest of the three ways."""
+    """Encode ascending positions below `size`, at least one, by the smallest of the three encodings."""
     count = len(positions)
     lower = _lower(size, count)
     lengths = {"index": count * _kind(size).itemsize, "mask": packed_bytes(1, size)}
@@ -43,7 +43,7 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 
 
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
-    """The inverse of `pack`. Raises ValueError for what are no ascending positions below `size`."""
+    """Return the positions that `pack` encoded. Raises ValueError for tensors that encode no ascending positions below `size`."""
     if "index" in parts:
         found = parts["index"].numpy()
         if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
@@ -59,7 +59,7 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
 
 
 def check(parts: Mapping[str, TensorLike], size: int) -> None:
-    """Raises ValueError where `parts` could not be positions below `size`."""
+    """Raise ValueError where names, types and shapes of `parts` cannot encode positions below `size`."""
     if "index" in parts:
         check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _kind(size))).dtype, most=size)
     elif "mask" in parts:
@@ -80,12 +80,12 @@ def _gaps(high: Tensor, low: Tensor, size: int) -> Positions:
 
 
 def _lower(size: int, count: int) -> int:
-    """How many bits of a position are not coded in unary; none where too many positions are given for that to pay off."""
+    """Return the number of lower bits of a position, which are not coded in unary; 0 where positions are dense."""
     return max(0, (size // count).bit_length() - 1) if count else 0
 
 
 def _unary(size: int, count: int, lower: int) -> int:
-    """Bits that `count` upper parts of positions below `size` take in unary."""
+    """Return the number of bits of the unary code of `count` upper parts of positions below `size`."""
     return count + ((size - 1) >> lower)
 
 
@@ -96,5 +96,5 @@ def _bitmap(positions: Positions, size: int) -> Tensor:
 
 
 def _kind(size: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds every position below `size`."""
+    """Return the smallest unsigned type that holds every position below `size`."""
     return np.min_scalar_type(max(0, size - 1))

@@ -1,4 +1,4 @@
-"""Only the entries of a tensor that are not zero: where they are, and what they are.
+"""Codec that sends positions and values of the entries that are not zero.
 
 An entry is left out where all its bits are zero; -0.0 is sent like any other value.
 """
@@ -21,8 +21,11 @@ WAYS = tuple(what | where for what in ({"values"}, *values.WAYS) for where in po
 
 
 def encode(update: Tensors) -> dict[str, Tensor]:
-    """`NAME/values`, or `NAME/palette` and `NAME/codes` where few of them differ; and `NAME/index`, `NAME/mask` or `NAME/high`
-    and `NAME/low` for where they are. `NAME/dense` where that is smaller; no values at all where all are zero.
+    """Encode the non-zero entries of each tensor.
+
+    Values become `NAME/values`, or `NAME/palette` and `NAME/codes` where few of them differ; positions become `NAME/index`,
+    `NAME/mask`, or `NAME/high` and `NAME/low`. `NAME/dense` replaces all of these where it is smaller; a tensor of zeros has no
+    values.
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
@@ -41,7 +44,7 @@ def _parts(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
+    """Return the update that `encode` encoded. Raises ValueError for tensors that encode no update of the shapes of `start`."""
     fits(packed, start)
     update = {}
     for name, parts in apart(packed).items():
@@ -66,13 +69,13 @@ def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
 
 
 def sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """The mask of the entries that are not zero, by name; it does not depend on how they were packed."""
+    """Return by name the mask of the entries that are not zero, which is the same for each encoding."""
     masks = {name: (bits_of(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
     return {name: tensor_of(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 
 
 def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raises ValueError where types and shapes alone tell that this is no update of such weights."""
+    """Raise ValueError where names, types and shapes show that this is no update of such weights."""
     found = apart(described)
     check_names(found, weights)
     for name, parts in found.items():

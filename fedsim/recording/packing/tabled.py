@@ -1,7 +1,7 @@
-"""Every entry of a tensor by a table of the few values that it has; as it is where that saves nothing.
+"""Codec that sends a table of the distinct values of each tensor and an index for each entry, where that is smaller.
 
-What a quantiser sends takes the true number of bits: of QSGD's 2 s + 1 values a tensor each takes ceil(log2(2 s + 1)), and of a
-sign with its scale one. The values themselves are in the table, so that nothing of the quantiser need be known.
+The output of a quantiser takes its true number of bits: QSGD's 2 s + 1 values a tensor take ceil(log2(2 s + 1)) bits each, and
+a sign with its scale takes one. The codec needs to know nothing of the quantiser, as the table holds the values.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
-    """By a table of at most `most` values a tensor: `NAME/palette` and `NAME/codes`, or `NAME/dense`."""
+    """Encode each tensor as `NAME/palette`, at most `most` values, and `NAME/codes`, or unchanged as `NAME/dense`."""
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
         packed |= joined(name, values.tabled(bits_of(tensor), tensor.dtype, most) or {"dense": tensor})
@@ -26,7 +26,7 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
-    """The inverse. Raises ValueError for what gives no update of the shapes of `start`."""
+    """Return the update that `encode` encoded. Raises ValueError for tensors that encode no update of the shapes of `start`."""
     fits(packed, start, most)
     update = {}
     for name, parts in apart(packed).items():
@@ -40,7 +40,7 @@ def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = 
 
 
 def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
-    """Raises ValueError where types and shapes alone tell that this is no update of such weights."""
+    """Raise ValueError where names, types and shapes show that this is no update of such weights."""
     found = apart(described)
     check_names(found, weights)
     for name, parts in found.items():

@@ -1,4 +1,4 @@
-"""The entries of a tensor, as they are or by a table of the few that differ."""
+"""Encoding of values, unchanged or by a table of the distinct ones."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ WAYS = ({"palette"}, {"palette", "codes"})
 
 
 def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
-    """`bits` (N,) of entries of type `dtype` by a table; None where it would have more than `most` values, or save nothing."""
+    """Encode `bits` (N,) of entries of type `dtype` by a table; None where it has more than `most` values, or saves nothing."""
     found = palette.find(bits, most)
     if found is None:
         return None
@@ -25,7 +25,7 @@ def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str,
 
 
 def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
-    """The inverse of `tabled`, for `count` entries. Raises ValueError for a code of which the table has no value."""
+    """Return the `count` values that `tabled` encoded. Raises ValueError for an index outside of the table."""
     table = bits_of(parts["palette"])
     if "codes" not in parts:
         return table.repeat(count)
@@ -37,7 +37,7 @@ def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
 
 
 def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
-    """Raises ValueError where `parts` could not be a table of at most `most` values, and codes of so many entries."""
+    """Raise ValueError where `parts` cannot be a table of at most `most` values with indices of so many entries."""
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = width_of(length)
     if bool(width) != ("codes" in parts):
@@ -48,5 +48,5 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
 
 
 def cost(parts: Mapping[str, Tensor]) -> int:
-    """About how many bytes `parts` take in a message."""
+    """Return about how many bytes `parts` take in a message."""
     return sum(EACH + tensor.nbytes for tensor in parts.values())

@@ -155,7 +155,7 @@ def test_without_a_network_one_line_says_what_and_where(name: str, tmp_path: Pat
 def test_a_silent_server_is_given_up_on(mnist_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(published.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
-        monkeypatch.setattr(cache, "TIMEOUT", 0.2)
+        monkeypatch.setattr(cache, "TIMEOUT_SECONDS", 0.2)
         hung_up = Timer(4, silent.close)  # so that a client that waits for ever fails
         hung_up.start()
         assert "timed out" in refused(datasets.mnist, tmp_path / "root")

@@ -119,7 +119,7 @@ def test_a_value_of_many_megabytes_is_not_read(recorded: Path, change_index: Cha
 
 def test_a_query_that_does_not_end_is_stopped(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one over pages that lie in a circle would be."""
-    monkeypatch.setattr(index_module, "STEP", 1000)
+    monkeypatch.setattr(index_module, "PROGRESS_INSTRUCTIONS", 1000)
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     with pytest.raises(DamagedFile, match="interrupted"):
         index_module.ask(recorded, endless)

@@ -18,7 +18,7 @@ from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-from fedsim.recording.disk_space import SPARE, DiskFull, check_room, explain_full_disk
+from fedsim.recording.disk_space import SPARE_BYTES, DiskFull, check_room, explain_full_disk
 from fedsim.recording.selection import Rounds, Wanted, complete_names, parse_clients, parse_rounds
 
 Federate = Callable[..., FederationRun]
@@ -61,7 +61,7 @@ def test_named_clients_are_recorded(federate: Federate) -> None:
 
 
 def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SPARE + 1_500_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SPARE_BYTES + 1_500_000))
     check_room(tmp_path / "not" / "there", 1_500_000, "it takes", "do less")
     with pytest.raises(
         DiskFull, match=r"it takes about 1\.6 MB, and 21\.5 MB are free, of which 20 MB are left to others; make room, or do less"
