@@ -11,7 +11,7 @@ from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.index import INDEX, ask, path_of
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED, SUM
-from fedsim.recording.run_check import OF_A_RECORDING, OF_A_RUN, find_foreign
+from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign
 from fedsim.recording.safe_files import UNPRINTABLE, read_bytes
 from fedsim.truth import TruthReader
 
@@ -189,9 +189,9 @@ def kind_of(folder: Path) -> str:
         raise ValueError(f"{folder} is no folder")
     inner = folder / RECORDING
     if _is_recording(folder):
-        kind, own = "recording", OF_A_RECORDING
+        kind, own = "recording", RECORDING_ENTRIES
     elif _is_file(folder / EXPERIMENT) or (_is_recording(inner) and not inner.is_symlink()):
-        kind, own = "run", OF_A_RUN
+        kind, own = "run", RUN_ENTRIES
     else:
         raise ValueError(f"{folder} is neither a run nor a recording: it has no {EXPERIMENT} and no {MANIFEST}")
     if others := sorted(path.name for path in folder.iterdir() if path.name not in own and path.suffix != ".partial"):

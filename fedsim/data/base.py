@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 MAX_CLASSES = 100_000
 """Classes that a data set may have: each has a name, and a network an output for each."""
-CHUNK = 4096
+HASHED_EXAMPLES = 4096
 """Examples that are hashed at a time where they do not lie in one piece."""
 
 
@@ -72,7 +72,7 @@ class Dataset:
     def _content_hash(self) -> str:
         values = self.train.values
         digest = hashlib.sha256(str(values.shape).encode())
-        step = len(values) if values.flags.c_contiguous else CHUNK
+        step = len(values) if values.flags.c_contiguous else HASHED_EXAMPLES
         for start in range(0, len(values), step or 1):
             digest.update(np.ascontiguousarray(values[start : start + step]).data)
         digest.update(self.train.labels.astype(np.int64).tobytes())

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-TIMEOUT = 15.0
+TIMEOUT_SECONDS = 15.0
 """Seconds without an answer after which a server counts as out of reach."""
 
 
@@ -32,7 +32,7 @@ def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True) as own:
-            with _patience(TIMEOUT):
+            with _patience(TIMEOUT_SECONDS):
                 fetch(own)
             _move(Path(own) / part, place)
     except (OSError, RuntimeError, HTTPException) as error:

@@ -16,7 +16,7 @@ Texts = NDArray[np.object_]
 
 MISSING = "?"
 """What a value that is not there becomes."""
-MARKERS = frozenset({"", "?", "na", "nan"})
+MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 """What files write for a value that is not there, in any case."""
 
 
@@ -55,7 +55,7 @@ def _rows(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 def _clean(value: str) -> str:
     text = value.strip()
-    return MISSING if text.lower() in MARKERS else text
+    return MISSING if text.lower() in MISSING_MARKERS else text
 
 
 def _check_names(path: Path, names: list[str]) -> None:

@@ -11,7 +11,7 @@ from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.cache import fetched
 from fedsim.recording.observation import DataSpec
 
-WINDOW = (61, 61, 189, 189)
+CROP = (61, 61, 189, 189)
 """Left, upper, right and lower edge, in pixels of 250, of what CPL keeps of a photograph."""
 
 
@@ -76,7 +76,7 @@ def _face(path: Path, size: int) -> Array:
 
     try:
         with Image.open(path, formats=("JPEG",)) as photograph:
-            face = photograph.convert("RGB").crop(WINDOW).resize((size, size))
+            face = photograph.convert("RGB").crop(CROP).resize((size, size))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home, and it is downloaded again") from None
     return np.asarray(face).transpose(2, 0, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SPARE = 20_000_000
+SPARE_BYTES = 20_000_000
 """Bytes that are left to everything else on the disk."""
 
 
@@ -19,10 +19,10 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
     """Raise DiskFull, with `what` and `mend` in the message, where `needed` bytes do not fit on the disk of `folder`."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
-    if free < needed + SPARE:
+    if free < needed + SPARE_BYTES:
         raise DiskFull(
             f"{folder}: {what} about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free, of which "
-            f"{SPARE / 1e6:,.0f} MB are left to others; make room, or {mend}"
+            f"{SPARE_BYTES / 1e6:,.0f} MB are left to others; make room, or {mend}"
         )
 
 

@@ -35,11 +35,11 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Types of a tensor that can be written, and their names in the safetensors format."""
-LARGE = 1_000_000
+LARGE_BYTES = 1_000_000
 """Files of so many bytes are let go from memory once they are on disk: fresh pages for each update cost more than writing it."""
-MAX_LINES = 2 * 2**30
+MAX_LINES_BYTES = 2 * 2**30
 """Bytes of the largest file of JSON lines that is read."""
-MAX_LINE = 2**24
+MAX_LINE_BYTES = 2**24
 """Bytes of its longest line."""
 
 
@@ -121,7 +121,7 @@ def flush(path: Path) -> None:
 
 def _settle(descriptor: int) -> None:
     os.fsync(descriptor)
-    if os.fstat(descriptor).st_size > LARGE and hasattr(os, "posix_fadvise"):
+    if os.fstat(descriptor).st_size > LARGE_BYTES and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -183,9 +183,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not os.path.lexists(path):
         return []
     rows: list[dict[str, Any]] = []
-    with opened(path.parent, path.name, limit=MAX_LINES) as file:
+    with opened(path.parent, path.name, limit=MAX_LINES_BYTES) as file:
         lines = BufferedReader(file)
-        while (line := lines.readline(MAX_LINE + 1)).endswith(b"\n"):
+        while (line := lines.readline(MAX_LINE_BYTES + 1)).endswith(b"\n"):
             if line == b"\n":
                 continue
             try:
@@ -195,8 +195,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise DamagedFile(path, f"row {len(rows) + 1} is no JSON object")
             rows.append(row)
-        if len(line) > MAX_LINE:
-            raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE} bytes")
+        if len(line) > MAX_LINE_BYTES:
+            raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE_BYTES} bytes")
     return rows
 
 
@@ -216,7 +216,7 @@ def write_tensors(
     digest = hashlib.sha256()
     with replacing(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
         for part in _safetensors(tensors, metadata or {}):
-            if len(part) < LARGE:
+            if len(part) < LARGE_BYTES:
                 digest.update(part)
                 file.write(part)
             else:  # neither holds Python's lock: at the same time on two cores

@@ -18,7 +18,7 @@ EXCHANGES = ("setup", "share", "collect", "unmask")
 HEADER = 3
 """Words before those of an update: the weight, how many coordinates were clipped, and whether any was."""
 KEY_BYTES = 32
-LARGEST = 2**53
+MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Masked:
         Raises ValueError for a negative size.
         """
         for name in ("sealed", "up", "down"):
-            if bool(((tensors[name] < 0) | (tensors[name] > LARGEST)).any()):
+            if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
                 raise ValueError(f"tensor {name!r} holds what is no size")
         up, down = (
             {exchange: size for exchange, size in zip(EXCHANGES, tensors[name].tolist(), strict=True) if size}

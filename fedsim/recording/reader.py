@@ -22,12 +22,12 @@ from fedsim.recording.packing.parts import about, check_kind, check_shape
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
 from fedsim.recording.selection import Rounds
 from fedsim.recording.tensor_files import TensorEntries, read_tensors
-from fedsim.recording.writer import BUFFER
+from fedsim.recording.writer import BUFFER_PREFIX
 
 __all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
 OnDamage = Callable[[DamagedFile], None]
-MOST_ASKED = 10_000
+MAX_QUERIED_ROUNDS = 10_000
 """Rounds that are asked for one by one."""
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,7 +106,7 @@ class Recording:
     def _few(self, rounds: Iterable[int]) -> Iterable[int]:
         """Return the rounds to query: of a range that is larger than any recording, those that exist."""
         asked = Rounds.of(rounds)
-        if len(asked) <= MOST_ASKED:
+        if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
         found = index.ask(self.folder, "SELECT DISTINCT round FROM observations")
         return [number for (number,) in found if number in asked]
@@ -254,5 +254,5 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
     """Separate weights, or a payload, from the buffers in the same file."""
-    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
-    return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}
+    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
+    return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -9,19 +9,19 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.recording.safe_files import COPY, DamagedFile, check_status, opened_folder
+from fedsim.recording.safe_files import COPY_ADVICE, DamagedFile, check_status, opened_folder
 
 MAX_DEPTH = 16
 """Folders within folders; a recorder, a client and an attack make four."""
-OF_A_RECORDING = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
-OF_A_RUN = frozenset(
+RECORDING_ENTRIES = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
+RUN_ENTRIES = frozenset(
     {
         *("experiment.toml", "recording", "metrics.jsonl", "state", "clients", "truth"),
         *("reconstructions", "scores.jsonl", "pairs", "report.html"),
     }
 )
 """All that fedsim and attacker write into a run, beside files that a crash left half written."""
-SHARED = ("recording", "reconstructions")
+SHARED_FOLDERS = ("recording", "reconstructions")
 """What the server and the scorer of a deployment on one machine share with the attacker's folder, through links."""
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -42,7 +42,7 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
         with opened_folder(folder) as at:
             names = os.listdir(at)
             if not {"recording", "manifest.json", "attack.json"}.intersection(names):
-                names = [name for name in names if name in OF_A_RUN | OF_A_RECORDING]
+                names = [name for name in names if name in RUN_ENTRIES | RECORDING_ENTRIES]
             for name in sorted(names):
                 target = _shared(folder, name, at)
                 yield from _look(folder / name, name, at, 1) if target is None else _in_folder(*target)
@@ -55,7 +55,7 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
 def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
     """Return the target of a link that a deployment makes, and the deployment's folder; None for any other link."""
     try:
-        led = os.readlink(name, dir_fd=at) if name in SHARED else None
+        led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
     except OSError:
         return None
     inner = Path("attacks", folder.resolve().name, name)
@@ -101,7 +101,7 @@ def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
         finally:
             os.close(inner)
     elif kind == stat.S_IFLNK:
-        yield DamagedFile(path, f"is a symbolic link, which is not followed; {COPY}")
+        yield DamagedFile(path, f"is a symbolic link, which is not followed; {COPY_ADVICE}")
     elif kind != stat.S_IFREG:
         yield DamagedFile(path, f"is {KINDS.get(kind, 'no file')}, and no command makes one; remove it")
     else:

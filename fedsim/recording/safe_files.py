@@ -18,13 +18,13 @@ from safetensors import safe_open
 
 SPARSE_BYTES = 1 << 20
 """Files of fewer bytes may be as hollow as they like."""
-HOLLOW = 64
+MAX_SPARSE_RATIO = 64
 """How many times larger than its space on disk a file may be; a compressing file system does not get there with weights."""
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What no name in a recording holds: it could forge lines, or steer the terminal that shows it."""
-MAX_JSON = 64 * 2**20
+MAX_JSON_BYTES = 64 * 2**20
 """Bytes of the largest JSON document that is read where no other limit is given."""
-COPY = "copy the run without its links, with cp -rL, if you trust what they lead to"
+COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what they lead to"
 """The mend for links of both kinds."""
 
 
@@ -117,7 +117,9 @@ def check_status(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is no regular file")
     if status.st_nlink > 1:
-        raise ValueError(f"is a hard link to a file with {status.st_nlink} names, of which others may lie elsewhere; {COPY}")
+        raise ValueError(
+            f"is a hard link to a file with {status.st_nlink} names, of which others may lie elsewhere; {COPY_ADVICE}"
+        )
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
@@ -129,7 +131,7 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
         return content
 
 
-def read_json(path: Path, *, limit: int = MAX_JSON) -> Any:
+def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
     """Read a file of plain JSON. Raises DamagedFile, naming the file, as `opened` and `parse_json` do."""
     try:
         return parse_json(read_bytes(path.parent, path.name, limit=limit))
@@ -194,7 +196,7 @@ def _check(descriptor: int, limit: int) -> None:
     if status.st_size > limit:
         raise ValueError(f"has {status.st_size} bytes, and at most {limit} are read")
     stored = 512 * status.st_blocks
-    if status.st_size > max(SPARSE_BYTES, HOLLOW * stored) and _has_holes(descriptor, status.st_size):
+    if status.st_size > max(SPARSE_BYTES, MAX_SPARSE_RATIO * stored) and _has_holes(descriptor, status.st_size):
         raise ValueError(f"is hollow: {status.st_size} bytes, of which {stored} are on disk")
 
 
@@ -208,9 +210,9 @@ def _has_holes(descriptor: int, size: int) -> bool:
 def _words(error: OSError) -> str:
     match error.errno:
         case errno.ELOOP:
-            return f"is a symbolic link, which is not followed; {COPY}"
+            return f"is a symbolic link, which is not followed; {COPY_ADVICE}"
         case errno.ENOTDIR:
-            return f"is no folder, or a symbolic link, which is not followed; {COPY}"
+            return f"is no folder, or a symbolic link, which is not followed; {COPY_ADVICE}"
     return error.strerror or str(error)
 
 

@@ -17,7 +17,7 @@ MAX_BYTES = 16 * 2**30
 MAX_HEADER = 4 * 2**20
 """Bytes of the longest header: some forty thousand tensors."""
 MAX_DIMENSIONS = 16
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes that are read and hashed at a time: they are still in the cache for the second."""
 
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
@@ -55,8 +55,8 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
         digest = hashlib.sha256(header)
         data = _room(size - len(header))
         content = data.numpy().data
-        for start in range(0, len(content), CHUNK):
-            part = content[start : start + CHUNK]
+        for start in range(0, len(content), CHUNK_BYTES):
+            part = content[start : start + CHUNK_BYTES]
             read_exactly(file, part)
             digest.update(part)
         if digest.hexdigest() != sha256:

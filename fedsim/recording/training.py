@@ -116,7 +116,7 @@ class Training:
 
     @property
     def decay(self) -> float:
-        """Multiple of the weights that weight decay contributes to an update, beside the gradient; 0 for adam, which rescales it."""
+        """Multiple of the weights that weight decay adds to an update beside the gradient; 0 for adam, which rescales it."""
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
     def rate(self, step: int) -> float:

@@ -14,7 +14,7 @@ from fedsim.flower import records
 from fedsim.recording.codec import Payload, codec_of
 from fedsim.recording.files import DTYPES
 from fedsim.recording.packing.parts import apart
-from fedsim.recording.writer import MOST_EXAMPLES, Reply, is_plain
+from fedsim.recording.writer import MAX_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
 """Number of digits from which a purely numeric pseudonym is refused, since it could be another client's node id."""
@@ -132,7 +132,7 @@ def pseudonym_of(message: Message) -> str | None:
 
 def whole(count: float) -> int:
     """Return a number of examples as an int. Raises ValueError if it cannot be one."""
-    if not isfinite(count) or count != int(count) or not 1 <= count < MOST_EXAMPLES:
+    if not isfinite(count) or count != int(count) or not 1 <= count < MAX_EXAMPLES:
         raise ValueError(f"{count} examples")
     return int(count)
 

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from fedsim.recording.packing.bits import Bits, width_of
 
-SAMPLE = 8192
-REPEATED = 0.95
+SAMPLE_SIZE = 8192
+MAX_DISTINCT_SHARE = 0.95
 """Where more than this share of a sample differs, the table would be too long to pay off: with 2**16 values 0.94 do."""
-FEW = 1024
+MAX_DISTINCT_IN_SAMPLE = 1024
 """Where fewer differ in a sample, it most likely holds nearly all that differ."""
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 
@@ -28,10 +28,10 @@ def find(bits: Bits, most: int | None = None) -> Palette | None:
     Values are collected from a sample and completed by comparing every entry with its table entry, which is faster than sorting.
     """
     most = len(bits) if most is None else most
-    sample = bits[:: max(1, len(bits) // SAMPLE)]
+    sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
     values = _distinct(sample)
-    if len(sample) < len(bits) and len(values) > FEW:
-        if most <= FEW or len(values) > REPEATED * len(sample):
+    if len(sample) < len(bits) and len(values) > MAX_DISTINCT_IN_SAMPLE:
+        if most <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
             return None
         values = _distinct(bits)
     while 0 < len(values) <= most:

@@ -11,7 +11,7 @@ from fedsim.recording.safe_files import shorten
 
 SEPARATOR = "/"
 """Before the name of a part, which holds none: whatever the parameter's own name holds, the last one separates."""
-EACH = 160
+TENSOR_OVERHEAD_BYTES = 160
 """About how many bytes a tensor costs beside its content, in a message and in a file: what it saves must be more."""
 
 
