@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording import DamagedFile, Recording, Row
-from fedsim.recording.index import INDEX, ask, path_of
+from fedsim.recording.index import ask, path_of
+from fedsim.recording.index_database import INDEX
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED, SUM
 from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign

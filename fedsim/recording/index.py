@@ -19,7 +19,7 @@ from fedsim.recording.writer import is_plain
 
 MAX_NUMBER = 2**53
 """Larger than any count, and exact as a float too."""
-STEP = 100_000
+PROGRESS_INSTRUCTIONS = 100_000
 """Instructions of SQLite's machine between two looks at how many there were."""
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -190,8 +190,8 @@ def _bad(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> Dama
 
 def _ask(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     steps = count()
-    most = 100 + 2 * image.size // STEP
-    image.connection.set_progress_handler(lambda: next(steps) > most, STEP)
+    most = 100 + 2 * image.size // PROGRESS_INSTRUCTIONS
+    image.connection.set_progress_handler(lambda: next(steps) > most, PROGRESS_INSTRUCTIONS)
     found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
     if set(found) != _schema():
         raise sqlite3.DatabaseError("holds other tables than a recorder makes")

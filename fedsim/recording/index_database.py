@@ -147,7 +147,7 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raises DamagedFile where the index is no file of its own, or SQLite would do more than to undo half of a commit."""
+    """Raise DamagedFile where the index is not a file of its own, or SQLite would do more than roll back a commit that was cut off."""
     try:
         check_status(status)
     except ValueError as error:
@@ -170,7 +170,7 @@ def _check_owner(folder: Path, status: os.stat_result) -> None:
 
 
 def _is_open(status: os.stat_result, *, besides: int) -> bool:
-    """Whether this process holds another descriptor of a file; True where the system does not tell."""
+    """Return whether this process has another descriptor of a file; True where the system does not tell."""
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != besides]
     except OSError:
@@ -209,10 +209,7 @@ def _locked(file: FileIO) -> Iterator[None]:
 
 
 def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
-    """What tells this state of an index from others; the header counts the commits.
-
-    Raises ValueError where it is no database, or one that would be changed by being read.
-    """
+    """Return what distinguishes this state of an index from others; the header counts commits."""
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
         raise ValueError("file is not a database")
@@ -234,11 +231,7 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
-    """The content of an index as a database of its own, in memory where it is not too large for that.
-
-    A journal beside it is of a writer that was killed amid a commit, or of one that has not changed the index yet. SQLite undoes
-    the commit in the copy, which changes nothing in the second case.
-    """
+    """Return a copy of an index as a database, in memory where it is small enough."""
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
     interrupted = os.path.lexists(folder / JOURNAL)
@@ -282,11 +275,7 @@ def _copy(file: FileIO, to: Path) -> None:
 
 
 def _check_journal(file: FileIO, size: int, path: Path) -> None:
-    """Raises DamagedFile where undoing would do more than put pages back.
-
-    A journal may end with the name of another file, which SQLite deletes when it is done; and it says how large the
-    database was, which makes it as large again.
-    """
+    """Raise DamagedFile where rolling back by this journal would do more than restore pages."""
     file.seek(0)
     start = memoryview(bytearray(28))
     try:

@@ -15,6 +15,7 @@ from defenses.inputs import InputsSpec
 from fedsim.recording import index
 from fedsim.recording.codec import Codec, Payload, codec_of
 from fedsim.recording.index import Row, SentRow
+from fedsim.recording.index_database import INDEX
 from fedsim.recording.manifest import MAX_BYTES, Manifest
 from fedsim.recording.masked_vectors import MASKED, SUM, Masked, fits
 from fedsim.recording.observation import Observation
@@ -93,7 +94,7 @@ class Recording:
         rows: list[Row] = []
         for row in _going_on(found, lambda line: index.row_of(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r}: is out of order")
+                raise DamagedFile(self.folder / INDEX, f"row {row.round}, {row.client!r}: is out of order")
             rows.append(self._counted(row))
         return rows
 
@@ -156,7 +157,7 @@ class Recording:
         """Read one observation. Raises DamagedFile, naming the file, where it is not what the index says, or does not fit."""
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
-            raise DamagedFile(self.folder / index.INDEX, words) if row.status == "complete" else ValueError(words)
+            raise DamagedFile(self.folder / INDEX, words) if row.status == "complete" else ValueError(words)
         if row.codec == MASKED:
             raise ValueError(f"round {row.round}, client {row.client}: is masked; the update of its cohort is that of {SUM!r}")
         m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
@@ -221,7 +222,7 @@ class Recording:
         try:
             found = self._sent_rows("WHERE round = ?", round)
             if not found:
-                raise DamagedFile(self.folder / index.INDEX, f"has no global weights of round {round}")
+                raise DamagedFile(self.folder / INDEX, f"has no global weights of round {round}")
             weights, buffers = _apart(read_tensors(self.folder, found[0].file, found[0].sha256))
             return Sent(weights, buffers, found[0].cohort)
         except DamagedFile as error:

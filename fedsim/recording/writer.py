@@ -19,12 +19,12 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
 
-BUFFER = "buffer:"
+BUFFER_PREFIX = "buffer:"
 """Sets the names of buffers apart from those of weights in a file that holds both."""
-LONGEST = 2000
+MAX_REASON = 2000
 """Characters of a reason that are kept: a client sends it, and it may be anything."""
-MOST_METRICS = 100
-MOST_EXAMPLES = 2**53
+MAX_METRICS = 100
+MAX_EXAMPLES = 2**53
 """What a number of examples stays below."""
 
 
@@ -81,7 +81,7 @@ class Recorder:
         """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
         if not is_plain(reply.client) and reply.client != SUM:
             raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global' or 'sum'")
-        if reply.num_examples is not None and not 0 <= reply.num_examples < MOST_EXAMPLES:
+        if reply.num_examples is not None and not 0 <= reply.num_examples < MAX_EXAMPLES:
             raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
         file = sha256 = codec = None
         if reply.payload is not None:
@@ -142,13 +142,13 @@ class Recorder:
 
 
 def _printable(text: str) -> str:
-    return text[:LONGEST].encode("utf-8", "replace").decode()
+    return text[:MAX_REASON].encode("utf-8", "replace").decode()
 
 
 def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return at most as many metrics, and names as short, as a reader accepts."""
-    return {_printable(name): value for name, value in sorted(metrics.items())[:MOST_METRICS]}
+    return {_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 
 def _together(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, **{BUFFER + name: t for name, t in buffers.items()}}
+    return {**tensors, **{BUFFER_PREFIX + name: t for name, t in buffers.items()}}
