@@ -147,7 +147,7 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raise DamagedFile where the index is not a file of its own, or SQLite would do more than roll back a commit that was cut off."""
+    """Raise DamagedFile where the index is a link, or SQLite would do more than roll back a commit that was cut off."""
     try:
         check_status(status)
     except ValueError as error:
@@ -209,7 +209,10 @@ def _locked(file: FileIO) -> Iterator[None]:
 
 
 def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
-    """Return what distinguishes this state of an index from others; the header counts commits."""
+    """Return what distinguishes this state of an index from others; the header counts commits.
+
+    Raises ValueError where the file is no database, or one that reading would change.
+    """
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
         raise ValueError("file is not a database")
@@ -231,7 +234,11 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
-    """Return a copy of an index as a database, in memory where it is small enough."""
+    """Return a copy of an index as a database, in memory where it is small enough.
+
+    A journal beside the index belongs to a writer that was killed during a commit, or has not changed the index yet. SQLite rolls
+    the commit back in the copy, which changes nothing in the second case.
+    """
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
     interrupted = os.path.lexists(folder / JOURNAL)
@@ -275,7 +282,11 @@ def _copy(file: FileIO, to: Path) -> None:
 
 
 def _check_journal(file: FileIO, size: int, path: Path) -> None:
-    """Raise DamagedFile where rolling back by this journal would do more than restore pages."""
+    """Raise DamagedFile where rolling back by this journal would do more than restore pages.
+
+    A journal may end with the name of another file, which SQLite deletes afterwards, and it declares the size to which SQLite
+    extends the database.
+    """
     file.seek(0)
     start = memoryview(bytearray(28))
     try:
