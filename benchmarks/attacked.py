@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
 from attacker.attacks.closed_form.router import ClosedForm
+from attacker.attacks.matching.decoders import NAMED
 from attacker.attacks.matching.names import DISTANCES
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
@@ -40,7 +41,13 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
     optimiser += " by signs" * getattr(chosen, "signed", False)
     distance = next((name for name, one in DISTANCES.items() if one is attack.objective.distance), "its own distance")
     start = ", from a closed form" if attack.warm_start else ""
-    return f"{optimiser}, {distance}, tv {attack.prior.tv:g}, {search.steps} iterations, {search.restarts} starts{start}"
+    layers = " in units of each tensor" * attack.objective.relative
+    made = attack.parametrisation.decoder
+    decoder = next((f", {name} decoder" for name, one in NAMED.items() if one is made and name != "pixels"), "")
+    return (
+        f"{optimiser}, {distance}{layers}, tv {attack.prior.tv:g}{decoder}, {search.steps} iterations, "
+        f"{search.restarts} starts{start}"
+    )
 
 
 def guessed(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:

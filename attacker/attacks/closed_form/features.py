@@ -13,7 +13,6 @@ from torch.func import jacrev
 
 from attacker.attacks.base import generator_for
 from attacker.attacks.closed_form.observations import Observed
-from attacker.attacks.closed_form.peeling.smoothness import Spread, smooth_spread
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.rgap.walk import Walk
 from attacker.attacks.gradients.observed import ObservedGradients
@@ -21,6 +20,7 @@ from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_lab
 from attacker.attacks.labels.probes import head_inputs
 from attacker.attacks.labels.rules import inferred
 from attacker.attacks.linking import HeadFeatures
+from attacker.attacks.matching.smooth_images import Spread, smooth_spread
 from fedsim import models
 
 MAX_JACOBIAN_ENTRIES = 2**24
@@ -75,7 +75,7 @@ def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:
     read = _read(observed, i, rng)
     if read.misfit > MAX_MISFIT:
         return _nothing(observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained")
-    spread = smooth_spread(observed.data, observed.dtype, observed.device)
+    spread = smooth_spread(observed.data)
     made = _features_of(observed, i)
     each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
     errors = [float(read.error[place == k].max()) for k in range(len(each))]

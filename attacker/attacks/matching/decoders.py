@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from attacker.attacks.matching.smooth_images import smooth_spread
 from defenses._registry import Registry
 from fedsim.recording.observation import DataSpec
 
@@ -79,7 +80,17 @@ def tanh_box(data: DataSpec) -> Decoder:
     )
 
 
-NAMED: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box}
+def smooth(data: DataSpec) -> Decoder:
+    """Return the decoder whose latents are independent and of variance 1 for smooth images, see `smooth_images`.
+
+    A step of a search changes low frequencies most. High frequencies that the gradient hardly determines keep the values of the
+    start. Decoded examples are not bounded.
+    """
+    spread, whiten = smooth_spread(data), smooth_spread(data, inverse=True)
+    return Decoder(data.shape, decode=lambda z: 0.5 + spread(z), encode=lambda x: whiten(x - 0.5))
+
+
+NAMED: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box, "smooth": smooth}
 DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", NAMED)
 
 

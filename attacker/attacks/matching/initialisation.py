@@ -7,11 +7,15 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.matching.smooth_images import smooth_spread
 from fedsim.recording.array_archives import read_arrays
 from fedsim.recording.observation import DataSpec
 
 Init = Callable[[DataSpec, Tensor, Generator], Tensor]
 """Maps the specification of the data, labels (N,) and a random generator to the first batch of examples (N, *shape)."""
+
+SMOOTH_CONTRAST = 0.3
+"""Standard deviation of a smooth start, relative to that of images."""
 
 
 def normal(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
@@ -27,6 +31,11 @@ def normal_after_normalisation(data: DataSpec, labels: Tensor, rng: Generator) -
 def uniform(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
     """Return uniform random values in [0, 1)."""
     return torch.rand(len(labels), *data.shape, generator=rng)
+
+
+def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
+    """Return grey images with faint smooth random differences, which separate examples of one label."""
+    return 0.5 + SMOOTH_CONTRAST * smooth_spread(data)(torch.randn(len(labels), *data.shape, generator=rng))
 
 
 def patterned(divisions: int) -> Init:
@@ -96,6 +105,7 @@ STARTS: dict[str, Init] = {
     "red": solid(1.0, 0.0, 0.0),
     "green": solid(0.0, 1.0, 0.0),
     "blue": solid(0.0, 0.0, 1.0),
+    "smooth": smooth,
 }
 
 

@@ -12,6 +12,9 @@ LayerWeights = Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]]
 MODIFIER_CAP = 1e3
 """Largest factor by which zeros in a layer's gradient increase its weight, which would be infinite for a layer of zeros."""
 
+MIN_MEAN_SQUARE = 1e-8
+"""Smallest mean square of a tensor that `relative` divides by, as a share of that of all tensors."""
+
 SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda i: 0.0,
     "linear": lambda i: i,
@@ -24,6 +27,17 @@ SHAPES: dict[str, Callable[[float], float]] = {
 def equal(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weight 1 for every tensor."""
     return {name: torch.ones_like(g.flatten()[0]) for name, g in observed.items()}
+
+
+def relative(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with which each tensor counts in units of its own mean square, and the squared norm of `observed` is 1.
+
+    The weight is limited for tensors with a mean square below the share MIN_MEAN_SQUARE of that of all tensors.
+    """
+    count = sum(g.numel() for g in observed.values())
+    whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
+    least = MIN_MEAN_SQUARE * whole / count + torch.finfo(whole.dtype).tiny
+    return {name: 1 / (count * g.square().mean().maximum(least)) for name, g in observed.items()}
 
 
 def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) -> LayerWeights:

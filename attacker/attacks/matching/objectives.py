@@ -75,6 +75,9 @@ class Objective:
     """The objective of a search without priors: the sum over observations o of `weight(o) * robust_loss(distance(o))`.
 
     distance: between simulated and observed gradient. layers: weights of the layers in it; None for equal weights.
+    relative: whether each tensor is compared in units of its own mean square, so that the squared distance from a zero gradient
+              is 1. Rounding errors are proportional to a tensor's values. Noise of known variance is the same in all tensors, and
+              with it tensors are compared as they are.
     robust:   if above 0, a distance d is replaced by `robust * log(1 + d / robust)` (Cauchy's loss), so that observations that
               fit badly, for example because of wrong links, have less influence. 0 leaves distances unchanged.
     later:    weight of observations after a client's first epoch; the others have weight 1.
@@ -82,6 +85,7 @@ class Objective:
 
     distance: Distance = euclidean
     layers: LayerWeights | None = None
+    relative: bool = False
     robust: float = 0.0
     later: float = 0.1
 

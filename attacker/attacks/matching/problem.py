@@ -19,6 +19,7 @@ from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together
+from attacker.attacks.matching.layer_weights import relative
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.client import gradient_of, through
@@ -59,6 +60,7 @@ class View(ObservedGradients):
         loss = self.training.loss
         self.plain = simulation.whole(gradient_of(model, self.data, loss), self.training, self.sizes)
         self.gradient = simulation.whole(gradient_of(model, self.data, loss, self.rule), self.training, self.sizes)
+        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
         self._stack(places, gamma)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
         own_way = self.own_rule or simulation.surrogate or simulation.local_steps == "simulated"
@@ -80,7 +82,7 @@ class View(ObservedGradients):
         """Stack the data that differ between cases into `rows`; weights that all cases share are stored once."""
         compared = {name: g for name, g in self.gradients.items() if name not in self.omitted}
         scale = [self._scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
-        scales = {name: torch.stack([s[name] for s in scale]) for name in compared} if self.objective.layers else {}
+        scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
         self.rows: ProblemRow = {
             "observed": {name: _laid_out(g) for name, g in (vmap(_scaled)(compared, scales) if scales else compared).items()},
             "scale": scales,
@@ -95,7 +97,6 @@ class View(ObservedGradients):
         if not self.same_buffers:
             self.rows["buffers"] = self.buffers
         self.worst = vmap(self.objective.distance.worst)(self.rows["observed"])
-        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
         self.power = self._power()
 
     def _power(self) -> Tensor:
@@ -113,7 +114,10 @@ class View(ObservedGradients):
     def _scale(self, observed: Gradient) -> dict[str, Tensor]:
         """Return the factor for each tensor: the square root of its layer weight, since distances are quadratic in gradients."""
         layers = self.objective.layers
-        return {name: w.sqrt() for name, w in layers(self.model, observed).items()} if layers else {}
+        weights = layers(self.model, observed) if layers else {}
+        if observed and self.objective.relative and not self.noisy:
+            weights = {name: w * weights.get(name, 1.0) for name, w in relative(observed).items()}
+        return {name: w.sqrt() for name, w in weights.items()}
 
     def case(self, i: int) -> ProblemRow:
         """Return the data of case i, including its weights and buffers."""

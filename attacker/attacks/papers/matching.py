@@ -76,14 +76,15 @@ def cpl(
     closed_form_start: bool = False,
     features: bool = False,
     denoised: bool = True,
+    relative: bool = False,
     compiled: bool = False,
     give_up: float = 0.0,
     knows_defense: bool = True,
 ) -> GradientMatching:
     """Match gradients by L-BFGS from a patterned start, with labels inferred first (Wei et al. 2020, CPL, algorithm 1).
 
-    init: start: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, or insider with
-    auxiliary=FILE.npz, an archive of images of the same class.
+    init: start: random, uniform, patterned (2x2), patterned4 (4x4), dark, light, red, green, blue, smooth (grey with
+    faint smooth differences), or insider with auxiliary=FILE.npz, an archive of images of the same class.
     optimiser: lbfgs, wolfe (L-BFGS with a line search, which rarely gets stuck), adam, momentum, or adagrad. learning_rate: 0 for
     the optimiser's default. distance: euclidean (squared), cosine, or absolute. label_rule: inferred, bias, rows, llg, ilrg, or
     joint (optimised together with the images).
@@ -94,14 +95,16 @@ def cpl(
     tv: weight of the total variation of pixels in [0, 1], relative to the loss of a zero gradient, which is 1 for cosine; it has
     the same meaning in every attack, see `Prior`. The paper uses none. About 3e-5 helps to find batches of images, and 1e-3 if
     parts of the gradient were not sent.
-    decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, or another decoder by
-    its entry point or as `module:function`, see `decoders`.
+    decoder: variable that is optimised: pixels, bicubic4 (images of a quarter of the resolution), tanh_box, smooth (cosine
+    transform, scaled by the spectrum of images), or another decoder by its entry point or as `module:function`, see `decoders`.
     local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
     agreement: the paper's alpha, weight of the distance between predictions and labels. boxed: keep pixels in [0, 1].
     closed_form_start, compiled, knows_defense: as in `dlg`.
     features: start first from the features of each example, computed from the last layer's gradient, so that the examples of a
     batch do not mix; see `closed_form.features`.
     denoised: if the noise variance is known, add total variation weighted by it (MAP estimate), which the paper does not do.
+    relative: compare each tensor of the gradient in units of its own mean square, unless noise of known variance was added.
+    Layers with small gradients distinguish examples of one class.
     give_up: as in `inverting_gradients`.
     """
     chosen, rule = named.optimiser(optimiser, learning_rate), labels.label_rule(label_rule)
@@ -113,7 +116,7 @@ def cpl(
     needs |= {Need.OWN_IMAGES} if init == "insider" else set()
     attack = GradientMatching(
         name="cpl",
-        objective=Objective(distance=named.distance(distance)),
+        objective=Objective(distance=named.distance(distance), relative=relative),
         simulation=Simulation(local_steps=named.local_steps(local_steps), knows_defense=knows_defense),
         parametrisation=Parametrisation(decoder=decoders.decoder(decoder), init=start(init, auxiliary), boxed=boxed),
         prior=Prior(tv=tv, denoised=denoised),

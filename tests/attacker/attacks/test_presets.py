@@ -1,15 +1,23 @@
 """Presets are data: each is valid, belongs to a family that every network has, and is written out as arguments."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
 from torch import nn
 
-from attacker.attacks import ATTACKS, AttackSpec, inverting_gradients, presets
+from attacker.attacks import ATTACKS, AttackSpec, Case, cpl, inverting_gradients, presets
+from attacker.attacks.matching.smooth_images import smooth_spread
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.scoring.assignment import assign
+from attacker.scoring.metrics import mse
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=10)
 ROWS = DataSpec(shape=(9,), num_classes=2)
+SUCCESS = 0.009
+"""Largest mean squared error of an example that counts as recovered."""
 
 
 @pytest.mark.parametrize("attack", list(ATTACKS))
@@ -67,3 +75,20 @@ def test_the_published_settings_of_inverting_gradients_stay_to_be_had() -> None:
     assert published.search.steps == 4800
     assert isinstance(inverting_gradients().search.optimiser, Adam)
     assert not inverting_gradients().search.optimiser.signed
+
+
+def test_examples_of_one_label_come_apart_in_smooth_latents(observe: Callable[..., Observation]) -> None:
+    """The last layer tells three examples of one label as little more than their mean; earlier layers tell them apart."""
+    data = DataSpec(shape=(3, 12, 12), num_classes=10)
+    x = (0.5 + smooth_spread(data)(torch.randn(4, *data.shape, generator=torch.Generator().manual_seed(3)))).clamp(0, 1)
+    model, labels = ModelSpec(name="lenet_cpl"), torch.tensor([2, 2, 2, 7])
+    case = Case((observe((x, labels), model=model, data=data),))
+    tuned = presets.arguments_of("cpl", "tuned", model, data) | {"steps": 3}
+    errors = {}
+    for name, changes in (("smooth", {}), ("pixels", {"decoder": "pixels", "relative": False})):
+        (found,) = cpl(**{**tuned, **changes})([case], rng=torch.Generator().manual_seed(0))
+        order = [i for i in assign(found.x, x) if i is not None]
+        errors[name] = mse(found.x[order], x)
+    assert errors["smooth"].max() < SUCCESS / 3
+    assert errors["pixels"].max() > SUCCESS
+    assert errors["smooth"].mean() < 0.3 * errors["pixels"].mean()

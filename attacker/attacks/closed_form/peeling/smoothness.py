@@ -1,28 +1,14 @@
-"""Priors of inputs for Newton's method: differentiable functions with a quadratic upper bound, and a covariance of images."""
+"""Priors of inputs for Newton's method: differentiable functions with a quadratic upper bound."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import pi
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedsim.recording.observation import DataSpec
-
 Curvature = Callable[[Tensor], Tensor]
 """A symmetric positive semidefinite linear map of batches (N, *shape), such as a Hessian."""
-Spread = Callable[[Tensor], Tensor]
-"""A symmetric square root of a covariance, as a linear map of batches (..., *shape)."""
-
-PIXEL_DEVIATION = 0.25
-"""Standard deviation of the pixels of an image."""
-SPECTRAL_DECAY = 1.5
-"""Exponent of the squared frequency in the decay of the variance of images; about 1 for photographs."""
-CUTOFF_FREQUENCY = 0.01
-"""Squared frequency below which the variance is constant."""
-COLOUR_VARIANCE = 0.1
-"""Variance of differences between channels, relative to the variance of their mean."""
 
 
 class SmoothnessPrior(Protocol):
@@ -102,38 +88,3 @@ def gathered(across: Tensor, down: Tensor) -> Tensor:
     x[..., 1:, :] += down[..., :-1, :]
     x[..., :-1, :] -= down[..., :-1, :]
     return x
-
-
-def smooth_spread(data: DataSpec, dtype: torch.dtype, device: torch.device) -> Spread:
-    """Return a square root of the prior covariance of examples, as a linear map of batches.
-
-    For images the covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates
-    channels. For rows of a table it is a multiple of the identity.
-    dtype: data type of the stored transform; it is converted to that of the argument.
-    """
-    if not data.is_image:
-        return lambda x: PIXEL_DEVIATION * x
-    down, across = (_cosines(size).to(dtype=dtype, device=device) for size in data.shape[1:])
-    frequency = sum(
-        (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
-        for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
-    )
-    root = (frequency + CUTOFF_FREQUENCY) ** (-SPECTRAL_DECAY / 2)
-    root = (PIXEL_DEVIATION * root / root.square().mean().sqrt()).to(dtype=dtype, device=device)
-
-    def spread(x: Tensor) -> Tensor:
-        low, middle, wide = (t.to(x.dtype) for t in (down, root, across))
-        common = x.mean(dim=-3, keepdim=True)
-        weighed = middle * (low @ (common + COLOUR_VARIANCE**0.5 * (x - common)) @ wide.T)
-        spread_out: Tensor = low.T @ weighed @ wide
-        return spread_out
-
-    return spread
-
-
-def _cosines(size: int) -> Tensor:
-    """Return the matrix (size, size) of the orthonormal discrete cosine transform (DCT-II)."""
-    k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
-    rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5
-    rows[0] /= 2**0.5
-    return rows

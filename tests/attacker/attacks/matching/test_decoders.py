@@ -132,9 +132,19 @@ def test_few_values_of_a_decoder_are_found_where_pixels_are_hidden_by_noise(obse
     assert errors["bicubic4"] < 0.5 * errors["pixels"]
 
 
+def test_smooth_latents_are_white_for_smooth_images_and_encoded_without_loss() -> None:
+    """Of white latents the images' low frequencies vary more than their high ones; encoding is the inverse."""
+    own, z = decoder("smooth")(IMAGES), torch.randn(200, *IMAGES.shape, generator=seeded(), dtype=torch.float64)
+    x = own.decode(z)
+    torch.testing.assert_close(own.encode(x), z)
+    assert float(x.mean()) == pytest.approx(0.5, abs=0.05)
+    assert float((x[..., 1:] - x[..., :-1]).var()) < 0.3 * float(x.var())
+    assert decoder("smooth")(ROWS).decode(torch.zeros(1, 9)).tolist() == [[0.5] * 9]
+
+
 def test_the_default_is_pixels_and_names_that_do_not_exist_are_listed() -> None:
     assert cpl().parametrisation.decoder is inverting_gradients().parametrisation.decoder is decoder("pixels")
-    assert list(DECODERS) == ["bicubic4", "pixels", "tanh_box"]
+    assert list(DECODERS) == ["bicubic4", "pixels", "smooth", "tanh_box"]
     with pytest.raises(ValueError, match=r"unknown name 'bicubic' in attacker\.decoders"):
         AttackSpec(name="cpl", arguments={"decoder": "bicubic"})
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from attacker.attacks import cpl
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.layer_weights import MODIFIER_CAP, by_depth
+from attacker.attacks.matching.layer_weights import MODIFIER_CAP, by_depth, relative
 from attacker.attacks.matching.objectives import cosine
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -112,3 +112,28 @@ def test_a_residual_network_counts_its_shortcuts_among_the_convolutions() -> Non
     assert [found[f"{name}.weight"] for name in convolutions] == [float(i) for i in range(1, 22)]
     (head,) = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert found[f"{head}.weight"] == 11.0
+
+
+def test_relative_weights_by_hand() -> None:
+    """Mean squares are 16 and 2; that of all is (16 + 4) / 3, of which a tensor of zeros counts a share."""
+    observed = {"b": torch.tensor(4.0), "w": torch.tensor([0.0, -2.0]), "none": torch.zeros(1)}
+    assert {name: float(w) for name, w in relative(observed).items()} == {
+        "b": pytest.approx(1 / (4 * 16)),
+        "w": pytest.approx(1 / (4 * 2)),
+        "none": pytest.approx(1 / (4 * 1e-8 * 20 / 4)),
+    }
+
+
+@pytest.mark.parametrize(("defense", "worst"), [("", 1.0), ("clip(0.01)", 1.0)])
+def test_a_zero_gradient_is_at_a_relative_distance_of_one(image_case, defense: str, worst: float) -> None:
+    case, _, _ = image_case(1, **({"defense": defense} if defense else {}))
+    assert CaseBatch(cpl(relative=True), [case]).views[0].worst.item() == pytest.approx(worst, rel=1e-5)
+
+
+def test_behind_noise_of_known_power_no_tensor_is_counted_in_its_own_units(image_case) -> None:
+    """Noise errs alike in all tensors: those with small gradients are then mostly noise."""
+    case, _, _ = image_case(1, defense="gaussian(0.002)")
+    known, plain = (CaseBatch(cpl(relative=one), [case]).views[0].worst for one in (True, False))
+    assert torch.equal(known, plain)
+    ignored = CaseBatch(cpl(relative=True, knows_defense=False), [case]).views[0].worst
+    assert ignored.item() == pytest.approx(1, rel=1e-5)

@@ -32,7 +32,7 @@ def test_absolute_distance_by_hand() -> None:
 
 
 def test_names_stand_for_the_parts_that_they_name() -> None:
-    assert (distance("euclidean"), distance("cosine"), distance("absolute")) == (euclidean, cosine, absolute)
+    assert [distance(name) for name in DISTANCES] == [euclidean, cosine, absolute]
     assert optimiser("lbfgs") == LBFGS()
     assert optimiser("wolfe") == LBFGS(line_search=True)
     assert isinstance(optimiser("adam"), Adam)

@@ -1,0 +1,57 @@
+"""A Gaussian distribution of smooth images, which serves as prior, as start, and as latent space of searches."""
+
+from collections.abc import Callable
+from math import pi
+
+import torch
+from torch import Tensor
+
+from fedsim.recording.observation import DataSpec
+
+Spread = Callable[[Tensor], Tensor]
+"""A symmetric square root of a covariance, or its inverse, as a linear map of batches (..., *shape)."""
+
+PIXEL_DEVIATION = 0.25
+"""Standard deviation of the pixels of an image."""
+SPECTRAL_DECAY = 1.5
+"""Exponent of the squared frequency in the decay of the variance of images; about 1 for photographs."""
+CUTOFF_FREQUENCY = 0.01
+"""Squared frequency below which the variance is constant."""
+COLOUR_VARIANCE = 0.1
+"""Variance of differences between channels, relative to the variance of their mean."""
+
+
+def smooth_spread(data: DataSpec, *, inverse: bool = False) -> Spread:
+    """Return a square root of the covariance of images, or its inverse; for rows, the same variance for each value.
+
+    The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
+    The map takes arguments of any dtype and device, and computes in theirs.
+    """
+    power = -1 if inverse else 1
+    if not data.is_image:
+        return lambda x: PIXEL_DEVIATION**power * x
+    down, across = (_cosines(size) for size in data.shape[1:])
+    frequency = sum(
+        (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
+        for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
+    )
+    root = (frequency + CUTOFF_FREQUENCY) ** (-SPECTRAL_DECAY / 2)
+    root = (PIXEL_DEVIATION * root / root.square().mean().sqrt()) ** power
+    colour = COLOUR_VARIANCE ** (power / 2)
+
+    def spread(x: Tensor) -> Tensor:
+        low, middle, wide = (t.to(device=x.device, dtype=x.dtype) for t in (down, root, across))
+        common = x.mean(dim=-3, keepdim=True)
+        weighed = middle * (low @ (common + colour * (x - common)) @ wide.T)
+        spread_out: Tensor = low.T @ weighed @ wide
+        return spread_out
+
+    return spread
+
+
+def _cosines(size: int) -> Tensor:
+    """Return the orthonormal discrete cosine transform (DCT-II), (size, size)."""
+    k, i = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)[None]
+    rows: Tensor = torch.cos(pi * (i + 0.5) * k / size) * (2 / size) ** 0.5
+    rows[0] /= 2**0.5
+    return rows
