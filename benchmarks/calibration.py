@@ -1,9 +1,9 @@
-"""Whether what is said of a leak can be relied on, measured on examples that tuned nothing.
+"""Reliability of confidences, intervals and verdicts, measured on examples that were not used to choose any setting.
 
-    confidence   the share that is recovered where an attack says how sure it is, by route
-    intervals    how often the nominal 95 % intervals of scoring cover the truth
+    confidence   recovered share of examples compared with the attack's confidence, by route
+    intervals    how often the nominal 95 % intervals of scoring contain the true value
     verdicts     how often the verdict says "no leak" where there is one, and "leak" where there is none
-    nulls        whether the answer of any attack's null changes with the update that it must not read
+    nulls        whether the result of any attack's null depends on the update, which it must not read
 
 Without a table it runs all of them. aims: ece 0.05 on the worst route, coverage 0.92 to 0.98, false_no_leak and false_leak 0.05,
 null_reads_gradient 0.

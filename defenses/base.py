@@ -1,4 +1,4 @@
-"""Defenses of an update: pairs of pure functions, composed with `chain`."""
+"""The base of defenses that clients apply to their updates: pairs of pure functions, composed with `chain`."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -49,7 +49,10 @@ def _mean_magnitude(values: Tensor) -> Tensor:
 
 
 def uniform(bits: int, *, stochastic: bool = False) -> Channel:
-    """Return the channel of `uniform`: values inside the received cell count as equal, others by their distance to it."""
+    """Return the channel of `uniform`: values inside the received quantisation interval count as equal to its centre.
+
+    Others differ by their distance to the interval.
+    """
     levels = steps_of(bits)
     if stochastic:
         return qsgd(levels, norm="linf")
@@ -65,7 +68,7 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
 
 
 def _pulled(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
-    """Return the centre of the cell plus the signed distance by which each value leaves the cell."""
+    """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it."""
     difference = values - centre
     return centre + (difference - difference.maximum(-half).minimum(half))
 

@@ -164,7 +164,9 @@ def _mask_label(y: Tensor, like: Tensor) -> Tensor:
 
 
 def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[HeadReading]:
-    """Return the solutions k = c u for given labels y (N,): all c at which 1 - p_y equals the sum of the other entries of k.
+    """Return the solutions for given labels y (N,): dL/dlogits k = c u with the unknown factor c.
+
+    They are all c at which 1 - p_y, with p_y the predicted probability of the label, equals the sum of the other entries of k.
 
     The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
     """

@@ -142,7 +142,7 @@ class _Reader:
         if len(tensors) > 1:
             raise NotAChain(_joined(node))
         if tensors != {self.last}:
-            raise NotAChain(f"{name_of(node)} starts a second path, and a closed form follows a single one")
+            raise NotAChain(f"{name_of(node)} starts a second path through the network, and closed forms support only one")
         module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
         if kind_of(module) is not None:
             self._weighted(str(node.target)[2:], module)  # type: ignore[arg-type]

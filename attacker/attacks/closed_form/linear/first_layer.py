@@ -240,7 +240,7 @@ class _Task:
         return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
     def _side(self, x: Tensor, on: Tensor) -> Tensor:
-        """Return the factors (R,) by which the vectors x (R, F') have to be divided to become examples.
+        """Return the scale and sign (R,) of vectors x (R, F') that equal inputs of the layer up to a factor.
 
         With a bias it is the last entry of x, which must be 1. Without, it is the norm with the sign that fits the neurons `on`.
         """

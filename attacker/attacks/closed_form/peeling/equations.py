@@ -69,7 +69,7 @@ class Composed:
 
     @property
     def scale(self) -> EquationValues:
-        """The factors by which the equations of layer i are scaled."""
+        """The factors by which the equations of layer i, the deficient layer, are scaled."""
         assert self.system.scale is not None
         return self.system.scale
 
@@ -146,8 +146,9 @@ class Composed:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The linearisation of the equations at some x: `apply` multiplies by the Jacobian, `adjoint` by its transpose.
+    """The linearisation, at some x, of the equations for the network's input.
 
+    `apply` multiplies by the Jacobian, `adjoint` by its transpose. Layer i is the deficient layer, see the module.
     system:   the active equations of layer i. top: their residual.
     columns, z, slopes: for each layer below, the input patches, pre-activations, and derivatives of the activation.
     outputs, k: for each layer below, the loss gradient at its outputs (N, *outputs) and at its product (N, C_out, places).

@@ -203,7 +203,9 @@ def _flip_signs(
 def _solution(
     system: System, target: EquationValues, unknowns: int, walk: Walk, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Solve the equations; return x and its relative residual (N,). Problems are solved in batches that fit into memory.
+    """Solve a layer's equations for its input x; return x and its relative residual (N,).
+
+    Problems are solved in batches that fit into memory.
 
     unknowns: number of input values that the network uses.
     """
