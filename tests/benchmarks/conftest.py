@@ -1,4 +1,4 @@
-"""Benchmarks import each other as scripts do: by the folder that they are in."""
+"""Test settings: benchmarks are imported like scripts, from their folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of defenses: one setting is one federation, and declarations that are wrong fail."""
+"""Tests of the benchmark of defenses: one federation per setting, and detection of wrong declarations."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ CASES = 16
 
 
 def scored(level: float, spread: float = 0.5, *, null: float = 8.0, seed: int = 0, cases: int = CASES) -> Scored:
-    """PSNR of examples of one attack around a level; the null's are around another."""
+    """Return scores of an attack with PSNR values around one level, and of its null around another."""
     rng = np.random.default_rng(seed)
     names = [str(i) for i in range(cases)]
     psnr = dict(zip(names, (level + spread * rng.standard_normal(cases)).tolist(), strict=True))
@@ -56,7 +56,7 @@ def test_a_wrong_declaration_does_not_hold(level: float, wrong: Declared) -> Non
 
 
 def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None:
-    """The interval holds 0, and so was "flat" before; it also holds a fall of 10 dB."""
+    """The interval contains 0, which used to count as "flat", but also a decrease of 10 dB."""
     wide = change(28.0, 20.0)
     assert wide.from_none.low < 0 < wide.from_none.high
     few = change(30.0, cases=FEWEST_CASES - 1)
@@ -66,7 +66,7 @@ def test_few_and_scattered_examples_are_undecided_and_hold_for_nothing() -> None
 
 
 def test_a_small_mean_change_within_a_wide_interval_is_not_flat() -> None:
-    """A mean of at most 1 dB was "flat" whatever its interval."""
+    """A mean of at most 1 dB used to count as "flat" for any interval."""
     wide = change(30.3, 12.0)
     assert abs(wide.from_none.value) < 4
     assert wide.outcome == "undecided"
@@ -108,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def test_the_attacked_federation_is_the_one_that_is_trained_and_accounted(data: Data, tmp_path: Path) -> None:
-    """Epsilon was that of another federation, with other noise: 133 in the row of a federation of 202,696."""
+    """Epsilon used to be that of another federation: 133 instead of 202,696."""
     experiment = {**settings(data, attacked=3, quick=True), "gradient": "dp_sgd(max_norm=1, noise=0.01)"}
     experiment |= {"clients": {"count": 8}, "rounds": 3}
     found = federate(experiment, tmp_path / "run", "cpu")

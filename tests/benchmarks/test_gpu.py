@@ -1,4 +1,4 @@
-"""Pieces of work for a GPU: each can be started here, and a run that is cut off goes on where it was."""
+"""Tests of the pieces of work for a GPU: each starts on a CPU, and an interrupted run continues."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> 
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Three pieces, one of which fails, and a folder for their results."""
+    """Return three pieces, one of which fails, and a folder for their results."""
     calls = {"first": "print('| a |'); print('|---|'); print('| 1 |')", "second": "raise SystemExit(3)", "third": "print('done')"}
     found = [gpu.Piece(name=name, shows=name, command=f'-c "{code}"', dry=f'-c "{code}"') for name, code in calls.items()]
     monkeypatch.setattr(gpu, "PIECES", tuple(found))

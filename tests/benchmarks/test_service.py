@@ -1,4 +1,4 @@
-"""What the benchmark of the service counts: which jobs are lost, and which workers it may kill."""
+"""Tests of the service benchmark: which jobs count as lost, and which workers it may kill."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def test_no_worker_is_killed_while_a_job_has_already_lost_one() -> None:
 
 
 class Scripted:
-    """A service whose jobs are set aside, but for one; nothing can change any more."""
+    """A fake service in which all jobs but one are set aside, and none changes any more."""
 
     root = Path("/nowhere")
 

@@ -1,4 +1,4 @@
-"""Every benchmark draws its examples through `splits`, and none reports on an example that has chosen a setting."""
+"""Tests that benchmarks draw all examples through `splits`, and report on none that was used to choose a setting."""
 
 import json
 import re

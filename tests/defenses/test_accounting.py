@@ -1,4 +1,4 @@
-"""Epsilon and the bound on reconstruction: against closed forms, another accountant, and experiments with noise."""
+"""Tests of epsilon and of the bound on reconstruction, with closed forms, another accountant, and random experiments."""
 
 import math
 import subprocess
@@ -25,12 +25,12 @@ DELTA = 1e-5
 
 
 def delta_of_gaussian(epsilon: float, mu: float) -> float:
-    """Balle & Wang 2018, theorem 8, with mu the sensitivity over the standard deviation."""
+    """Compute delta by Balle & Wang 2018, theorem 8; mu is the sensitivity over the standard deviation."""
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
 def delta_of_densities(epsilon: float, p, q, peaks: list[float]) -> float:  # type: ignore[no-untyped-def]
-    """The definition: the integral of (p - exp(epsilon) q) where it is positive."""
+    """Compute delta by its definition, the integral of (p - exp(epsilon) q) where that is positive."""
     return float(quad(lambda z: max(0.0, p(z) - math.exp(epsilon) * q(z)), -60, 60, points=peaks, limit=1000)[0])
 
 
@@ -96,7 +96,7 @@ def test_the_least_noise_is_counted_without_a_warning() -> None:
 
 
 def divergence_of_laplace(order: float, shift: float) -> float:
-    """Renyi divergence between Laplace distributions of scale 1, `shift` apart, by its definition."""
+    """Compute the Renyi divergence between Laplace distributions of scale 1 at distance `shift`, by its definition."""
     p, q = laplace(shift).pdf, laplace(0).pdf
     value, _ = quad(lambda z: q(z) * (p(z) / q(z)) ** order, -60, 60, points=[0, shift], limit=500)
     return math.log(value) / (order - 1)
@@ -119,7 +119,7 @@ def test_laplace_noise_costs_a_little_more_than_gaussian_noise(multiplier: float
 
 @pytest.mark.parametrize("coordinates", [1, 4])
 def test_laplace_noise_keeps_its_promise_in_few_dimensions(coordinates: int) -> None:
-    """The privacy loss at the farthest points along the diagonal, drawn: the share beyond epsilon is delta or less."""
+    """For random draws of the privacy loss of the two most distant points, the share above epsilon is at most delta."""
     multiplier, delta = 2.0, 1e-2
     shift = 2 / multiplier / math.sqrt(coordinates)
     drawn = np.random.default_rng(0).laplace(size=(200_000, coordinates))
@@ -155,7 +155,7 @@ def test_sampling_amplifies_and_without_it_nothing_changes() -> None:
 
 @pytest.mark.parametrize(("multiplier", "drawn"), [(1.0, 1), (2.0, 1), (2.0, 3), (1.0, 9), (2.0, 9), (4.0, 9)])
 def test_drawing_without_replacement_covers_the_worst_pair(multiplier: float, drawn: int) -> None:
-    """One of ten clients at one end of its range, the rest silent, against the other end: a mixture against its mirror image."""
+    """One of ten clients sends one end of its range or the other, the others send zero: a mixture and its mirror image."""
     rate, found = drawn / 10, epsilon_drawn(Noise(multiplier), delta=1e-3, times=1, drawn=drawn, population=10)
 
     def seen(at: float):  # type: ignore[no-untyped-def]
@@ -199,7 +199,7 @@ def test_the_bound_by_divergence_is_wider_and_is_the_least_over_all_orders(prior
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:  # type: ignore[no-untyped-def]
-    """One of 50 secrets, each on an axis of its own, at length C, told through noise in three rounds."""
+    """One of 50 secrets, orthogonal vectors of norm C, is sent with noise in three rounds."""
     rng, secrets, rounds, multiplier, trials = np.random.default_rng(1), 50, 3, 0.7, 4000
     draw = rng.normal if family == "gaussian" else rng.laplace
     seen = draw(scale=multiplier, size=(trials, rounds, secrets))

@@ -1,4 +1,4 @@
-"""Chains run from left to right and keep each defense's state apart; channels follow them."""
+"""Tests that chains run from left to right and keep the defenses' states separate, and of their channels."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def rng(seed: int = 0) -> Generator:
 
 
 def counting(start: float) -> Defense:
-    """Adds to each tensor how often it was called before, from `start`: a defense that remembers."""
+    """Return a stateful defense that adds to each tensor the number of earlier calls plus `start`."""
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
         return {name: t + state["calls"] for name, t in update.items()}, {"calls": state["calls"] + 1}
@@ -24,7 +24,7 @@ def counting(start: float) -> Defense:
 
 
 def holding_back() -> Defense:
-    """Sends what it was given in the round before: its state has the update's own names."""
+    """Return a defense that sends the update of the round before; its state uses the parameter names."""
     return Defense(
         init=lambda template: {name: torch.zeros_like(t) for name, t in template.items()},
         apply=lambda update, state, rng: (dict(state), dict(update)),
@@ -40,7 +40,7 @@ def shifted(by: float) -> Defense:
 
 
 def run(defense: Defense, *rounds: float) -> list[float]:
-    """What is sent, round by round, of an update of one number."""
+    """Return what is sent in each round for updates of one number."""
     state, sent = defense.init({"w": torch.tensor(0.0)}), []
     for value in rounds:
         update, state = defense.apply({"w": torch.tensor(float(value))}, state, rng())
@@ -76,7 +76,7 @@ def test_state_goes_on_from_round_to_round() -> None:
 
 
 def test_states_of_one_chain_are_kept_apart() -> None:
-    """Both count under the same key, and a third one uses the update's own names."""
+    """Two defenses use the same key in their state, and a third one the parameter names."""
     chained = chain(counting(0), clip(1e9), holding_back(), counting(100))
     assert run(chained, 5, 5, 5) == [100, 106, 108]
     state = chained.init({"w": torch.tensor(0.0)})
@@ -91,7 +91,7 @@ def test_chains_of_chains_are_chains() -> None:
 
 
 def test_a_chain_of_more_than_ten_keeps_its_states_apart() -> None:
-    """A prefix `1/` must not swallow `10/`."""
+    """The prefix `1/` must not match `10/`."""
     many = chain(*(counting(10.0**i) for i in range(12)))
     assert run(many, 0)[0] == pytest.approx(111_111_111_111)
     assert len(many.init({"w": torch.tensor(0.0)})) == 12
@@ -119,7 +119,7 @@ def test_the_channel_of_a_clip_is_the_clip(
 
 
 def test_the_channel_of_clip_has_the_gradient_of_a_projection() -> None:
-    """Beyond the bound, moving along the update changes nothing; inside, the channel is the identity."""
+    """Above the bound, scaling the update changes nothing; below, the channel is the identity."""
     far = torch.tensor([3.0, 4.0], dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(lambda w: channels.clip(1.0).expect({"w": w}, {})["w"], far)
     unit = far / 5
@@ -150,7 +150,7 @@ def test_channels_compose_from_left_to_right() -> None:
 
 
 def test_channels_of_a_chain_know_each_its_own() -> None:
-    """More than ten of them: a prefix `1/` must not swallow `10/`. All learn from what was received."""
+    """With more than ten channels, the prefix `1/` must not match `10/`. All learn from the received update."""
 
     def adding(factor: float) -> Channel:
         return Channel(

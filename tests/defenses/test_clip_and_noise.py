@@ -1,4 +1,4 @@
-"""Clipping against its definition, noise against its distribution."""
+"""Tests of clipping by its definition, and of noise by its distribution."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(seed: int, size: float, bo
 @given(bound=st.one_of(st.integers(1, 1000), st.floats(1e-3, 1e3)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clip_gives_a_shorter_update_back_bit_for_bit_at_any_bound(dtype: torch.dtype, bound: float) -> None:
-    """`bound * (1 / bound)` is not 1 for one bound in ten: 41, 47, 55 ... in float32."""
+    """In float32, `bound * (1 / bound)` is not 1 for one bound in ten, such as 41, 47 and 55."""
     update = {"w": torch.randn(50, generator=rng(1), dtype=dtype) * bound / 100}
     sent, _ = clip(bound).apply(update, {}, rng())
     assert torch.equal(sent["w"], update["w"])
@@ -69,7 +69,7 @@ def test_clip_each_bounds_every_tensor_on_its_own() -> None:
 
 
 def test_clips_do_not_overflow_in_half_precision() -> None:
-    """The square of 300 does, and so does a bound of a million."""
+    """The square of 300 overflows in float16, and so does a bound of a million."""
     update = {"w": torch.tensor([300.0, -400.0], dtype=torch.float16)}
     assert clip(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
     assert clip_each(5).apply(update, {}, rng())[0]["w"].tolist() == pytest.approx([3, -4], rel=1e-3)
@@ -173,7 +173,7 @@ def test_laplace_refuses_a_scale_that_is_none(scale: float) -> None:
 
 
 def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
-    """By its distribution function at five places, of which the variance alone says nothing."""
+    """Compare the distribution function at five points, since the variance alone would not be sufficient."""
     scale, n = 0.3, 100_000
     sent, _ = laplace(scale).apply({"w": torch.full((n,), 2.0, dtype=torch.float64)}, {}, rng(11))
     noise = sent["w"] - 2

@@ -1,4 +1,4 @@
-"""Deep gradient compression against an independent implementation in NumPy, written from the published equations."""
+"""Tests of deep gradient compression with an independent NumPy implementation of the published equations."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def rng(seed: int = 0) -> Generator:
 
 
 class Reference:
-    """One worker, round by round: loops over entries where the other has masks."""
+    """An independent implementation for one worker, with loops over entries instead of masks."""
 
     def __init__(
         self, keep: float, momentum: float, clip: float | None, warm_up: int, masking: bool, nesterov: bool, dense: bool
@@ -106,7 +106,7 @@ def test_twenty_rounds_agree_with_an_independent_implementation(options: dict[st
 
 
 def test_every_option_of_the_comparison_changes_what_is_sent() -> None:
-    """Else agreement above would say nothing of it."""
+    """Otherwise the comparison above would not test the option."""
     settings: list[dict[str, Any]] = [
         {},
         {"momentum": 0.0},

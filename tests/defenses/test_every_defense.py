@@ -1,6 +1,6 @@
-"""What holds for every registered defense, by what its entry declares: an example, a limit, chance, and an unbiased mean.
+"""Tests of all registered defenses by the properties in their entry: example, limit, randomness and unbiased mean.
 
-Whoever registers a defense is covered here without a line being written.
+A new defense is tested here without further code.
 """
 
 import copy
@@ -50,7 +50,7 @@ def rng(seed: int = 0) -> Generator:
 
 
 def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tensor]:
-    """Shapes that break careless code: 0-d, empty, all zero, not contiguous, and names out of order."""
+    """Return an update with difficult tensors: 0-d, empty, all zero, not contiguous, and with unsorted names."""
     drawn = Generator().manual_seed(seed)
     return {
         "z.weight": torch.randn(3, 4, generator=drawn).to(dtype),
@@ -62,7 +62,7 @@ def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tenso
 
 
 def run(spec: str, given: Update, seed: int = 0, rounds: int = 1) -> tuple[Update, State]:
-    """What is sent in the last of some rounds with the same update, and the state after it."""
+    """Return what is sent in the last of several rounds with the same update, and the state after it."""
     defense = DefenseSpec.parse(spec).build()
     state, stream, sent = defense.init(given), rng(seed), given
     for _ in range(rounds):
@@ -110,7 +110,7 @@ def test_an_all_zero_update_stays_finite_and_zero_but_for_signs_and_noise(spec: 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if not any(n in s for n in ("sign", "random_k", "dropout", "withhold(['*"))])
 def test_what_is_not_a_number_is_not_hidden(spec: str) -> None:
-    """A client that diverged must not look like one that sends nothing; one bit cannot tell, and chance may leave it out."""
+    """NaN must be visible to the server, except for defenses that send signs or leave out entries at random."""
     sent = send(spec, {"z.weight": torch.tensor([[math.nan, 1.0, 2.0, -3.0]]), "scalar": torch.tensor(1.0)})
     assert sent["z.weight"].isnan().any()
 
@@ -178,7 +178,7 @@ def test_its_limit_gives_the_update_back_bit_for_bit(name: str, rounds: int) -> 
 
 
 def test_only_what_rounds_or_adds_has_no_limit() -> None:
-    """So that no entry goes without one by mistake."""
+    """This ensures that no entry lacks a limit by mistake."""
     assert set(NAMES) - set(LIMITS) == {
         *("sign", "qsgd", "uniform"),
         *("signsgd", "ef_signsgd", "rog_qsgd", "rog_uniform", "cpl_noise"),
@@ -186,7 +186,7 @@ def test_only_what_rounds_or_adds_has_no_limit() -> None:
 
 
 def standard_errors(name: str) -> Tensor:
-    """How many standard errors the mean of many messages is away from the update, for each coordinate that varies."""
+    """Return the distance of the mean of many messages from the update in standard errors, for coordinates that vary."""
     given = {"z.weight": torch.randn(3, 4, generator=rng(5), dtype=torch.float64)}
     defense, stream = DefenseSpec.parse(EXAMPLES[name]).build(), rng(6)
     state = defense.init(given)
@@ -219,7 +219,7 @@ def test_the_empty_chain_is_the_identity(nothing: Defense) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_chain_keeps_the_memory_of_two_equal_defenses_apart(spec: str) -> None:
-    """The second one of a chain is given what the first one sent, and nothing else of it."""
+    """The second defense of a chain gets the output of the first one, and not its state."""
     one = DefenseSpec.parse(spec).build()
     both = DefenseSpec.parse(" | ".join([spec, spec] if spec else [])).build()
     given, streams = update(), (rng(1), rng(1))
@@ -332,7 +332,7 @@ def test_an_attacker_changes_nothing_of_what_it_was_given(spec: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_sent_is_what_the_channel_expects_but_for_noise_of_its_power(name: str) -> None:
-    """The attacker's side and the client's agree at the true update."""
+    """The channel's expectation at the true update equals the client's message."""
     given = {"z.weight": torch.randn(200, 200, generator=rng(5), dtype=torch.float64)}
     channel = channel_of(name)
     sent = send(EXAMPLES[name], given)["z.weight"]

@@ -1,4 +1,4 @@
-"""Error feedback loses nothing: what was sent and what is kept add up to what was given."""
+"""Tests of error feedback: the sum of sent updates and residual equals the sum of all updates."""
 
 from collections.abc import Callable
 
@@ -119,7 +119,7 @@ def test_what_loses_nothing_keeps_nothing(lossless: Callable[[], Defense]) -> No
 
 
 def test_noise_with_feedback_takes_its_own_noise_back() -> None:
-    """Why it is offered for what leaves out or rounds, and not for noise: the sum of all messages has no noise left."""
+    """This is why noise has no error feedback: the noise would cancel in the sum of all messages."""
     defense, u = with_feedback(gaussian(1)), {"w": torch.zeros(1000)}
     state, stream, sent = defense.init(u), rng(), []
     for _ in range(50):

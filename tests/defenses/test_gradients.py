@@ -1,4 +1,4 @@
-"""Rules for the gradient of a batch, against gradients worked out by hand and per-example loops."""
+"""Tests of gradient rules with gradients by hand and loops over examples."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ Y = torch.tensor([1.0, -1.0])
 
 
 def times(logits: Tensor, y: Tensor) -> Tensor:
-    """A loss whose gradient is plain to see: of one example, y * x for the weight and y for the bias."""
+    """Compute a loss with a simple gradient: for one example, y * x for the weight and y for the bias."""
     return (logits[:, 0] * y).mean()
 
 
@@ -55,7 +55,7 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], **tolerance: Any) -> bool:
 
 
 def test_dp_sgd_clips_each_example_as_a_whole() -> None:
-    """The gradients are (3, 4 | 1) of length sqrt(26), and -(0.3, 0.4 | 1) of length sqrt(1.25)."""
+    """The gradients are (3, 4 | 1) with norm sqrt(26), and -(0.3, 0.4 | 1) with norm sqrt(1.25)."""
     found = computed(dp_sgd(max_norm=1.0, noise=0.0), linear(), LINEAR, X, Y)
     long, short = 26**-0.5, -(1.25**-0.5)
     assert torch.allclose(found["weight"], torch.tensor([[3 * long + 0.3 * short, 4 * long + 0.4 * short]]) / 2)
@@ -65,7 +65,7 @@ def test_dp_sgd_clips_each_example_as_a_whole() -> None:
 
 
 def test_fed_cdp_clips_each_tensor_of_each_example() -> None:
-    """(3, 4) of length 5 becomes (1.2, 1.6), and (0.3, 0.4) and both biases stay."""
+    """(3, 4) with norm 5 becomes (1.2, 1.6), while (0.3, 0.4) and both biases are unchanged."""
     found = computed(fed_cdp(max_norm=2.0, noise=0.0), linear(), LINEAR, X, Y)
     assert torch.allclose(found["weight"], torch.tensor([[(1.2 - 0.3) / 2, (1.6 - 0.4) / 2]]))
     assert torch.allclose(found["bias"], torch.tensor([0.0]))
@@ -177,7 +177,7 @@ def test_what_an_attacker_expects_is_the_clients_gradient_and_maps_over_problems
 
 @pytest.mark.parametrize("spec", ["dp_sgd(0.1)", "fed_cdp(0.05, noise=1)"])
 def test_an_attack_can_go_down_what_it_expects(spec: str) -> None:
-    """The derivative of a squared distance by x, against differences."""
+    """Compare the derivative of a squared distance by x with finite differences."""
     problem, weights = classifier()
     problem = GradientProblem(problem.model.double(), problem.forward, problem.criterion)
     weights = {name: w.double() for name, w in weights.items()}
@@ -215,7 +215,7 @@ def test_the_attacker_knows_the_power_of_fixed_noise(steps: list[tuple[int, floa
 
 
 def test_the_attacker_estimates_noise_that_follows_the_signal() -> None:
-    """Signal of power 9 and noise of a tenth of it, as if all of it were seen: 9.9 of which 0.9 are noise."""
+    """A signal of power 9 with noise of a tenth of it has a total power of 9.9, of which 0.9 is noise."""
     seen = {"weight": torch.tensor([[9.9**0.5, 0.0]]), "bias": torch.zeros(1)}
     rule = fed_cdp(snr_db=10)
     assert float(rule.channel(facts((4, 0.5))).noise(seen)) == pytest.approx(0.9)

@@ -1,4 +1,4 @@
-"""Per-example gradients and their clipping agree with opacus, which computes them by hooks and refuses batch norm."""
+"""Tests that per-example gradients and clipping agree with opacus, which computes them by hooks."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mixtures of examples: ranges, labels, means, and what is drawn."""
+"""Tests of mixtures of examples: ranges, labels, means and random draws."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_shapes_ranges_and_what_is_given_stay_and_chance_is_an_argument(text: st
 
 
 def test_mixup_mixes_images_and_labels_by_one_share_with_partners_of_the_batch() -> None:
-    """With labels that are one-hot by example, the mixed label tells the share and the partner."""
+    """With a one-hot label for each example, the mixed label shows the coefficient and the partner."""
     x, y = batch()[0], torch.eye(6)
     for seed in range(20):
         mx, my = mixup(1.0).mix(x, y, Generator().manual_seed(seed), None)
@@ -77,7 +77,7 @@ def test_a_batch_of_one_stays_under_mixup() -> None:
 
 
 def unmirrored(mx: Tensor, expected: Tensor) -> Tensor:
-    """Mirrored at mid-grey or not, whichever fits."""
+    """Undo the inversion of pixels where the inverted value is nearer to the expected one."""
     return torch.where((mx - expected).abs() < (1 - mx - expected).abs(), mx, 1 - mx)
 
 

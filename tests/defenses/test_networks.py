@@ -1,4 +1,4 @@
-"""Blocks before the head: what they compute, when they draw, and that the rest of the network stays."""
+"""Tests of random blocks before the last layer: their values, when they draw, and that other layers are unchanged."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Aliases do what their papers did, in their papers' units."""
+"""Tests that the papers' defenses do what the papers describe, in the papers' units."""
 
 import math
 
@@ -26,7 +26,7 @@ def send(spec: str, values: Tensor, seed: int = 0) -> Tensor:
     ("name", "std"), [("G-10e-2", 0.01), ("G-10e-4", 1e-4), ("L-10e-2", math.sqrt(2) * 0.01), ("L-10e-3", math.sqrt(2) * 1e-3)]
 )
 def test_cpls_noise_is_ten_to_the_minus_k_on_the_gradient(name: str, std: float) -> None:
-    """A standard deviation for Gaussian and a scale for Laplace noise; 10e-2 is not 0.1, and no variance."""
+    """G-10e-2 means a standard deviation and L-10e-2 a scale of 0.01; it is neither 0.1 nor a variance."""
     noise = send(f"cpl_noise('{name}', 0.5)", torch.zeros(100_000, dtype=torch.float64))
     assert noise.std().item() == pytest.approx(0.5 * std, rel=0.02)
     assert (noise.abs().mean() / noise.std()).item() == pytest.approx(
@@ -63,7 +63,7 @@ def test_signsgd_takes_a_step_of_the_learning_rate_against_the_sign_of_the_gradi
 
 
 def test_ef_signsgd_is_its_algorithm_over_rounds() -> None:
-    """Algorithm 1: p = g + e, d = ||p||_1 / n * sign(p), e = p - d; an update has the opposite sign, and takes the same way."""
+    """Compare with algorithm 1: p = g + e, d = ||p||_1 / n * sign(p), e = p - d; updates have the opposite sign."""
     drawn = rng(1)
     defense = DefenseSpec.parse("ef_signsgd").build()
     e = torch.zeros(20, dtype=torch.float64)

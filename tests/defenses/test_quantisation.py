@@ -1,4 +1,4 @@
-"""Quantisers against their formulas, their means, and the number of values that they leave."""
+"""Tests of quantisers by their formulas, their means, and the number of distinct values."""
 
 import math
 
@@ -24,7 +24,7 @@ def once(defense: Defense, values: Tensor, seed: int = 0) -> Tensor:
 
 
 def patterns(values: Tensor) -> int:
-    """How many values there are, bit for bit."""
+    """Return the number of bitwise distinct values."""
     raw = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
     return len(raw.unique())
 
@@ -45,7 +45,7 @@ def test_the_mean_magnitude_is_each_tensors_own() -> None:
 
 
 def test_scaled_signs_contract() -> None:
-    """||u - C(u)||^2 = ||u||^2 - ||u||_1^2 / n: the definition that error feedback rests on (Karimireddy et al., lemma 8)."""
+    """||u - C(u)||^2 = ||u||^2 - ||u||_1^2 / n, the condition for error feedback (Karimireddy et al., lemma 8)."""
     u = torch.randn(500, generator=rng(1), dtype=torch.float64)
     left = (u - once(sign("mean"), u)).square().sum()
     assert left.item() == pytest.approx((u.square().sum() - u.abs().sum() ** 2 / 500).item())
@@ -58,7 +58,7 @@ def test_scaled_signs_contract() -> None:
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: torch.dtype) -> None:
-    """Means over 10,000 draws within 4 standard errors, which follow from each coordinate's own chance of going up."""
+    """Means over 10,000 draws are within 4 standard errors, computed from each coordinate's probability to be rounded up."""
     u = torch.randn(24, generator=rng(1), dtype=dtype)
     u[:2] = torch.tensor([0.0, 1e-4])
     stream, defense = rng(2), qsgd(levels, norm=norm)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_equal_coordinates_are_rounded_independently(norm: str) -> None:
 
 
 def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
-    """At most s (s + sqrt(n)) of n: Alistarh et al., theorem 3.2."""
+    """It is at most s (s + sqrt(n)) of n (Alistarh et al., theorem 3.2)."""
     u = torch.randn(10_000, generator=rng(1))
     for s in (1, 3, 10):
         assert (once(qsgd(s), u) != 0).sum() <= s * (s + 100)
@@ -118,7 +118,7 @@ def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
 
 
 def test_the_uniform_quantiser_is_its_formula() -> None:
-    """q = M / s * sign(u) * round(s |u| / M), halves to the even one: 3 bits are s = 3."""
+    """q = M / s * sign(u) * round(s |u| / M), with ties to even; 3 bits mean s = 3."""
     u = torch.tensor([1.0, -0.9, 0.5, -0.49, 0.17, -0.16, 0.0], dtype=torch.float64)
     assert once(uniform(3), u).tolist() == pytest.approx([1, -1, 2 / 3, -1 / 3, 1 / 3, 0, 0])
     assert once(uniform(2), torch.tensor([2.0, 1.1, -1.0, 0.9])).tolist() == [2, 2, 0, 0]
@@ -219,7 +219,7 @@ def test_the_attackers_scale_is_that_of_the_guess_or_with_feedback_the_one_that_
 )
 @pytest.mark.parametrize("heavy", [False, True])
 def test_the_attacker_reads_the_power_of_rounding_off_the_message(spec: str, heavy: bool) -> None:
-    """Within a tenth for normal values, and no wider than by a half for those of a heavy tail."""
+    """The estimate is within 10 % for normal values, and within 50 % for a heavy-tailed distribution."""
     u = torch.randn(40_000, generator=rng(1), dtype=torch.float64)
     u = u.sign() * u.abs() ** 3 if heavy else u
     sent = once(DefenseSpec.parse(spec).build(), u, 3)

@@ -1,4 +1,4 @@
-"""Code by `module:function`: imported where the local user asks for it, and nowhere else."""
+"""Tests that code named as `module:function` is imported only if the local user admitted it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ MODULE = "code_of_somebody_else"
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module that says in the environment that it was imported."""
+    """Return the name of a module that sets an environment variable when it is imported."""
     (tmp_path / f"{MODULE}.py").write_text(
         "import os\n"
         "os.environ['WAS_IMPORTED'] = 'yes'\n"

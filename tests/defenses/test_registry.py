@@ -1,4 +1,4 @@
-"""Names: what is built in, what third parties add, and what is said of a name that nobody knows."""
+"""Tests of registries: built-in names, names from packages, and messages for unknown names."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -9,7 +9,7 @@ from defenses._registry import Registry, bind, registry
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a package were installed that adds two names to a group."""
+    """Simulate an installed package that adds two names to an entry point group."""
     points = EntryPoints(
         [
             EntryPoint(name="gcd", value="math:gcd", group="things"),

@@ -1,4 +1,4 @@
-"""Tensors chosen by name, defenses within defenses, and units of the gradient."""
+"""Tests of tensors selected by name, nested defenses, and units of the gradient."""
 
 import math
 
@@ -99,7 +99,7 @@ def test_names_must_be_strings_and_a_mask_needs_one() -> None:
 
 
 def test_a_masked_defense_sees_its_tensors_as_the_whole_update() -> None:
-    """The clip is of their common norm, and not of that of all."""
+    """Clipping uses the norm of the selected tensors, not of all."""
     sent = once(masked(clip(0.5), ["6.*"]), update())
     length = torch.cat([sent["6.weight"].flatten(), sent["6.bias"]]).norm()
     assert length.item() == pytest.approx(0.5)
@@ -130,7 +130,7 @@ def test_a_masked_channel_acts_on_its_tensors_alone() -> None:
 
 
 def test_a_masked_channel_learns_from_its_tensors_alone() -> None:
-    """One threshold for the tensors that were ranked together: the others, which are larger, had no part in it."""
+    """The threshold is computed from the selected tensors; the others, which are larger, do not count."""
     seen = {"a": torch.tensor([4.0, 3.0, 0.0, 0.0]), "b": torch.full((4,), 9.0)}
     channel = channels.masked(channels.top_k(0.5, scope="global"), ["a"])
     known = channel.learn(seen)
@@ -165,13 +165,13 @@ def test_a_clip_of_the_gradient_is_one_of_the_update_at_the_learning_rate_times_
 
 
 def test_the_sign_that_counts_is_that_of_the_gradient() -> None:
-    """A zero is positive in the gradient, so that it goes down in the update."""
+    """A zero counts as positive in the gradient, so that it is negative in the update."""
     assert once(in_gradient_units(sign(), 0.5), {"w": torch.tensor([2.0, -3.0, 0.0])})["w"].tolist() == [0.5, -0.5, -0.5]
 
 
 @pytest.mark.parametrize("spec", ["uniform(3)", "top_k(0.5)"])
 def test_a_channel_learns_in_units_of_the_gradient(spec: str) -> None:
-    """A cell of the gradient is wider than one of the update, and what it says of a guess is the same."""
+    """A quantisation interval of the gradient is wider than that of the update, but the expectation is the same."""
     given = {"w": torch.randn(50, generator=rng(1), dtype=torch.float64)}
     guess = {"w": torch.randn(50, generator=rng(2), dtype=torch.float64)}
     plain, converted = DefenseSpec.parse(spec), DefenseSpec.parse(f"in_gradient_units({spec}, 0.01)")

@@ -1,4 +1,4 @@
-"""How long an update can be at each place of a chain, and how well noise hides it: by the rules, and by trying."""
+"""Tests of the norm bounds and the noise multiplier of chains of defenses, by their rules and by experiments."""
 
 import math
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ SETTINGS = {
 
 
 def updates(rng: Generator) -> Iterator[dict[str, Tensor]]:
-    """Of length 1: dense, of few large entries, of equal ones, in one tensor, at one place."""
+    """Return updates of norm 1: dense, with few large entries, with equal entries, in one tensor, and in one entry."""
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "b.weight": (3, 5), "b.scale": ()}
     dense = {name: torch.randn(shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()}
     for update in (
@@ -132,7 +132,7 @@ def test_every_rule_is_tried() -> None:
 
 @pytest.mark.parametrize("text", [text for texts in SETTINGS.values() for text in texts])
 def test_nothing_gets_longer_than_its_rule_says(text: str) -> None:
-    """Whatever the update of length 1 and the draw: the length is read off the noise that would hide it."""
+    """Norms of updates of norm 1 after each defense stay below the bound, which is derived from a noise multiplier."""
     rng = torch.Generator().manual_seed(0)
     allowed = 1 / hidden(f"clip(1) | {text} | gaussian(1)").multiplier
     longest = max(
@@ -174,7 +174,7 @@ def test_the_noise_of_a_gradient_rule_is_in_units_of_its_bound(text: str, expect
 
 @pytest.mark.parametrize("text", ["dp_sgd(max_norm=0.5, noise={})", "fed_cdp(max_norm=0.5, noise={})"])
 def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: str) -> None:
-    """The rule itself, run twice on a batch in which one example is exchanged for its opposite, and for its noise."""
+    """Run the gradient rule on two batches that differ in one example, and compare the difference with the noise."""
     from defenses.gradients import GradientProblem
 
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 3)).double()

@@ -1,4 +1,4 @@
-"""Soteria against scores computed one derivative at a time."""
+"""Tests of Soteria with scores computed one derivative at a time."""
 
 import numpy as np
 import pytest
@@ -28,13 +28,13 @@ def examples(count: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def features_of(model: nn.Module, x: Tensor) -> Tensor:
-    """What enters the last layer, by running the layers before it."""
+    """Return the input of the last layer, by running the layers before it."""
     layers = list(model.children())
     return nn.Sequential(*layers[:-1])(x)
 
 
 def looped(model: nn.Module, x: Tensor) -> Tensor:
-    """(R,): one derivative for each feature of each example."""
+    """Compute the scores (R,) with one derivative for each feature of each example."""
     total = 0
     for one in x:
         own = one[None].clone().requires_grad_()

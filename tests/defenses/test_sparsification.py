@@ -1,4 +1,4 @@
-"""Sparsifiers against plain rules, ties and rounding included."""
+"""Tests of sparsifiers by simple rules, including ties and rounding."""
 
 import math
 from fractions import Fraction
@@ -107,7 +107,7 @@ def assert_unbiased(defense: Defense, update: Update, draws: int = 10_000) -> No
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_random_k_rescaled_by_the_true_share_is_unbiased(scope: str) -> None:
-    """The true share is ceil(0.3 * 4) / 4 of the first: dividing by 0.3 would not do."""
+    """The true share of the first tensor is ceil(0.3 * 4) / 4, so that dividing by 0.3 would be biased."""
     update = {
         "a": torch.randn(4, generator=rng(1), dtype=torch.float64),
         "b": torch.randn(7, generator=rng(2), dtype=torch.float64),
@@ -193,7 +193,7 @@ def test_equal_tensors_lose_different_coordinates() -> None:
     ],
 )
 def test_the_true_update_explains_what_was_sent_without_a_rest(spec: str) -> None:
-    """Also where coordinates that were sent are zero, and where ties are left out that the share alone would have kept."""
+    """This also holds if sent coordinates are zero, and if ties are left out."""
     channel = DefenseSpec.parse(spec).channel()
     update = {"a": torch.randn(40, generator=rng(1)), "b": torch.tensor([0.0, 2.0, 2.0, -2.0, 0.0, 2.0]), "c": torch.zeros(3, 2)}
     sent = once(DefenseSpec.parse(spec).build(), update)

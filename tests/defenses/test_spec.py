@@ -1,4 +1,4 @@
-"""Specifications are data: they read back as they print, refuse what they do not know, and run nothing."""
+"""Tests of specifications: parsing inverts printing, unknown names are errors, and no code is run."""
 
 import inspect
 from importlib.metadata import EntryPoint
@@ -21,7 +21,7 @@ words = st.lists(st.text("ab6.*?[] '\"\\\n-", min_size=1, max_size=5), min_size=
 
 
 def step(name: str, /, **arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
-    """Steps as they are printed: arguments in the order of the parameters, without those that are the default."""
+    """Generate steps as they are printed: arguments in the order of parameters, without default values."""
     parameters = inspect.signature(DEFENSES[name].defense).parameters
 
     def made(chosen: dict[str, object]) -> Step:

@@ -1,4 +1,4 @@
-"""The attack protocol: a class of somebody else that has its four members is taken through everything an attack goes through."""
+"""Tests that any class with the four members of the attack protocol works in planning, replay, scoring and reports."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ EXPERIMENT = {
 
 
 class Brightness:
-    """Answers with one grey, which the length of the update chooses. No dataclass, and nothing beside the four members."""
+    """An attack that returns a grey image whose brightness depends on the norm of the update, with only the four members."""
 
     def __init__(self, whole: bool = False) -> None:
         self.whole, self.device = whole, "cpu"

@@ -1,4 +1,4 @@
-"""On another device than the CPU, tensors of an attack are where the others are: checked without a GPU, see `second_device`."""
+"""Tests that attacks keep tensors on the requested device, without a GPU, by the emulated device of `second_device`."""
 
 import sys
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Arguments = Mapping[str, Any]
 
 
 def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1, **arguments: Any) -> Case:
-    """One client's rounds, on examples drawn at random."""
+    """Return the observations of one client's rounds, on random examples."""
     rng = torch.Generator().manual_seed(3)
     model, chosen = ModelSpec(name=network, arguments=arguments), DefenseSpec.parse(defense)
     training = Training(learning_rate=0.5, batch_size=batch, steps=1)
@@ -54,7 +54,7 @@ def observed(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1
 
 
 def test_the_second_device_refuses_what_cuda_refuses() -> None:
-    """Else the tests below could not fail."""
+    """Without this, the tests below could not fail."""
     with second_device() as device:
         there, here = torch.ones(3, 2).to(device), torch.ones(3, 2)
         assert (there + there).device.type == there.device.type != here.device.type

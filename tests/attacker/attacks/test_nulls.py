@@ -1,4 +1,4 @@
-"""The null of every registered attack: its answer says nothing of what a client sent."""
+"""Tests that the result of every registered attack's null does not depend on what a client sent."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -58,7 +58,7 @@ Rounds = Callable[..., list[Observation]]
 
 @pytest.fixture
 def rounds(observe: Callable[..., Observation]) -> Rounds:
-    """Of a client, rounds with so many examples each, between which the server moves on."""
+    """Return rounds of a client with the given numbers of examples, and weights that change between rounds."""
 
     def make(examples: int, defense: str = "") -> list[Observation]:
         x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
@@ -76,7 +76,7 @@ def rounds(observe: Callable[..., Observation]) -> Rounds:
 
 
 def null_of(spec: AttackSpec, observations: list[Observation]) -> list[Reconstruction]:
-    """The answers of a null, few of its steps."""
+    """Return the results of a null with few steps."""
     few = {key: 3 for key in ("steps", "pre_steps") if key in signature(ATTACKS[spec.name]).parameters}
     attack = replace(spec, arguments={**few, **spec.arguments}).build()
     whole = Need.SAME_CLIENT in attack.needs
@@ -89,7 +89,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def sent(observation: Observation, change: Callable[[Tensor], Tensor]) -> Observation:
-    """The observation of a client that sent something else: an update, buffers and metrics."""
+    """Return an observation with another update, buffers and metrics."""
     update = {name: change(u) for name, u in observation.update.items()}
     loss = float(next(iter(update.values())).sum())
     return replace(observation, payload=encode(update), buffers_after=update, metrics={"loss": loss})
@@ -180,7 +180,7 @@ def test_the_null_of_many_rounds_links_what_numbers_of_examples_tell(observe: Ca
 
 
 def test_settings_are_those_of_the_attack(rounds: Rounds) -> None:
-    """A null draws its starts by the seed: another seed is another answer, so that equal bits above are no accident."""
+    """Another seed changes the result of a null, so that the bitwise equality above is not trivial."""
     settings: Mapping[str, Any] = {"steps": 2}
     attack = AttackSpec(name="cpl", arguments=settings, null=True).build()
     one, other = (attack([Case((rounds(2)[0],))], rng=torch.Generator().manual_seed(seed))[0] for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Presets are data: each is valid, belongs to a family that every network has, and is written out as arguments."""
+"""Tests of presets: all are valid, every network has a family, and presets are stored as arguments."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""One thread: these networks are too small for more. Benchmarks are importable: they make networks for tests, too."""
+"""Test settings: one thread, since the networks are small, and imports of benchmarks, which supply networks."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Batches of digits, networks for them, and the gradients that a server would see, in float32."""
+"""Batches of digits, networks for them, and the float32 gradients that a server would observe."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -24,7 +24,7 @@ def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def network(hidden: Sequence[int] = (256,), *, steps: int = 0, seed: int = 0) -> nn.Module:
-    """On digits, after some steps of training."""
+    """Return a network for digits after some steps of training."""
     model = models.build(ModelSpec(name="mlp", arguments={"hidden": list(hidden)}), DATA, seed=seed)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
@@ -42,7 +42,7 @@ def layers(width: int = 256, *, outputs: int = 10, bias: bool = True, activation
 
 
 def gradient_of(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[Tensors, Tensors]:
-    """Weights and gradient, in float32."""
+    """Return weights and gradient in float32, by name."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     value = models.loss_of(loss)(model(DATA.normalise(x)), y)
     return weights, dict(zip(weights, torch.autograd.grad(value, list(model.parameters())), strict=True))

@@ -1,4 +1,4 @@
-"""Activations beside torch's own, their inverses and their slopes."""
+"""Tests that activations, their inverses and derivatives agree with PyTorch."""
 
 import math
 

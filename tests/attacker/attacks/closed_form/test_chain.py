@@ -1,4 +1,4 @@
-"""A chain computes what its network computes, whatever the network is made of, or there is no chain."""
+"""Tests that a chain of layers computes the same as its network, for many kinds of networks."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,7 +20,7 @@ SHAPE = (2, 9, 8)
 
 
 def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
-    """What the chain says of x (N, *inputs): its own formula, with torch's functions for products and sums."""
+    """Evaluate the formula of a chain for x (N, *inputs) with PyTorch's functions."""
     weights = dict(model.named_parameters())
     for layer in chain.layers:
         assert x.shape[1:] == layer.inputs
@@ -42,7 +42,7 @@ def computed(chain: Chain, model: nn.Module, x: Tensor) -> Tensor:
 
 
 def agrees(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Chain:
-    """The chain of `model`, which computes the same in evaluation mode, for batches of one and of three."""
+    """Return the chain of `model`, and assert that both compute the same for batches of one and three."""
     chain = chain_of(model, shape)
     model = model.double().eval()
     for count in (1, 3):
@@ -104,7 +104,7 @@ def test_it_computes_what_the_network_computes(make: Callable[[], nn.Module]) ->
 
 
 class Own(nn.Module):
-    """A network as people write them; `then` is what its code does between the convolution and the matrix."""
+    """A network with custom code; `then` is applied between the convolution and the linear layer."""
 
     def __init__(self, then: Callable[[nn.Module, Tensor], Tensor], features: int = 3 * 7 * 6) -> None:
         super().__init__()
@@ -225,8 +225,8 @@ ACTIVATIONS: list[Callable[[], nn.Module]] = [nn.ReLU, nn.Sigmoid, nn.Tanh, nn.I
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """Random networks of layers that a chain may have, of a random input; an activation follows each layer with weights, or none,
-    before or after pooling."""
+    """Generate random networks of supported layers, with an input shape; layers with weights are followed by an activation or
+    none, before or after pooling."""
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=3, max_size=3)))
     layers: list[nn.Module] = []
     x, open_for_activation = torch.zeros(1, *shape), False

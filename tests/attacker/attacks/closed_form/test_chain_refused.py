@@ -1,4 +1,4 @@
-"""Networks that are no chains are refused, each with its reason."""
+"""Tests that networks that are not chains of layers are refused with the right reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -179,7 +179,7 @@ def test_old_ways_of_normalising_weights_are_refused() -> None:
 
 @fx.wrap
 def relu(x: Tensor) -> Tensor:
-    """Named as torch's, and another function."""
+    """Compute another function than PyTorch's relu, whose name it has."""
     return x.abs()
 
 

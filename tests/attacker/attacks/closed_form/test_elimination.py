@@ -1,4 +1,4 @@
-"""Exact ranks modulo a prime, against matrices whose rank is known."""
+"""Tests of exact ranks modulo a prime, with matrices of known rank."""
 
 import pytest
 import torch

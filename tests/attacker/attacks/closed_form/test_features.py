@@ -1,4 +1,4 @@
-"""Examples of a batch by their own features: nothing mixes, nothing is read from truth, and what cannot be read is said."""
+"""Tests of the route `features`: examples do not mix, no truth is used, and reasons are given if it does not apply."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def smooth_images(count: int, data: DataSpec = DATA) -> Tensor:
-    """Images as the prior has them."""
+    """Draw images from the smoothness prior."""
     spread = smooth_spread(data)
     return (0.5 + spread(torch.randn(count, *data.shape, generator=seeded(5), dtype=torch.float64))).clamp(0, 1).float()
 
@@ -32,7 +32,7 @@ def batch(observe: Observe, labels: list[int], **settings: Any) -> tuple[Case, T
 
 
 def off(found: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Mean squared errors, each example beside the one with its label."""
+    """Return the mean squared error of each example to the true one with the same label."""
     order = [found.y.tolist().index(int(label)) for label in y]
     return (found.x[order].clamp(0, 1) - x).square().flatten(1).mean(dim=1)
 
@@ -67,7 +67,7 @@ def test_a_null_never_looks_at_features(observe: Observe, monkeypatch: pytest.Mo
 
 
 def test_an_untold_part_of_the_values_is_filled_in_by_what_is_likely() -> None:
-    """With linear features the answer is the posterior mean, which is known in closed form."""
+    """Compare with the posterior mean, which has a closed form for linear features."""
     data = DataSpec(shape=(1, 4, 4), num_classes=2)
     spread = smooth_spread(data)
     matrix = torch.randn(5, 16, generator=seeded(1), dtype=torch.float64)

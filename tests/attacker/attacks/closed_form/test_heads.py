@@ -1,4 +1,4 @@
-"""What the last layer's gradient says, beside the features, labels and logit gradients that made it."""
+"""Tests that features, labels and logit gradients are recovered from the last layer's gradient."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def slope_of_loss(mu: float) -> float:
-    """<gradient, weight> of a single logit: mu times the derivative of log(1 + exp(-mu))."""
+    """Compute <gradient, weight> of a single logit: mu times the derivative of log(1 + exp(-mu))."""
     return -mu / (1 + np.exp(mu))
 
 
@@ -77,7 +77,7 @@ def test_zero_is_a_logit_of_zero() -> None:
 
 
 class Problem(NamedTuple):
-    """N heads (N, ...), their features, and the gradients of one example each."""
+    """N last layers, (N, ...) each, with the features and gradients of one example each."""
 
     weight: Tensor
     bias: Tensor | None
@@ -88,7 +88,7 @@ class Problem(NamedTuple):
 
 
 def problem(outputs: int, *, count: int = 60, width: int = 40, spread: float = 1.0, bias: bool = False, seed: int = 0) -> Problem:
-    """Random heads. The larger the spread, the more confident are some examples, rightly or wrongly."""
+    """Draw random last layers. A larger spread makes some predictions more confident, right or wrong."""
     rng = torch.Generator().manual_seed(seed)
     weight = torch.randn(count, outputs, width, dtype=F64, generator=rng) / width**0.5
     features = torch.randn(count, width, dtype=F64, generator=rng) * spread * torch.rand(count, 1, dtype=F64, generator=rng)
@@ -98,7 +98,7 @@ def problem(outputs: int, *, count: int = 60, width: int = 40, spread: float = 1
 
 
 def made(weight: Tensor, bias: Tensor | None, features: Tensor, y: Tensor) -> Problem:
-    """With k = dL/dlogits without cancellation: p_y - 1 as minus the sum of all others."""
+    """Return a problem with accurate k = dL/dlogits: p_y - 1 is computed as minus the sum of the others."""
     logits = (weight @ features[..., None])[..., 0] + (0 if bias is None else bias)
     if weight.shape[1] == 1:
         sign = 2.0 * y[:, None] - 1
@@ -120,7 +120,7 @@ def read(p: Problem, *, rounded: bool = False, with_bias: bool = True) -> list[H
 
 
 def off(head: HeadReading, p: Problem) -> Tensor:
-    """(N,) how far the features of a reading are from the truth, as a share; infinite where it is none."""
+    """Return the relative error (N,) of a solution's features; infinite if the solution is not valid."""
     wrong = (head.features - p.features).norm(dim=1) / p.features.norm(dim=1)
     return torch.where(head.valid & (head.y == p.y), wrong, torch.inf)
 
@@ -181,7 +181,7 @@ def test_a_single_logit_needs_the_gradient_of_its_bias() -> None:
 
 
 def of_confidence(outputs: int, short: float, *, seed: int = 0, count: int = 20) -> Problem:
-    """Heads that give the label all but `short` of the probability."""
+    """Return last layers that predict the label with the probability 1 - `short`."""
     p = problem(outputs, count=count, seed=seed)
     rows = []
     for i in range(count):
@@ -221,7 +221,7 @@ def test_the_label_need_not_be_the_longest_where_rounding_has_shortened_it(outpu
 
 
 def one_logit(mu: float, y: int, seed: int = 0) -> Problem:
-    """A head without bias whose logit times the sign of the label is mu."""
+    """Return a last layer without bias whose logit, times the sign of the label, is mu."""
     p = problem(1, count=1, seed=seed)
     logit = (p.weight[0] @ p.features[0]).item()
     return made(p.weight * ((2 * y - 1) * mu / logit), None, p.features, torch.tensor([y]))
@@ -271,7 +271,7 @@ def test_twins_so_near_to_each_other_that_a_grid_steps_over_both_are_found() -> 
 
 
 def of_lost_labels() -> Problem:
-    """Three logits; of every second head all of k_y is lost."""
+    """Return problems of three logits; for every second one the label's entry of k is rounded to zero."""
     p = of_confidence(3, 1e-9, count=20)
     p = made(p.weight, None, p.features, torch.zeros(20, dtype=torch.long))
     kept = p.k.scatter(1, p.y[:, None], 0)
@@ -283,14 +283,14 @@ def joined(one: Problem, other: Problem) -> Problem:
 
 
 def at_turn(count: int) -> Problem:
-    """Two logits whose difference is where twins meet."""
+    """Return a problem of two logits at the point where both solutions (twins) coincide."""
     p = problem(2, count=count, seed=1)
     logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
     return made(p.weight * (MINIMISER / logit)[:, None, None], None, p.features, torch.ones(count, dtype=torch.long))
 
 
 def beyond_turn(count: int) -> Problem:
-    """The gradient of no example."""
+    """Return a gradient that no example has."""
     p = at_turn(count)
     return p._replace(gradient=3 * p.gradient)
 

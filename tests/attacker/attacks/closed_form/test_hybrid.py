@@ -1,4 +1,4 @@
-"""H-GAP takes one answer of two, by a criterion that needs no original."""
+"""Tests that H-GAP chooses between two answers by a criterion without reference."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def test_an_exact_closed_form_beats_a_search_of_two_steps(criterion: str, image_
 
 
 def test_a_search_beats_a_closed_form_that_failed(image_case: Make) -> None:
-    """Noise that the inverse activations amplify makes the closed form rough; an unfinished search is smoother than that."""
+    """Noise, amplified by inverse activations, makes the closed form rough; even an unfinished search is smoother."""
     case, x, _ = image_case(defense="gaussian(0.001)")
     (closed,), (answer,) = rgap()([case], rng=seeded()), hgap(steps=60)([case], rng=seeded())
     off = [float((found.x - x).square().mean()) for found in (closed, answer)]

@@ -1,4 +1,4 @@
-"""Criteria that need no original, by hand and against an independent filter."""
+"""Tests of plausibility criteria, with values by hand and an independent filter."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Inputs of a first linear layer: whole batches, exactly, from gradients in float32; and nothing where nothing can be told."""
+"""Tests that batches are recovered exactly from the float32 gradient of a first linear layer, or that a reason is given."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from attacker.attacks.closed_form.linear.first_layer import LinearAnswer
 
 
 def off(answer: LinearAnswer, x: Tensor) -> float:
-    """The largest distance of an example from the nearest of the answer, as a share of its length."""
+    """Return the largest distance of an example from the nearest recovered one, relative to its norm."""
     true = DATA.normalise(x).flatten(1).double()
     if not answer.scaled:
         true = true / true.norm(dim=1, keepdim=True)
@@ -85,7 +85,7 @@ def test_an_example_that_comes_twice_is_found_once_and_that_is_said() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_neurons_that_agree_confirm_nothing_behind_a_single_logit(outputs: int) -> None:
-    """There all neurons that are on for the same examples have parallel rows, so that mixtures agree, too."""
+    """With a single logit, neurons that are on for the same examples have parallel rows, also for mixtures of examples."""
     model, (x, y) = layers(outputs=outputs), batch(6)
     answer = recover(model, *gradient_of(model, x, y % 2, "logistic" if outputs == 1 else "cross_entropy"), 6)
     assert (answer.found, answer.how) == (6, "sparse directions")

@@ -1,4 +1,4 @@
-"""Labels of a recovered batch, and its lengths; what R-GAP gives of a batch instead."""
+"""Tests of the labels and norms of a recovered batch, and of the mixture that R-GAP returns for a batch."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy
 
 
 def missed(model: nn.Module, found: Explained, gradient: Tensors, loss: str = "cross_entropy") -> float:
-    """How far the gradient of what was found is from the observed one, as a share of its length."""
+    """Return the distance between the gradient of the recovered batch and the observed one, relative to its norm."""
     simulated = gradient_of(model, DATA.denormalise(found.x.reshape(-1, *DATA.shape)).float(), found.y, loss)[1]
     pairs = [(simulated[name].double(), g.double()) for name, g in gradient.items()]
     return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5 / sum(b.square().sum() for _, b in pairs) ** 0.5)
@@ -84,7 +84,7 @@ def test_what_was_not_told_apart_has_no_labels() -> None:
 @pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("walk", [OURS, PAPER], ids=["ours", "paper"])
 def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
-    """FCN3 with the logistic loss (R-GAP, section 4.4): its answer lies in the span of the examples, and is none of them."""
+    """For FCN3 with the logistic loss (R-GAP, section 4.4), the answer lies in the span of the examples but equals none."""
     data = DATA.__class__(shape=DATA.shape, num_classes=2)
     model = models.build(ModelSpec(name="fcn3"), data, seed=0)
     (x, y) = batch(size)

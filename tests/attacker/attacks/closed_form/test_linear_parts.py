@@ -1,4 +1,4 @@
-"""Rows that point the same way, the rank of a noisy gradient, and the fit of a known pattern of zeros."""
+"""Tests of the detection of parallel rows, of the rank of a noisy gradient, and of the fit of a known zero pattern."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple[Tensor, Tensor, Tensor]:
-    """D, X and D X, with half of D zero."""
+    """Return random D, X and D X, with half of the entries of D zero."""
     d = drawn(neurons, size, seed=1) * (drawn(neurons, size, seed=2) > 0)
     x = drawn(size, values, seed=3)
     return d, x, d @ x
@@ -32,7 +32,7 @@ def test_rows_that_point_the_same_way_or_the_other_way_are_one_group() -> None:
 
 
 def test_of_two_values_rows_agree_by_chance() -> None:
-    """In a plane, a few hundred rows with much noise come near each other whatever they are."""
+    """In two dimensions, a few hundred noisy rows are nearly parallel by chance."""
     rows = drawn(300, 2)
     groups = parallel_rows(rows, torch.full((300,), 1e-3, dtype=torch.float64), torch.ones(300, dtype=torch.bool))
     assert int(groups.count.max()) > 1

@@ -1,4 +1,4 @@
-"""A first linear layer gives whole batches away: examples, their labels, and which came twice."""
+"""Tests of the route `linear`: examples of whole batches, their labels, and repeated examples."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def test_an_example_that_came_twice_is_given_twice(observe: Callable[..., Observ
 
 
 def test_what_cannot_be_told_apart_is_said_and_handed_on(observe: Callable[..., Observation]) -> None:
-    """Without zeros in the gradient there is nothing to tell examples by."""
+    """Without zeros in the gradient, the examples of a batch cannot be separated."""
     x, y = batch(3, 14)
     data = DataSpec(shape=(1, 8, 8), num_classes=10)
     found = answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), steps=1)

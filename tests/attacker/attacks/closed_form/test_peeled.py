@@ -1,4 +1,4 @@
-"""Peeling: networks whose second or third layer lacks equations give photographs away all the same."""
+"""Tests of the route `peeled`: photographs are recovered although the second or third layer lacks equations."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +23,7 @@ LOW, HIGH = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.flo
 
 
 class Seen(NamedTuple):
-    """A chain, its weights (1, ...) and gradients (N, ...) by name, and a walk to the layer that lacks equations."""
+    """A chain with weights (1, ...) and gradients (N, ...) by name, and the state of R-GAP at the deficient layer."""
 
     chain: Chain
     weights: Tensors
@@ -32,14 +32,14 @@ class Seen(NamedTuple):
 
 
 def photographs(count: int, side: int) -> Tensor:
-    """(count, 3, side, side) in [0, 1]: places of a picture, made smaller eightfold."""
+    """Return crops of a photograph, (count, 3, side, side) in [0, 1], reduced eightfold."""
     picture = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
     small = functional.avg_pool2d(picture, 8)[0]
     return torch.stack([small[:, 5 + 3 * i : 5 + 3 * i + side, 4 + 9 * i : 4 + 9 * i + side] for i in range(count)])
 
 
 def two_layers(activation: Callable[[], nn.Module], *, bias: bool = False, pooled: bool = False, seed: int = 0) -> nn.Sequential:
-    """For 3x12x12: the second layer lacks 20 equations of 392, and the first has more than that to spare."""
+    """Return a network for 3x12x12 inputs: the second layer lacks 20 equations of 392, and the first has enough surplus."""
     torch.manual_seed(seed)
     first: list[nn.Module] = [nn.Conv2d(3, 8, 4, stride=2, padding=2, bias=bias)]
     if pooled:
@@ -49,7 +49,7 @@ def two_layers(activation: Callable[[], nn.Module], *, bias: bool = False, poole
 
 
 def three_layers(activation: Callable[[], nn.Module], seed: int = 0) -> nn.Sequential:
-    """For 3x12x12: the third layer lacks equations."""
+    """Return a network for 3x12x12 inputs whose third layer lacks equations."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(3, 8, 4, stride=2, padding=2), activation(), nn.Conv2d(8, 16, 3, padding=1), activation()]
     layers += [nn.Conv2d(16, 6, 3, stride=2, padding=1), activation()]
@@ -57,7 +57,7 @@ def three_layers(activation: Callable[[], nn.Module], seed: int = 0) -> nn.Seque
 
 
 def see(model: nn.Module, x: Tensor, *, at: int, dtype: torch.dtype = torch.float32, noise: float = 0.0) -> Seen:
-    """Gradients in `dtype` of each x (N, ...), of cross-entropy for label 0, with noise of that share of their size."""
+    """Compute the gradients of cross-entropy for label 0 at each x (N, ...), in `dtype`, with relative noise."""
     model = model.to(dtype)
     rng = torch.Generator().manual_seed(1)
     names = [name for name, _ in model.named_parameters()]
@@ -96,7 +96,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 @pytest.fixture(params=NETWORKS, scope="module")
 def seen(request: pytest.FixtureRequest) -> tuple[Seen, Tensor]:
-    """Two photographs, and their gradients in float64."""
+    """Return two photographs with their gradients in float64."""
     build, at = NETWORKS[request.param]
     x = photographs(2, 12).double()
     return see(build(), x, at=at, dtype=torch.float64), x

@@ -1,4 +1,4 @@
-"""Inverses class by class, beside the inverse of the matrix that is never written down."""
+"""Tests that preconditioners agree with the inverse of the explicit normal matrix."""
 
 from math import prod
 
@@ -40,14 +40,14 @@ def system_of(name: str, *, count: int = 2, weights: int = 1) -> System:
 
 
 def right_of(system: System, x: Tensor) -> EquationValues:
-    """What the equations give, before they are scaled."""
+    """Return the right-hand sides of the equations, before scaling."""
     plain = system.of(slice(0, len(x)))
     plain.scale = None
     return plain.apply(x)
 
 
 def normal(system: System, at: int, *, weights: bool) -> Tensor:
-    """[W; K]^T [W; K], or K^T K alone, of one problem, a column at a time."""
+    """Compute the matrix [W; K]^T [W; K], or K^T K alone, of one problem, column by column."""
     one = system.of(slice(at, at + 1))
     assert one.scale is not None
     one.scale = EquationValues(one.scale.weights * weights, one.scale.gradients)

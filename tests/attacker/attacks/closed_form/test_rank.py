@@ -1,4 +1,4 @@
-"""Rank analysis: against the paper's numbers, against the equations written down, and against what an attack finds."""
+"""Tests of the rank analysis: against the paper's numbers, explicit equations, and the results of an attack."""
 
 from math import prod
 
@@ -118,7 +118,7 @@ def test_the_thirty_are_of_every_kind(thirty: list[RandomNetwork]) -> None:
 
 
 def attacked(network: RandomNetwork) -> float:
-    """MSE of the best reading's walk, from gradients in float64."""
+    """Run R-GAP on float64 gradients, and return the MSE for the best solution of the last layer."""
     x = torch.randn(1, *network.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = dict(network.model.named_parameters())
     loss = nn.functional.cross_entropy(network.model(x), torch.tensor([0]))
@@ -138,7 +138,7 @@ def test_full_networks_are_walked_back_through_exactly_and_no_others(thirty: lis
 
 
 def derivative(network: RandomNetwork) -> torch.Tensor:
-    """Of the gradient, by the input: (weights, values), rows of length 1."""
+    """Return the Jacobian of the gradient by the input, (weights, values), with rows of norm 1."""
     weights = {key: w.detach() for key, w in network.model.named_parameters()}
 
     def loss(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Routes are tried in turn, every answer is checked by its own gradient, and what is not exact is said or handed on."""
+"""Tests of the router: closed forms are tried in order, answers are checked by their gradient, and others are searched for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
-    """The same case with another update, and other public facts."""
+    """Return a copy of a case with another update, and with changed public settings."""
     observation = case.observations[0]
     update = change({name: t.clone() for name, t in observation.update.items()})
     given = {key: getattr(observation, key) for key in vars(observation) if key in Observation.__dataclass_fields__}
@@ -36,7 +36,7 @@ def altered(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: Any) -> Case:
-    """One example on a network with a single logit."""
+    """Return a case of one example on a network with a single logit."""
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=2)
     models.loss_of("logistic")(model(x), y).backward()
     update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
@@ -123,7 +123,7 @@ def test_an_update_of_zeros_or_of_no_numbers_is_refused(image_case: Make) -> Non
 
 
 def test_another_model_or_another_loss_is_said(image_case: Make) -> None:
-    """Twice the loss, and weights that the client never had: both leave a gradient that no example explains."""
+    """Twice the loss, or weights that the client did not have, give a gradient that no example explains."""
     case, _, _ = image_case()
     doubled = altered(case, lambda u: {name: 2 * t for name, t in u.items()})
     (answer,) = rgap()([doubled], rng=seeded())
@@ -136,7 +136,7 @@ def test_another_model_or_another_loss_is_said(image_case: Make) -> None:
 
 
 def of_logit(mu: float, x: Tensor) -> Case:
-    """One example of class 1 on a CNN6 whose only logit for it is mu."""
+    """Return a case of one example of class 1 on a CNN6 whose single logit is mu."""
     model = models.build(ModelSpec(name="cnn6"), DataSpec(shape=(3, 32, 32), num_classes=2), seed=0)
     with torch.no_grad():
         list(model.parameters())[-1].mul_(mu / float(model(x)))
@@ -147,7 +147,7 @@ def of_logit(mu: float, x: Tensor) -> Case:
 def test_of_twins_the_one_is_chosen_that_fills_the_range_of_data(mu: float) -> None:
     """A single logit without bias: two inputs, multiples of each other, have the same gradient.
 
-    Below the turning point the twin is the larger one, and does not lie in [0, 1]; above, the smaller one, and is pale.
+    Below the minimum of the loss equation, the twin is larger and outside of [0, 1]; above, it is smaller, with low contrast.
     """
     x = torch.rand(1, 3, 32, 32, generator=seeded(5))
     (answer,) = rgap()([of_logit(mu, x)], rng=seeded())
@@ -177,7 +177,7 @@ def test_a_gradient_that_no_example_has_is_moved_to_the_nearest_and_that_is_said
 
 
 def test_the_search_starts_where_the_closed_form_ended(image_case: Make) -> None:
-    """Under noise no closed form is exact; the search goes on from its answer and ends no further from the gradient."""
+    """With noise no closed form is exact; the search starts from its answer and does not end further from the gradient."""
     case, _x, _ = image_case()
     noise = seeded(7)
 

@@ -1,4 +1,4 @@
-"""Where many inputs have the observed gradient, one of them is no exact answer: that is said, and its confidence is low."""
+"""Tests for gradients that many inputs share: the answer is one of them, with a note and low confidence."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def thin(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Its first layer gives 64 values for 256, and nine equations."""
+    """Return a network whose first layer maps 256 values to 64, with nine gradient constraints."""
     return nn.Sequential(
         nn.Conv2d(1, 1, 3, stride=2, padding=1), nn.Sigmoid(), nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(),
         nn.Flatten(), nn.Linear(8 * 64, num_classes),
@@ -35,7 +35,7 @@ def thin(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def blind(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """It looks at every second value of every second row."""
+    """Return a network that uses only every second value of every second row."""
     return nn.Sequential(nn.Conv2d(1, 8, 1, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(8 * 64, num_classes))
 
 
@@ -135,7 +135,7 @@ def test_a_search_that_was_stopped_is_to_be_done_again_though_the_closed_form_is
 def test_a_case_without_an_answer_does_not_take_those_of_a_stopped_search_away(
     observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two on a network that no walk opens, the search can only take the first, and is stopped."""
+    """The network has no closed form, and the search is interrupted after the first of two cases."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
     data, model = DataSpec(shape=(3, 16, 16), num_classes=4), ModelSpec(name="resnet20_4")
     x = torch.rand(1, *data.shape, generator=seeded(3))

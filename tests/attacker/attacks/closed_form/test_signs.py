@@ -1,4 +1,4 @@
-"""One value taken for the wrong side of its kink, and put right."""
+"""Tests that the wrong sign of one pre-activation near zero is detected and corrected."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ Tensors = dict[str, Tensor]
 
 
 class Seen:
-    """A network with many equations to spare, two examples, and their gradients."""
+    """A network with many surplus equations, two examples, and their gradients."""
 
     def __init__(self, slope: float = 0.2, noise: float = 0.0) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -46,14 +46,14 @@ class Seen:
         return beginnings(self.chain, self.weights, self.gradient, "cross_entropy")[0]
 
     def spoilt(self, at: tuple[int, ...]) -> Point:
-        """A start at which one value of the first example is just on the wrong side."""
+        """Return a state of R-GAP in which one value of the first example has the wrong sign."""
         point = self.start()
         f = point.f.reshape(self.outputs.shape).clone()
         f[at] = -1e-9 * f[at].sign()
         return replace(point, f=f)
 
     def nearest(self) -> tuple[int, ...]:
-        """The value of the first example that is nearest to its kink."""
+        """Return the index of the first example's value that is nearest to zero."""
         place = int(self.outputs[0].abs().argmin())
         return (0, *(int(i) for i in torch.unravel_index(torch.tensor(place), self.outputs.shape[1:])))
 

@@ -1,4 +1,4 @@
-"""Beliefs: their slopes are derivatives, and their curvatures lie above them."""
+"""Tests that the priors' slopes are their derivatives, and that their curvatures give upper bounds."""
 
 import pytest
 import torch

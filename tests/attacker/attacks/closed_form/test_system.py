@@ -1,4 +1,4 @@
-"""The matrix that is never written down, beside the same matrix as torch's derivatives write it."""
+"""Tests that a layer's equations agree with the explicit matrix computed by autograd."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer_of(name: str) -> tuple[Layer, nn.Module]:
-    """The first layer of a network that begins like this, and the part of it that is one matrix."""
+    """Return the first layer of a network, and its linear part as a module."""
     shape, modules = LAYERS[name]
     body = nn.Sequential(*modules).double()
     width = body(torch.zeros(1, *shape, dtype=F64))[0].numel()
@@ -65,7 +65,7 @@ def built(name: str, count: int = 1, weights: int = 1, seed: int = 1) -> tuple[S
 
 
 def by_torch(name: str, weight: Tensor, k: Tensor) -> Tensor:
-    """[W; K] (equations, unknowns), each row a derivative: of z = W x, and of the gradient of <k, z> by the weight."""
+    """Return [W; K] (equations, unknowns) by autograd, with derivatives of z = W x and of the gradient of <k, z> as rows."""
     layer, body = layer_of(name)
     ((parameter, _),) = body.named_parameters()
 
@@ -80,7 +80,7 @@ def by_torch(name: str, weight: Tensor, k: Tensor) -> Tensor:
 
 
 def dense(system: System, at: int = 0) -> Tensor:
-    """The same (equations, unknowns) of problem `at`, from unit vectors."""
+    """Return the matrix (equations, unknowns) of problem `at`, by applying the system to unit vectors."""
     count, width = len(system.k), int(np.prod(system.layer.inputs))
     columns = []
     for unit in torch.eye(width, dtype=F64):
@@ -194,7 +194,7 @@ def test_least_squares_finds_what_numpy_finds_also_where_no_x_is_exact(name: str
 
 
 def deficient(count: int = 1) -> System:
-    """Of 50 unknowns, 9 have no equation, and others share theirs."""
+    """Return a layer with 50 unknowns, 9 of them without equations, and others with shared ones."""
     layer = chain_of(nn.Sequential(nn.Conv2d(2, 1, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 1)), (2, 5, 5)).layers[0]
     return System(layer, drawn(1, *layer.shape, seed=2), drawn(count, *layer.outputs, seed=3))
 

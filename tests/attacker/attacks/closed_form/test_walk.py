@@ -1,4 +1,4 @@
-"""The walk back to the input of real networks, from gradients that torch computed."""
+"""Tests of R-GAP on real networks, with gradients from PyTorch."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def from_a_matrix(act: Act) -> nn.Module:
 
 
 def pooled(act: Act) -> nn.Module:
-    """Averages over 2x2 that overlap lose nothing of an image that is padded by zeros, where there are enough places."""
+    """Return a network with overlapping 2x2 average pooling, which loses no information of a zero-padded image."""
     return nn.Sequential(
         *(nn.Conv2d(2, 14, 3, padding=1), nn.AvgPool2d(2, stride=1, padding=1), act()),
         *(nn.AvgPool2d((2, 1), stride=1, padding=(1, 0)), nn.Conv2d(14, 30, 3, padding=1), act(), nn.Flatten(), nn.LazyLinear(3)),
@@ -126,7 +126,7 @@ def test_it_stops_where_it_is_told_to() -> None:
 
 
 def twins(s: Seen) -> tuple[Point, Point]:
-    """The ends of the truth and of its twin, the reading of the same label."""
+    """Return the results of R-GAP for the true solution and for its twin with the same label."""
     ends = [s.walked(point) for point in s.readings() if bool(point.head.valid.all()) and point.head.y.item() == s.y.item()]
     first, second = sorted(ends, key=lambda end: float(mse(end.f, s.x)))
     return first, second
@@ -205,7 +205,7 @@ def test_a_batch_of_examples_of_one_model_comes_back_each() -> None:
 
 
 def rank_of(s: Seen, point: Point) -> int:
-    """Numerical rank of the equations of the layer that a point stands behind."""
+    """Return the numerical rank of the equations of layer `point.at`."""
     system, _ = equations(s.chain, s.weights, s.gradient, point)
     return int(np.linalg.matrix_rank(dense(system)))
 

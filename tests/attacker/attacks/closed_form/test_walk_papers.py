@@ -1,4 +1,4 @@
-"""The walk in the paper's mode, beside the authors' code from its description: the padded input, and dense matrices [K; W; P]."""
+"""Tests that R-GAP in paper mode agrees with the authors' method, written with padded inputs and dense matrices [K; W; P]."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _weights_are_drawn_from_a_seed() -> Any:
 
 
 def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of K, W and P on the padded input, and their right-hand sides; k, z of shape (C_out, places), in loops."""
+    """Build the rows of K, W and P for the padded input, and their right-hand sides, by loops. k, z: (C_out, places)."""
     assert layer.kernel is not None
     (channels, height, width), (top, left), (down, across) = layer.taken, layer.padding, layer.stride
     high, wide = height + 2 * top, width + 2 * left
@@ -52,7 +52,7 @@ def padded_system(layer: Layer, weight: Tensor, k: Tensor, z: Tensor, gradient: 
 
 
 def by_the_authors(s: Seen) -> Tensor:
-    """R-GAP as it is published, for convolutions with LeakyReLU(0.2) and a single logit; the label and the root are known."""
+    """Run R-GAP as published, for convolutions with LeakyReLU(0.2) and a single logit, with known label and root."""
     mu = (2 * s.y.item() - 1) * s.model(s.x).item()
     k = torch.tensor(-(2 * s.y.item() - 1) / (1 + np.exp(mu)))
     head = s.chain.layers[-1]

@@ -1,4 +1,4 @@
-"""What a server sees of examples that went through small networks, for walks back to them."""
+"""Examples on small networks with the gradients that a server observes, for tests of R-GAP."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ SHAPE = (2, 6, 5)
 
 
 class Seen(NamedTuple):
-    """N examples, each with weights of its own or all with the same, and what the server sees of them."""
+    """N examples with their gradients, and with separate or shared weights."""
 
     model: nn.Module
     chain: Chain
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
         return finish(self.chain, self.weights, self.gradient, point, walk)
 
     def best(self, walk: Walk = OURS) -> Point:
-        """The walk, of all readings of one example, that ends nearest to the truth."""
+        """Run R-GAP from all solutions of the last layer, and return the result nearest to the true example."""
         ends = [self.walked(point, walk) for point in self.readings() if bool(point.head.valid.all())]
         return min(ends, key=lambda end: float(mse(end.f, self.x).max()))
 
@@ -42,7 +42,7 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gradient_of(model: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
-    """Of one example (C, H, W), by the weights (...)."""
+    """Return the gradient for one example (C, H, W) by the weights, by name."""
     given = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
     value = loss_of(loss)(functional_call(model, given, (x[None],)), y[None])
     return dict(zip(given, torch.autograd.grad(value, list(given.values())), strict=True))
@@ -57,7 +57,7 @@ def seen(
     rounded: bool = False,
     y: int = 1,
 ) -> Seen:
-    """Random inputs in [0, 1]; `rounded`: all that the client computes is in float32."""
+    """Return random inputs in [0, 1] with their gradients; `rounded`: compute gradients in float32."""
     dtype = torch.float32 if rounded else torch.float64
     model = model.to(dtype)
     x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(7)).to(dtype)

@@ -1,4 +1,4 @@
-"""Confidence is a probability that the evidence bears out, and undecided where there is no evidence to go by."""
+"""Tests that confidence is a probability computed from evidence, and undecided if the calibration does not apply."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:
-    """Colour images of a few waves, and labels of ten classes."""
+    """Return colour images of a few sine waves, and labels of ten classes."""
     rng, grid = seeded(11), torch.linspace(0, 1, side)
     phases = torch.rand(count, 3, 4, generator=rng)
     waves = torch.sin(6 * grid[:, None] * phases[..., 0, None, None] + 6 * phases[..., 1, None, None])
@@ -55,7 +55,7 @@ def test_a_search_that_ended_far_from_the_gradient_is_not_sure(image_case: Make)
 
 
 def test_two_local_epochs_that_are_taken_for_one_step_are_not_believed(observe: Callable[..., object]) -> None:
-    """The answers explain most of the gradient's power, which was taken for confidence, and none of them is right."""
+    """The answers explain most of the gradient's power, but none is right, so that confidence must be low."""
     x, y = smooth_images(16)
     data, cases = DataSpec(shape=(3, 16, 16), num_classes=10), []
     for i in range(8):
@@ -69,7 +69,7 @@ def test_two_local_epochs_that_are_taken_for_one_step_are_not_believed(observe: 
 
 
 def _epochs(seen: object) -> object:
-    """An observation of two steps on one batch as one of two epochs."""
+    """Return an observation of two steps on one batch, declared as two epochs."""
     training = replace(seen.training, steps=None, epochs=2)
     return replace(seen, training=training, num_examples=seen.num_examples // 2)
 
@@ -90,7 +90,7 @@ def test_an_answer_that_is_given_twice_is_undecided_the_second_time(observe: Cal
 
 
 def test_evidence_does_not_depend_on_the_scale_of_the_gradient(image_case: Make) -> None:
-    """An update of a tenth of the learning rate says the same of the same answer."""
+    """A learning rate ten times smaller gives the same evidence for the same answer."""
     (one, _, _), (other, _, _) = (image_case(0, learning_rate=rate) for rate in (1.0, 0.1))
     first, second = (inverting_gradients(steps=20)([case], rng=seeded())[0] for case in (one, other))
     assert first.evidence.keys() == second.evidence.keys()
@@ -113,7 +113,7 @@ def test_the_confidence_of_a_null_is_the_base_rate_whatever_was_received(attack:
 
 
 class Gate(nn.Module):
-    """A layer of a kind that no calibration knows."""
+    """A layer type that the calibration does not include."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.sigmoid() + 0.1 * x.sin()
@@ -181,6 +181,6 @@ def test_files_of_before_open_with_the_share_explained_and_an_undecided_confiden
 
 
 def _facts(found: Reconstruction) -> dict[str, object]:
-    """What files said before there was evidence."""
+    """Return the fields of files written before evidence existed."""
     names = ("case", "iterations", "evaluations", "restarts", "seconds", "route", "attack", "seed")
     return {name: getattr(found, name) for name in names} | {"oracles": []}

@@ -1,4 +1,4 @@
-"""The Laplace approximation against linear problems, of which the posterior is known."""
+"""Tests of the Laplace approximation on linear problems, whose posterior is known."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def linear(rows: int, columns: int = 12) -> tuple[Tensor, Tensor]:
-    """A matrix and a right-hand side."""
+    """Return a random linear problem: a matrix and a right-hand side."""
     rng = seeded(3)
     return torch.randn(rows, columns, generator=rng).double(), torch.randn(rows, generator=rng).double()
 

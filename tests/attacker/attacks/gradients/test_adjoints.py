@@ -1,4 +1,4 @@
-"""Gradients of many problems and the way back from them, written out, are what autograd finds for each problem by itself."""
+"""Tests that explicit gradient formulas and their vector-Jacobian products agree with autograd for each problem."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(name: str) -> tuple[nn.Module, DataSpec, str, Weights]:
-    """A model with its data, its loss, and weights in double precision."""
+    """Return a model with its data, its loss, and weights in double precision."""
     kind, arguments, shape, classes = NETWORKS[name]
     loss = "logistic" if name == "logistic" else "cross_entropy"
     data = DataSpec(shape=shape, num_classes=classes, mean=(0.4,), std=(0.5,))
@@ -63,7 +63,7 @@ def written(model: nn.Module, data: DataSpec, loss: str, weights: Weights) -> Ad
 def by_autograd(
     model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, y: Tensor, v: Callable[[str, int], Tensor]
 ) -> tuple[list[Weights], list[Tensor]]:
-    """The gradient of each problem, and the derivatives by its x and its y, where that is soft, of its product with v."""
+    """Compute by autograd the gradient of each problem, and the derivatives by x and soft y of its product with v."""
     gradients, slopes = [], []
     for i, problem in enumerate(zip(x, y, strict=True)):
         searched = [t.clone().requires_grad_() for t in problem if t.is_floating_point()]
@@ -108,7 +108,7 @@ def test_shapes_and_what_gradients_lie_as_are_each_others_inverse() -> None:
 
 
 class Idle(nn.Module):
-    """A parameter that the loss does not depend on."""
+    """A model with a parameter that the loss does not depend on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def attack_of(**settings: Any) -> GradientMatching:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has `torch.compile` give back its function, and notes how many times networks were written out."""
+    """Make `torch.compile` return its argument, and count the evaluations of explicit formulas."""
     times: list[int] = []
     whole: Callable[[View], Adjoints | None] = vars(View)["written"].func
 
@@ -196,7 +196,7 @@ def test_a_search_that_is_compiled_goes_where_the_other_goes(
 def test_a_chain_that_is_not_the_network_is_left_to_autograd(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written out is tried against PyTorch once for each network, gradients and slopes."""
+    """Explicit gradients and their derivatives are compared with PyTorch once per network."""
     data = DataSpec(shape=(5,), num_classes=3)
 
     def found() -> Adjoints | None:

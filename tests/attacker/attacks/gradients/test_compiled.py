@@ -1,4 +1,4 @@
-"""Compiled evaluations: the same numbers, for fewer problems too, and none the worse where nothing can be compiled."""
+"""Tests of compiled evaluations: equal values, also for fewer problems, and a fallback if compiling fails."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def squares(z: Tensor, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has `torch.compile` return what notes the number of problems of each call, and compile nothing."""
+    """Replace `torch.compile` by a wrapper that records the number of problems of each call, without compiling."""
     sizes: list[int] = []
 
     def compiles(function, **_):

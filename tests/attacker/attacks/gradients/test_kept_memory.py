@@ -1,4 +1,4 @@
-"""Memory that is freed stays in the process where the C library can be told so, unless the environment says otherwise."""
+"""Tests that freed memory stays in the process with glibc, unless an environment variable configures the allocator."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(*, told: bool, **environment: str) -> tuple[bool, int]:
-    """Whether the function said that it does, and how many pages three rounds of 25 MiB were given anew."""
+    """Return what the function returned, and the number of page faults in three rounds that allocate 25 MiB."""
     run = [sys.executable, "-S", "-c", PROBE.format(told=told)]
     answer = subprocess.run(run, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, check=True)
     kept, count = answer.stdout.split()

@@ -1,4 +1,4 @@
-"""A beginning in bfloat16: near the float32 gradient, and never what is kept."""
+"""Tests of searches that begin in bfloat16: gradients are close to float32, and results are from float32 steps."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The cosine of large gradients is the plain one, with the same slope, however the tensors lie in memory."""
+"""Tests that the cosine for large gradients and its derivative equal the plain ones, for any memory layout."""
 
 import pytest
 import torch

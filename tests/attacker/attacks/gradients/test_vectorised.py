@@ -1,4 +1,4 @@
-"""The gradients of many problems at once are those that each has by itself, and so are their derivatives."""
+"""Tests that batched gradients of many problems, and their derivatives, equal those of each problem alone."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes: int) -> tuple[nn.Module, DataSpec, str]:
-    """The model, its data and its loss."""
+    """Return the model, its data and its loss."""
     channels = shape[0] if len(shape) == 3 else 1
     data = DataSpec(shape=shape, num_classes=classes, mean=(0.4,) * channels, std=(0.5,) * channels)
     model = models.build(ModelSpec(name=name, arguments=arguments), data).eval()
@@ -36,7 +36,7 @@ def built(name: str, arguments: dict[str, Any], shape: tuple[int, ...], classes:
 
 
 def doubles(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and buffers in double precision; the buffers are not those of a new model."""
+    """Return weights and buffers in double precision; the buffers differ from those of a new model."""
     rng = torch.Generator().manual_seed(3)
     weights = {name: p.detach().double() for name, p in model.named_parameters()}
     buffers = {name: b.double() + torch.rand(b.shape, generator=rng) for name, b in model.named_buffers() if b.ndim}
@@ -145,7 +145,7 @@ def test_wide_networks_are_taken_too(name: str, arguments: dict[str, Any]) -> No
 
 
 class Twice(nn.Module):
-    """One layer used twice, one never, activations overwritten, a functional residual connection."""
+    """A network with a layer used twice, an unused layer, in-place activations, and a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Twice(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A head behind something that `kind` names, which parameters cannot be told apart behind."""
+    """A network with an operation `kind` for which batched gradients per problem do not exist."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Counts from the size of the head's entries."""
+"""Tests of label counts computed from the gradient of the last layer."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from attacker.attacks.labels.counts import by_balance, by_class_features, by_imp
 
 
 def head_gradient(features: Tensor, y: Tensor, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and the bias's gradient of softmax cross-entropy, by autograd."""
+    """Return the gradients of weight and bias of a last layer for softmax cross-entropy, by autograd."""
     weight, offset = weight.clone().requires_grad_(), offset.clone().requires_grad_()
     loss = nn.functional.cross_entropy(features @ weight.T + offset, y)
     rows, bias = torch.autograd.grad(loss, (weight, offset))

@@ -1,4 +1,4 @@
-"""The most probable features and labels behind a head's gradient."""
+"""Tests of the fit of the most probable features and labels to the last layer's gradient."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CLASSES, FEATURES = 6, 12
 
 
 class World:
-    """Normal features whose labels are drawn as the head says: a calibrated model, certain of most examples."""
+    """Normal features with labels drawn from the predictions of the last layer: a calibrated, mostly certain model."""
 
     def __init__(self, seed: int, examples: int, certainty: float = 2.0) -> None:
         self.rng = torch.Generator().manual_seed(seed)
@@ -31,7 +31,7 @@ class World:
         return head_fit(self.rows, self.bias if bias else None, self.weight, self.offset, self.others, len(self.y))
 
     def start(self) -> Tensor:
-        """Counts by the bias, with probabilities guessed by other inputs."""
+        """Return counts from the bias's gradient, with probabilities estimated from other inputs."""
         guess = (self.others @ self.weight.T + self.offset).softmax(dim=1).mean(dim=0)
         return by_balance(self.bias, guess, len(self.y))
 
@@ -56,7 +56,7 @@ def test_true_features_and_labels_miss_nothing(bias: bool) -> None:
 
 
 def _basis(world: World, fit: HeadFit) -> Tensor:
-    """The fit's orthonormal basis, by the head's weight in it and in full."""
+    """Return the fit's orthonormal basis, computed from the weight in that basis and in full."""
     return torch.linalg.lstsq(fit.weight, world.weight).solution if fit.weight.shape[0] >= FEATURES else _by_rows(world, fit)
 
 

@@ -1,4 +1,4 @@
-"""Labels read off real gradients."""
+"""Tests of label rules on real gradients."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from fedsim.models import loss_of, probabilities
 def evidence_of(
     network: nn.Sequential, x: Tensor, y: Tensor, loss_name: str = "cross_entropy", *, look: bool = False
 ) -> Evidence:
-    """What the rules are given; with `look` the head, too."""
+    """Return the evidence for label rules; with `look` including the head."""
     loss = loss_of(loss_name)(network(x), y)
     names = [name for name, _ in network.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))

@@ -1,4 +1,4 @@
-"""Inputs of the attacker's own."""
+"""Tests of the random inputs that attackers use."""
 
 import torch
 from torch import nn

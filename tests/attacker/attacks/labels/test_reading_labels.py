@@ -1,4 +1,4 @@
-"""What a label rule is shown of an observation."""
+"""Tests of the evidence that label rules get from an observation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Features read off the gradient of a last layer, against the ones that autograd made it of."""
+"""Tests that features computed from the last layer's gradient equal the true ones."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from attacker.attacks.linking import HeadFeatures, head_features
 
 
 class Layer:
-    """A last layer, the features of a batch behind it, and its gradient."""
+    """A last layer with the input features of a batch, and its gradient."""
 
     def __init__(self, labels: list[int], *, classes: int = 12, width: int = 20, scale: float = 0.2, bias: bool = True) -> None:
         rng = torch.Generator().manual_seed(7)
@@ -35,7 +35,7 @@ class Layer:
 
 
 def furthest(found: Tensor, true: Tensor) -> float:
-    """The largest relative distance of a true feature from the nearest one found."""
+    """Return the largest relative distance of a true feature vector from the nearest one found."""
     return float((torch.cdist(true.double(), found).min(dim=1).values / true.norm(dim=1)).max())
 
 
@@ -120,7 +120,7 @@ def test_a_gradient_of_zeros_gives_no_features_and_does_not_fail() -> None:
 
 
 def test_the_error_of_rows_that_hardly_differ_is_told() -> None:
-    """Of four examples that the model takes for one class alike, two share a label: only rounding tells those apart."""
+    """Two of four examples share a label and have equal predictions, so that they differ only by rounding."""
     rng = torch.Generator().manual_seed(4)
     features, weight = (torch.randn(n, 64, generator=rng, dtype=torch.float64) for n in (4, 10))
     features, weight = 1 + 0.05 * features, 0.05 * weight

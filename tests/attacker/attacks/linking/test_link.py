@@ -1,4 +1,4 @@
-"""Linking on rounds whose examples are known: planted passes, and all that goes wrong in recordings."""
+"""Tests of linking on rounds with known examples: constructed passes, and defects of recordings."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ CLASSES = 5
 
 
 class Client:
-    """Examples of a client, and what an attacker reads of a round in which it used some of them."""
+    """A client's examples, and the descriptions that an attacker gets of rounds with some of them."""
 
     def __init__(self, examples: int = 24, *, noise: float = 0.1, seed: int = 0) -> None:
         self.rng = torch.Generator().manual_seed(seed)
@@ -34,7 +34,7 @@ class Client:
 
 
 def linked(links: Links, batches: list[list[int]]) -> tuple[int, int]:
-    """How many places are linked to an earlier one, rightly and wrongly."""
+    """Return how many places are linked correctly and wrongly to an earlier one."""
     true: dict[int, int] = {}
     right = wrong = 0
     for places, used in zip(links.places, batches, strict=True):

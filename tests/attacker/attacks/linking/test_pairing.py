@@ -1,4 +1,4 @@
-"""Costs of pairs and who is paired with whom, by hand and against enumeration."""
+"""Tests of pair costs and matching, with values by hand and by enumeration."""
 
 from itertools import permutations
 

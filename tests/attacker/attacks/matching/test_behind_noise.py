@@ -1,4 +1,4 @@
-"""Attackers who know how much noise there is prefer smooth images by as much as it leaves open."""
+"""Tests of the total-variation prior that is weighted by a known noise variance (MAP estimate)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_the_weight_makes_a_posterior_of_distance_and_total_variation() -> None:
-    """Beside torch's distributions, on images that wrap around so that every pixel has both neighbours."""
+    """Compare with PyTorch's distributions, on periodic images, in which every pixel has both neighbours."""
     sigma, observed = 0.3, torch.randn(50, generator=seeded())
     images = torch.rand(2, 1, 3, 8, 8, generator=seeded(1))
     gradients = torch.randn(2, 50, generator=seeded(2))
@@ -80,7 +80,7 @@ def test_of_a_sum_the_noise_is_that_of_a_mean(image_case: Make) -> None:
 
 
 def test_layer_weights_weigh_the_noise_as_well(image_case: Make) -> None:
-    """The distance of the truth is the noise's power, in the units in which layers are compared."""
+    """The distance at the true example is the power of the noise with layer weights applied."""
     case, x, y = image_case(1, defense="gaussian(0.002)")
     search = CaseBatch(agic(distance="euclidean", beta=50.0).matching, [case])
     (view,) = search.views

@@ -1,4 +1,4 @@
-"""The parts that a search is composed of, each by itself, and the one meaning of `tv`."""
+"""Tests of the parts of gradient matching, and of the common meaning of `tv`."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
@@ -116,7 +116,7 @@ def loss_at(attack: MatchingParts, case: Case, x: Tensor, y: Tensor) -> Tensor:
 )
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts], rounds: int, observe: Observe) -> None:
-    """A share of the mean loss of a zero gradient for each unit of the total variation of pixels, whatever the normalisation."""
+    """It is relative to the loss of a zero gradient, per unit of total variation of pixels, for any normalisation."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     seen = tuple(observe((x, y), model=LENET, data=data, seed=seed) for seed in range(rounds))
@@ -132,7 +132,7 @@ def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingParts
 @pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
 @pytest.mark.parametrize("std", [(1.0,), (0.3081,), (0.25, 0.25, 0.25)])
 def test_presets_of_normalised_inputs_cost_what_they_cost(attack: str, std: tuple[float, ...], observe: Observe) -> None:
-    """In units of the model's inputs their weights are those of the paper and of the tuning; converted, the loss is the same."""
+    """Weights in presets for normalised inputs are converted to pixels, so that the loss stays the same."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5,) * len(std), std=std)
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
     case = Case((observe((x, y), model=LENET, data=data),))

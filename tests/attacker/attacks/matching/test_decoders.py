@@ -1,4 +1,4 @@
-"""Decoders: shapes, ranges, gradients, and searches that go by them."""
+"""Tests of decoders: shapes, ranges, gradients, and searches with them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_slopes_are_those_of_numbers(name: str) -> None:
-    """A product with the slope by autograd is the difference of values nearby, in float64."""
+    """Directional derivatives by autograd equal finite differences, in float64."""
     own = decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
     z = (0.2 + 0.6 * torch.rand(1, *own.shape, generator=seeded(), dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(own.decode, (z,))
@@ -103,7 +103,7 @@ def test_soft_labels_and_surrogate_weights_follow_the_examples_in_the_latent() -
 
 @pytest.fixture
 def easy(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
-    """A smooth image that a quarter of the resolution can hold."""
+    """Return a case of a smooth image that a quarter of the resolution can represent."""
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     small = torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.3, 0.5, 0.7, 0.6], [0.4, 0.6, 0.7, 0.5], [0.4, 0.5, 0.5, 0.4]])
     x = decoder("bicubic4")(data).decode(small[None, None])

@@ -1,4 +1,4 @@
-"""Searches that are told where to start: closed forms help where they are near, and do no harm where noise has spoilt them."""
+"""Tests of warm starts: they help if they are near the solution, and do no harm if noise has spoilt them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def given(start: Tensor, **arguments: Any) -> GradientMatching:
-    """CPL that is told this start for every case, an example of class 1."""
+    """Return CPL with this warm start for every case, an example of class 1."""
 
     def first(cases: Sequence[Case], _: torch.Generator) -> list[Given | None]:
         return [Given(start, torch.ones(len(start), dtype=torch.long))] * len(cases)
@@ -56,7 +56,7 @@ def test_the_better_of_both_is_chosen_by_the_loss(image_case: Make) -> None:
 
 
 def test_each_example_of_a_start_goes_where_its_label_is(image_case: Make, observe: Callable[..., Any]) -> None:
-    """A closed form answers in an order of its own; the search has labels in another, and would never get the images across."""
+    """The order of a closed form's examples differs from that of the search's labels, so that they must be matched."""
     x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
     one = image_case(0)[0].observations[0]
     case = Case((observe((x, y), model=one.model, data=one.data),))
@@ -102,7 +102,7 @@ def test_a_null_is_told_nothing(image_case: Make) -> None:
 
 
 def test_total_variation_sees_through_noise(image_case: Make) -> None:
-    """The smooth image is nearer to what the prior prefers than to what fits the noise."""
+    """With the prior, the result is nearer to the smooth image than to the one that fits the noise."""
     pairs = [image_case(i, defense="gaussian(0.002)") for i in (1, 2, 3)]
     cases = [case for case, _, _ in pairs]
     plain, smooth = (cpl(optimiser="wolfe", tv=tv, knows_defense=False)(cases, rng=seeded()) for tv in (0.0, 1e-3))

@@ -1,4 +1,4 @@
-"""Layer weights: AGIC's equations 6 to 8 by hand."""
+"""Tests of layer weights against AGIC's equations 6 to 8, computed by hand."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_nonsense_is_refused(arguments, words: str) -> None:
 
 
 def test_the_weights_are_inside_the_dot_product_and_both_norms(image_case) -> None:
-    """Equation 6, computed here by itself."""
+    """Compare with equation 6, computed independently here."""
     case, x, y = image_case(1)
     weigh = by_depth(7.0)
     attack = cpl().changed(distance=cosine, layers=weigh)

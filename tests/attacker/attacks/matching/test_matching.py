@@ -1,4 +1,4 @@
-"""Whole attacks on small problems: what they recover, and what they may not depend on."""
+"""Tests of complete gradient matching attacks on small problems: success, and independence of other cases."""
 
 from dataclasses import replace
 

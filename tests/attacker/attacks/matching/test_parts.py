@@ -1,4 +1,4 @@
-"""Objectives, priors, starts and simulated gradients, against hand examples and autograd."""
+"""Tests of objectives, priors, starts and simulated gradients, with values by hand and by autograd."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""CPL as a framework: its parts are chosen by name, also on the command line."""
+"""Tests that the parts of CPL can be selected by name, also on the command line."""
 
 from dataclasses import replace
 
@@ -103,7 +103,7 @@ def test_total_variation_is_of_images_and_a_share_of_the_gradients_power(image_c
 
 
 def test_steps_that_are_simulated_are_seen_through(observe) -> None:
-    """Three epochs on one image at a rate at which one step's gradient no longer stands for them."""
+    """The learning rate is so large that three epochs on an image are not approximated by one gradient."""
     x = (0.5 + 0.4 * torch.sin(torch.arange(64.0) / 9)).reshape(1, 1, 8, 8)
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     batch = (x, torch.tensor([1]))

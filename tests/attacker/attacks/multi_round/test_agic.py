@@ -1,4 +1,4 @@
-"""AGIC on whole clients: links, joint reconstruction, and recordings that are not as they should be."""
+"""Tests of AGIC on all rounds of a client: links, joint reconstruction, and defective recordings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture
 def client(observe) -> Client:
-    """A client that takes a step on two examples in each of six rounds, after each of which the server moves on."""
+    """Return the observations of a client that makes one step on two examples in each of six rounds with changing weights."""
 
     def make(name: str = "c", order: tuple[tuple[int, ...], ...] = ORDER) -> tuple[Case, Tensor]:
         x = torch.rand(6, 1, 8, 8, generator=seeded(5))
@@ -42,7 +42,7 @@ def client(observe) -> Client:
 
 
 def held(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[int, int]]:
-    """(round, label) of each place."""
+    """Return (round, label) of each slot."""
     return [(slot.round, int(found.y[slot.example])) for slot in found.slots]
 
 
@@ -69,7 +69,7 @@ def test_without_links_every_place_is_an_example_of_its_own(client: Client) -> N
 
 
 def test_the_null_answers_for_every_place_where_only_a_gradient_could_tell_that_two_are_the_same(client: Client) -> None:
-    """More than the six examples: scoring compares the first six. See also test_nulls."""
+    """The null returns more than the six examples, and scoring compares the first six. See also test_nulls."""
     case, _ = client()
     (null,) = agic(steps=3).null()([case], rng=seeded())
     assert len(null.x) == 12
@@ -118,7 +118,7 @@ def test_clients_of_different_structure_are_attacked_in_one_call(client: Client)
 
 
 def cut_off_at(call: int) -> tuple[Callable[[int, int, str], None], list[int]]:
-    """A progress that presses Ctrl-C once, and the iterations that it was told of."""
+    """Return a progress callback that raises KeyboardInterrupt once, and the list of iterations that it received."""
     told: list[int] = []
 
     def progress(done: int, most: int, words: str) -> None:
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_the_joint_searches_of_all_clients_and_keeps_those_that_are_
 
 
 class Dictionary:
-    """A memory that keeps each state."""
+    """A checkpoint storage that keeps every state."""
 
     every, look = 0.0, None
 
@@ -214,7 +214,7 @@ def test_nonsense_is_refused_before_any_work(arguments: dict[str, object], words
 
 
 def test_linked_rounds_of_several_local_epochs_keep_their_places(client: Client) -> None:
-    """Each local epoch has examples of its own while it is searched, and the links hold for all of them."""
+    """Each local epoch has separate examples during the search, and the links apply to all of them."""
     case, _ = client()
     several = tuple(replace(o, training=replace(o.training, steps=None, epochs=2, batch_size=2)) for o in case.observations)
     links = Links((torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([1.0, 0.5, 1.0]), torch.tensor([0, 3, 4]), (1, 2))

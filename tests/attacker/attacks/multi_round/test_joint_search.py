@@ -1,4 +1,4 @@
-"""Several rounds of one client in one search: what is compared, what is shared, and what a memory keeps."""
+"""Tests of one search over several rounds of a client: comparison, shared examples, and checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ def examples() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def two_rounds(observe, examples) -> Case:
-    """Batches {0, 1} and {1, 2}, the second at other weights; example 1 is shared."""
+    """Return two rounds with batches {0, 1} and {1, 2} at different weights; they share example 1."""
     x, y = examples
     first = observe((x[:2], y[:2]), model=LENET, data=DATA)
     second = replace(observe((x[1:], y[1:]), model=LENET, data=DATA, seed=1), round=4)
@@ -63,7 +63,7 @@ def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tup
 
 @pytest.mark.parametrize("robust", [0.0, 0.3])
 def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
-    """AGIC, equation 5, gamma 1 for the first epoch and 0.1 for the second; by a loss of our own and torch's autograd."""
+    """Compare with AGIC, equation 5, with weights 1 and 0.1 for the first and second epoch, computed independently by autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
     slope, loss = evaluated(cpl().changed(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
@@ -109,7 +109,7 @@ def test_cases_of_several_rounds_are_searched_together_as_they_are_alone(two_rou
 
 
 def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> None:
-    """The same noise in both; two of them tell more than one, by the distance to the truth."""
+    """With equal noise in both rounds, two rounds give a smaller distance to the truth than one."""
     x, y = examples
     rounds = tuple(
         replace(observe((x[:1], y[:1]), model=LENET, data=DATA, seed=seed, defense="gaussian(0.002)", client="e"), round=seed + 1)
@@ -122,7 +122,7 @@ def test_a_second_round_helps_where_noise_hides_the_first(observe, examples) -> 
 
 
 def test_surrogate_weights_are_between_those_sent_and_those_sent_back(observe, examples) -> None:
-    """At share sigmoid(z) of the way (SME): by hand at the weights half way."""
+    """Weights lie at the share sigmoid(z) between both (SME); compared by hand half way."""
     x, y = examples
     batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
     observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
@@ -162,7 +162,7 @@ def test_separate_local_epochs_have_examples_of_their_own_and_end_as_one_each(ob
 
 
 class Shelf:
-    """A memory that is always asked, and that dies after so many calls."""
+    """A checkpoint storage that is due at every call, and raises an error after a number of calls."""
 
     every = 0.0
     look = None
@@ -183,7 +183,7 @@ class Shelf:
 
 @pytest.mark.parametrize("calls", [1, 4, 9])
 def test_a_search_that_was_killed_comes_to_exactly_what_it_would_have_come_to(image_case, calls: int) -> None:
-    """In its first start, between two, and in its second: the latter needs what the first came to."""
+    """It is killed in its first start, between two starts, and in its second, which needs the result of the first."""
     cases = [image_case(i)[0] for i in range(2)]
     attack = cpl(init="uniform", steps=5, restarts=2).changed(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())

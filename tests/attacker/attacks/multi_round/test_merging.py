@@ -1,4 +1,4 @@
-"""Candidates of rounds that nothing linked: the same example comes out once, and others stay apart."""
+"""Tests of merging: candidates of the same example from unlinked rounds become one, others stay separate."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ def four(seed: int = 0) -> Tensor:
 
 
 def answer(x: Tensor, y: Tensor, rounds: list[int], confidence: Tensor | None = None) -> Reconstruction:
-    """An example for each place of rounds."""
+    """Return a reconstruction with one example for each slot of the rounds."""
     return Reconstruction(
         case="k", x=x, y=y, confidence=torch.ones(len(x)) if confidence is None else confidence,
         slots=tuple(Slot(number, "c", 1, i, i) for i, number in enumerate(rounds)), loss=torch.ones(3), iterations=3,
@@ -30,7 +30,7 @@ def answer(x: Tensor, y: Tensor, rounds: list[int], confidence: Tensor | None = 
 
 
 def two_passes(noise: float) -> tuple[Tensor, Tensor, list[int]]:
-    """Candidates of four examples in two passes of two rounds each, and of other order in the second; noise on the second."""
+    """Return candidates of four examples in two passes of two rounds each; the second pass has another order, and noise."""
     x, order = four(), [2, 0, 3, 1]
     second = x[order] + noise * torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     return torch.cat([x, second]), torch.cat([LABELS, LABELS[order]]), [1, 1, 2, 2, 3, 3, 4, 4]
@@ -96,7 +96,7 @@ def test_numbers_that_are_none_do_no_harm() -> None:
 
 
 def test_an_attack_that_does_not_link_merges_what_it_finds_twice(observe: Callable[..., Observation]) -> None:
-    """Batches of two, three passes: twelve places, of which a search without links made twelve examples of four."""
+    """With batches of two and three passes, a search without links returns twelve candidates of four examples."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), four()
     rounds, weights = [], None
     for number, rows in enumerate(((0, 2), (1, 3), (1, 2), (0, 3), (0, 2), (1, 3)), start=1):

@@ -1,4 +1,4 @@
-"""Attacks on all rounds of a client together: what makes a case, and that a bad round does not spoil the others."""
+"""Tests of attacks on all rounds of a client: which rounds form a case, and that a defective round does not affect the others."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ SEEN: list[list[Case]] = []
 
 @dataclass(kw_only=True)
 class Together:
-    """Answers grey, and remembers what it was given."""
+    """An attack that returns grey images, and records the cases that it was called with."""
 
     needs: frozenset[Need] = field(default=frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES}))
     device: str = "cpu"
@@ -102,7 +102,7 @@ def execute(run: Path, statement: str, *values: object) -> None:
 
 
 def alter(run: Path, round: int, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change the first tensor of a file of a round, and its checksum with it, as if it had been received so."""
+    """Change the first tensor in a file of a round together with its checksum, as if it had been received like this."""
     path = run / "recording" / "rounds" / f"{round:05d}" / f"{name}.safetensors"
     tensors = load_file(path)
     first = next(iter(tensors))

@@ -1,4 +1,4 @@
-"""The loop keeps the best of each problem, lets the finished leave, and puts answers where they belong."""
+"""Tests of the optimisation loop: it keeps the best latent of each problem, drops finished ones, and returns results in order."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 
 
 def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Squared distance to each problem's own target."""
+    """Return problems that minimise the squared distance to a target each."""
     offset = z - per_problem["target"]
     return 2 * offset, offset.square().sum(dim=1)
 
@@ -46,7 +46,7 @@ def test_the_history_is_the_best_loss_so_far() -> None:
 
 def test_the_best_iterate_is_kept_when_the_search_runs_away() -> None:
     class Away:
-        """Steps over the target and goes on for ever."""
+        """An optimiser that steps over the target and never stops."""
 
         period = 1
 
@@ -82,7 +82,7 @@ def test_a_plateau_ends_a_problem_after_its_patience() -> None:
 @pytest.mark.parametrize("give_up", [0.0, 0.25])
 def test_a_search_that_is_hardly_better_than_its_start_is_given_up_where_that_is_asked_for(give_up: float) -> None:
     def slow_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of the last problem, the loss falls by a hundredth a step of 0.2 until 7."""
+        """Return problems of which the last one's loss decreases by 1 % per step of 0.2, until 7."""
         gradient, loss = bowl(z, per_problem)
         last = per_problem["target"].flatten() == 5
         return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 0.05 * z.flatten(), loss)
@@ -161,7 +161,7 @@ def test_a_checkpoint_holds_those_that_are_done_and_those_that_are_not() -> None
 
 
 def test_the_best_of_a_coarse_beginning_is_forgotten_once_losses_are_fine() -> None:
-    """The coarse losses are below all fine ones, and lead elsewhere: only what was found after them counts."""
+    """Coarse losses are lower than all exact ones, and have another minimum: only results after the coarse steps count."""
 
     def evaluate(z: Tensor, per_problem: dict[str, Tensor], share: float) -> tuple[Tensor, Tensor]:
         slope, loss = bowl(z, per_problem)

@@ -1,4 +1,4 @@
-"""Line searches keep the strong Wolfe conditions, each problem its own, and L-BFGS with them finds what torch's finds."""
+"""Tests that batched line searches fulfil the strong Wolfe conditions, and that L-BFGS with them agrees with PyTorch's."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def test_lbfgs_with_line_searches_finds_the_minimum_that_torchs_finds() -> None:
 
 
 def search_on(loss: Curve, slope: Curve, first: float) -> tuple[Tensor, int]:
-    """Lengths that line searches give on functions of the length, one a problem; trials until all of them were over."""
+    """Return the step lengths found for functions of the length, one per problem, and the number of trials."""
     at = torch.zeros(len(loss(torch.zeros(1))), dtype=torch.float64)
     lines = Lines.begun(loss(at), slope(at), torch.full_like(at, first))
     ended = torch.zeros_like(at, dtype=torch.bool)
@@ -81,7 +81,7 @@ def test_each_answer_keeps_both_conditions(first: float) -> None:
 
 
 def test_a_line_that_leads_into_the_void_is_walked_back() -> None:
-    """The loss is not finite beyond one half, as where a network overflows."""
+    """The loss is not finite beyond one half, like that of a network that overflows."""
 
     def loss(t: Tensor) -> Tensor:
         return torch.where(t < 0.5, (t - 0.3) ** 2, torch.nan)[None].reshape(-1)
@@ -101,7 +101,7 @@ def test_a_line_that_does_not_descend_is_given_up() -> None:
 
 
 def test_nothing_moves_up() -> None:
-    """Points that are taken never have a larger loss than the last."""
+    """Accepted points never have a larger loss than the previous one."""
     z, stepper = starts(), LBFGS(line_search=True).start()
     last = torch.full((len(z),), float("inf"), dtype=torch.float64)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Each batched optimiser does to every row what torch's own does to that row alone."""
+"""Tests that each batched optimiser treats every row like PyTorch's optimiser treats that row alone."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PROBLEMS, SIZE = 5, 12
 
 
 def curved(scale: Tensor, shift: Tensor, z: Tensor) -> Tensor:
-    """A smooth function that is no quadratic, different for each row; (P,)."""
+    """Compute a smooth non-quadratic function, different for each row, (P,)."""
     return (scale * (z - shift) ** 2).sum(-1) + torch.cos(z).sum(-1) + 0.1 * (z[..., 1:] * z[..., :-1]).sum(-1)
 
 
@@ -156,7 +156,7 @@ def test_lbfgs_stands_still_at_a_minimum(line_search: bool) -> None:
 
 @pytest.mark.parametrize("line_search", [False, True])
 def test_lbfgs_goes_on_where_the_loss_is_small(line_search: bool) -> None:
-    """torch's own stops at once: its thresholds are absolute, and this loss is a millionth of a millionth of the usual."""
+    """PyTorch's L-BFGS stops at once here, since its thresholds are absolute and this loss is scaled by 1e-12."""
     stretch = torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64)
     z, stepper = torch.full((1, 3), 2.0, dtype=torch.float64), LBFGS(line_search=line_search).start()
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""What a client's local steps come to, simulated, and separate local epochs."""
+"""Tests of the simulation of a client's local steps, and of separate examples for local epochs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The simulated gradient at the truth is the client's, for models with batch norm, a single logit, or dropout."""
+"""Tests that the simulated gradient at the true examples is the client's, also with batch norm, a single logit or dropout."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ TWO = DataSpec(shape=(1, 6, 6), num_classes=2, mean=(0.4,), std=(0.5,))
 
 
 def normed(shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> nn.Module:
-    """A convolution and a linear layer, each with batch norm."""
+    """Return a network of a convolution and a linear layer, each with batch norm."""
     layers = [nn.Conv2d(shape[0], 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Dropout(dropout), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, num_classes))
 
@@ -40,7 +40,7 @@ def _normed_is_a_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def statistics(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Buffers away from 0 and 1; the variances are small, so that gradients are large."""
+    """Return running statistics different from 0 and 1, with small variances, so that gradients are large."""
     rng = torch.Generator().manual_seed(seed)
     drawn = {name: 0.5 * torch.rand(b.shape, generator=rng) + 0.02 for name, b in model.named_buffers()}
     return {name: drawn[name] if b.is_floating_point() else b + seed for name, b in model.named_buffers()}
@@ -64,7 +64,7 @@ def observed(
     client: str = "c",
     **arguments: Any,
 ) -> Observation:
-    """What a server sees of one client that takes one step on `batch`."""
+    """Return the observation of a client that takes one step on `batch`."""
     spec = ModelSpec(name=name, arguments=arguments)
     model = models.build(spec, data, seed=seed)
     weights = {key: p.detach() for key, p in model.named_parameters()}

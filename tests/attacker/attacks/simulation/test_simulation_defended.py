@@ -1,4 +1,4 @@
-"""What an attacker who knows how a client trained makes of it, and what one who does not misses."""
+"""Tests of simulated gradients for attackers who know a client's training and defense, and for those who ignore them."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def examples(count: int = 4, seed: int = 5) -> tuple[Tensor, Tensor]:
 def observed(
     gradient: str = "plain", network: str = "", *, certain: bool = False, defense: str = "", **changes: Any
 ) -> Observation:
-    """What a server sees of one client; `certain` makes a bottleneck's deviation vanish."""
+    """Return the observation of one client; `certain` sets the standard deviation of a variational bottleneck to zero."""
     spec = ModelSpec(name="mlp", arguments={"hidden": [8]}, network=network)
     model = models.build(spec, DATA, seed=1)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -74,7 +74,7 @@ def seen(o: Observation) -> dict[str, Tensor]:
 
 
 def simulated(o: Observation, *, knows: bool) -> dict[str, Tensor]:
-    """At the truth."""
+    """Return the simulated gradient at the true examples."""
     model = network_of(o)
     gradient = gradient_of(model, DATA, rule=o.gradient.build() if knows else None)(o.weights, *examples())
     if not knows:
@@ -84,7 +84,7 @@ def simulated(o: Observation, *, knows: bool) -> dict[str, Tensor]:
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor], without: frozenset[str] = frozenset()) -> float:
-    """Squared, relative to `b`."""
+    """Return the squared distance between two gradients, relative to the squared norm of `b`."""
     names = [name for name in b if name not in without]
     return float(sum((a[n] - b[n]).square().sum() for n in names) / sum(b[n].square().sum() for n in names))
 
@@ -158,7 +158,7 @@ def test_simulating_maps_over_problems(gradient: str, network: str) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_shares_of_the_steps_are_those_of_the_optimiser(momentum: float) -> None:
-    """A unit gradient in one step and none in the others leaves its share in the update."""
+    """A unit gradient in one step, and zero in the others, gives an update equal to the step's share."""
     training = Training(learning_rate=0.1, batch_size=1, steps=4, momentum=momentum)
     for step, share in enumerate(shares(training, 4)):
         optimiser = _SGD({"w": torch.zeros(())}, training)

@@ -1,4 +1,4 @@
-"""Training as people do it: simulated and real local steps are those of torch.optim with the same settings."""
+"""Tests that simulated and real local steps equal those of torch.optim with common training settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ def problem() -> tuple[nn.Module, dict[str, Tensor], Tensor, Tensor]:
 
 
 def by_torch(training: Training, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The update of a training loop as people write it."""
+    """Return the update of an ordinary PyTorch training loop."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     lr, decay = training.learning_rate, training.weight_decay
     optimiser: torch.optim.Optimizer
@@ -79,7 +79,7 @@ def test_simulated_steps_and_those_of_our_clients_are_torchs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> None:
-    """Found with torch.optim on a linear loss, whose gradient is the same everywhere."""
+    """Compare with torch.optim on a linear loss, whose gradient is constant."""
     training = settings(name, weight_decay=0.0, clip_norm=None)
     weight = torch.zeros(1, requires_grad=True)
     sgd = torch.optim.SGD([weight], lr=1, momentum=training.momentum, nesterov=training.nesterov)
@@ -94,7 +94,7 @@ def test_a_constant_gradient_adds_up_to_the_shares_of_its_steps(name: str) -> No
 
 @pytest.mark.parametrize("name", ["clipping", "adam", "adamw"])
 def test_one_batch_is_compared_after_the_step_that_clients_take_on_it(name: str) -> None:
-    """And a search has a slope to go by, though signs have none."""
+    """The surrogate derivative is not zero either, although that of the sign is."""
     training = settings(name)
     model, weights, x, y = problem()
     one = gradient_of(model, DATA)
