@@ -63,7 +63,7 @@ def evaluated(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> tup
 
 @pytest.mark.parametrize("robust", [0.0, 0.3])
 def test_the_loss_is_the_weighed_sum_over_rounds_at_each_ones_own_weights(two_rounds: Case, robust: float) -> None:
-    """Compare with AGIC, equation 5, with weights 1 and 0.1 for the first and second epoch, computed independently by autograd."""
+    """Compare with AGIC, equation 5, with weights 1 and 0.1 for the first and second epoch, computed by autograd."""
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(3)).requires_grad_(), torch.tensor([0, 1, 2])
     slope, loss = evaluated(cpl().changed(robust=robust), two_rounds, x.detach(), y)
     expected = torch.zeros(())
