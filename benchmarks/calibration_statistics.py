@@ -1,6 +1,6 @@
-"""How often intervals hold the true value, and how often verdicts are wrong.
+"""Coverage of the confidence intervals of scoring, and the error rate of verdicts.
 
-python benchmarks/calibration_statistics.py            both; --quick: fewer repetitions and cases
+python benchmarks/calibration_statistics.py            measure both; --quick: fewer repetitions and cases
 
 Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
 each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak where a second null stands in for
@@ -63,7 +63,7 @@ def intervals(asked: Options) -> tuple[list[Row], Row]:
 
 
 def _covered(rows: Sequence[Row]) -> Row:
-    """The mean coverage over designs, and how many are below and above the aim, of shares and of means."""
+    """Return the mean coverage over designs, and the numbers of designs below and above the aim, for shares and means."""
     summary: Row = {}
     for kind in ("share", "mean"):
         found = [row["coverage"] for row in rows if row["of"].startswith(kind)]
@@ -74,7 +74,7 @@ def _covered(rows: Sequence[Row]) -> Row:
 
 
 def _covered_shares(every: Sequence[tuple[int, float, float]]) -> Row:
-    """How many pairs of design and true share are below 0.92 and above 0.98; usual: 8 clusters or more, shares of 0.1 to 0.9."""
+    """Return how many pairs of design and true share have a coverage below 0.92 and above 0.98; also for usual designs only."""
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
     found: Row = {}
     for name, held in (("cells", [one[2] for one in every]), ("usual_cells", usual)):
@@ -96,7 +96,7 @@ def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correl
 
 
 def coverage(samples: NDArray[Any], true: float, estimate: Callable[..., Estimate]) -> float:
-    """Return how often the interval holds the true value. samples: (repetitions, clusters, size)."""
+    """Return how often the interval contains the true value. samples: (repetitions, clusters, size)."""
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     found = [estimate(sample.ravel(), clusters) for sample in samples]
     return float(np.mean([one.low <= true <= one.high for one in found]))
@@ -113,7 +113,7 @@ SEARCH: Attack = ("inverting_gradients", {"steps": 25, "restarts": 1})
 EXACT: Attack = ("exact", {})
 NOISE = "clip(1) | gaussian(0.003)"
 OTHERS = 500
-"""Images of the tuning part that answers are compared with: an auditor has other examples of the same data."""
+"""Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
 
 def verdicts(asked: Options) -> tuple[list[Row], Row]:
@@ -137,7 +137,7 @@ def verdicts(asked: Options) -> tuple[list[Row], Row]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, and what is true. truth: leak or no leak."""
+    """A verdict with the truth, which is leak or no leak."""
 
     source: str
     design: str
@@ -146,12 +146,12 @@ class Judged:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict says the opposite of what is true."""
+        """Whether the verdict is the opposite of the truth."""
         return self.verdict.leaks != (self.truth == "leak")
 
 
 def _synthetic(asked: Options) -> Iterator[Judged]:
-    """Scores drawn from distributions: a null against itself, and leaks of the size that the verdict calls detectable."""
+    """Yield verdicts on random scores: of a null compared with itself, and of leaks that the verdict calls detectable."""
     rng = np.random.default_rng(asked.seed + 2)
     repetitions = 5 if asked.quick else 40
     for clusters, size, correlation in ((3, 1, 0.0), (8, 1, 0.0), (8, 4, 0.5), (30, 1, 0.0)):
@@ -170,7 +170,7 @@ def _synthetic(asked: Options) -> Iterator[Judged]:
 
 
 def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation: float) -> list[ScoreRow]:
-    """Rows of an attack that knows nothing: PSNR about 10 dB, SSIM about 0.05, labels by chance, ranks uniform."""
+    """Draw score rows of an attack without information: PSNR about 10 dB, SSIM about 0.05, random labels, uniform ranks."""
     rows = []
     for case in range(clusters):
         common = rng.normal(size=2)
@@ -199,7 +199,7 @@ def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation:
 
 
 def _real(asked: Options) -> Iterator[Judged]:
-    """Federations attacked by a cheap search: null against null, and attacks with and without noise in the updates.
+    """Yield verdicts on federations attacked by a cheap search: null against null, and attacks with and without noise.
 
     What an attack truly gains is its mean difference over all clients. Where that is at least what the verdict on some of them
     says that they would show, by any score, the verdict must say that it leaks. The closed form recovers every image.
@@ -219,7 +219,7 @@ def _real(asked: Options) -> Iterator[Judged]:
 
 
 def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answers, gallery: Gallery) -> Iterator[Judged]:
-    """Verdicts on runs of an attack that leaks enough to be seen."""
+    """Yield verdicts on runs of an attack that leaks enough to be detected."""
     everyone = range(len(clients.x))
     whole = judge(clients.rows(found, everyone, gallery), clients.rows(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
@@ -233,13 +233,13 @@ def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answer
 
 
 def _parts(count: int, size: int, most: int) -> list[range]:
-    """Disjoint runs of so many clients."""
+    """Return disjoint groups of `size` clients."""
     return [range(start, start + size) for start in range(0, count - size + 1, size)][:most]
 
 
 @cache
 def _gallery(asked: Options, name: str) -> Gallery:
-    """Other images of the same data, of the tuning part."""
+    """Return other images of the same data set, from the tuning split."""
     found = images(asked, name, 60 if asked.quick else OTHERS, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))
@@ -248,7 +248,7 @@ def _gallery(asked: Options, name: str) -> Gallery:
 
 @dataclass(frozen=True)
 class _Clients:
-    """Clients with one image each, attacked together; a run is some of them."""
+    """Clients with one image each, which are attacked together. A run consists of some of them."""
 
     asked: Options
     name: str
@@ -276,7 +276,7 @@ class _Clients:
         return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
 
     def rows(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
-        """Return rows of scores, as scoring writes them."""
+        """Return score rows for the clients in `part`, as scoring writes them."""
         own = self.images
         return [_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 
