@@ -112,7 +112,7 @@ Answers = list[tuple[Tensor, Tensor]]
 SEARCH: Attack = ("inverting_gradients", {"steps": 25, "restarts": 1})
 EXACT: Attack = ("exact", {})
 NOISE = "clip(1) | gaussian(0.003)"
-OTHERS = 500
+GALLERY_IMAGES = 500
 """Number of images of the tuning split that results are compared with, since an auditor has other examples of the same data."""
 
 
@@ -240,7 +240,7 @@ def _parts(count: int, size: int, most: int) -> list[range]:
 @cache
 def _gallery(asked: Options, name: str) -> Gallery:
     """Return other images of the same data set, from the tuning split."""
-    found = images(asked, name, 60 if asked.quick else OTHERS, part="tuning")
+    found = images(asked, name, 60 if asked.quick else GALLERY_IMAGES, part="tuning")
     examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
     names = tuple(map(str, range(found.data.num_classes)))
     return Gallery.of(Dataset(name=name, spec=found.data, class_names=names, train=examples, test=examples))

@@ -38,7 +38,7 @@ Table = tuple[list[dict[str, Any]], dict[str, Any]]
 IMAGES = ("lfw", "cifar10", "cifar100", "mnist")
 SIZES, BATCHES = (2, 4, 8, 16), 10
 """For table 6: batch sizes, and number of batches of each size."""
-POOL = 400
+POOL_SIZE = 400
 """Number of images from which attacked images, and those that an insider owns, are chosen."""
 
 
@@ -133,7 +133,7 @@ def starts(asked: Options) -> Table:
     """Measure table 4: iterations and success rate by starting point."""
     rows = []
     count = scale(asked, 2)
-    for data in data_sets(asked, _sets(asked, "lfw", "cifar10", "cifar100"), POOL):
+    for data in data_sets(asked, _sets(asked, "lfw", "cifar10", "cifar100"), POOL_SIZE):
         own, others = _apart(data, count)
         originals = single(own, network(own, asked))
         with TemporaryDirectory() as folder:

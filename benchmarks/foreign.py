@@ -43,7 +43,7 @@ EXAMPLES = 3
 IMAGES = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
 ROWS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
 TABLES = {"small": foreign_networks.SHAPES, "torchvision": foreign_networks.TORCHVISION}
-LARGEST = "MnistNet"
+LARGEST_NETWORK = "MnistNet"
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     chosen = "small" if asked.quick and asked.table is None else asked.table
     networks = {name: shape for key, table in TABLES.items() if chosen in (None, key) for name, shape in table.items()}
     if asked.quick:
-        networks.pop(LARGEST, None)
+        networks.pop(LARGEST_NETWORK, None)
     rows = [_measured(name, *shape, asked) for name, shape in networks.items()]
     pairs = sum(row["attacks"] for row in rows)
     summary = {

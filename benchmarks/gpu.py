@@ -29,7 +29,7 @@ import torch
 from contract import PACKAGES, machine
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 540
+PIECE_SECONDS = 540
 """Longest time of a piece."""
 DRY_SECONDS = 300
 
@@ -136,7 +136,7 @@ def main() -> None:
         wanted = piece.name in asked.only if asked.only else state_of(out, piece) != "done"
         if not wanted:
             continue
-        limit = DRY_SECONDS if asked.dry_run else SECONDS
+        limit = DRY_SECONDS if asked.dry_run else PIECE_SECONDS
         if time.monotonic() + min(limit, known_seconds(out, piece)) > end:
             print(f"{piece.name}: not started, for it may take longer than what is left", flush=True)
             continue
@@ -186,7 +186,7 @@ def state_of(out: Path, piece: Piece) -> str:
 def known_seconds(out: Path, piece: Piece) -> float:
     """Return the seconds that a piece took before, or the limit if it never finished."""
     told = _told(out, piece)
-    return float(told["seconds"]) if told is not None and told["state"] == "done" else SECONDS
+    return float(told["seconds"]) if told is not None and told["state"] == "done" else PIECE_SECONDS
 
 
 def _told(out: Path, piece: Piece) -> dict[str, Any] | None:

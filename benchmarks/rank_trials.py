@@ -12,7 +12,7 @@ from attacker.attacks.closed_form.rgap.footprint import used_values
 from attacker.attacks.closed_form.rgap.system import EquationValues, System, through
 from attacker.attacks.networks.chain import Chain, chain_of
 
-LARGEST = 2_500_000
+MAX_SYSTEM_ENTRIES = 2_500_000
 """Largest number of entries of a system that is stored as a matrix."""
 STRIDES = ((1, 1), (1, 1), (1, 2), (2, 2), (1, 3))
 PAPER = {-484: (4,), 405: (3,), -208: (9, 4), 316: (6, 10, 4)}
@@ -74,7 +74,7 @@ def _drawn(rng: Random) -> RandomNetwork | None:
     _fill(model, rng.randrange(2**31))
     chain = chain_of(model, shape)
     sizes = [prod(one.inputs) * (prod(one.outputs) + prod(one.shape)) for one in chain.layers if one.kernel]
-    if max(sizes) > LARGEST:
+    if max(sizes) > MAX_SYSTEM_ENTRIES:
         return None
     return RandomNetwork(model, shape, chain, f"{shape} {model}")
 

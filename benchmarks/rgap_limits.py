@@ -31,7 +31,7 @@ DEFENSES = (
 )
 STEPS = (1, 2, 4, 8)
 SUCCESS = 1e-3
-NOTHING = 1.0
+MAX_REPORTED_MSE = 1.0
 """Largest MSE that is reported."""
 
 
@@ -82,7 +82,7 @@ def _row(
         error, took = _one(form.attack, one, x, y, asked, i, noise or 0.0, defense, steps)
         errors.append(error)
         seconds += took
-        failed += error >= NOTHING
+        failed += error >= MAX_REPORTED_MSE
     print(f"{form.network} {words}: {median(errors):.2g}", file=sys.stderr)
     return {
         "closed form": form.words,
@@ -113,9 +113,9 @@ def _one(
         except ValueError:  # it says in words why there is no answer
             guess = x[None][:0]
     if not len(guess):
-        return NOTHING, clock.seconds
-    error = float((guess[0] - x).double().square().mean().nan_to_num(nan=NOTHING))
-    return min(error, NOTHING), clock.seconds
+        return MAX_REPORTED_MSE, clock.seconds
+    error = float((guess[0] - x).double().square().mean().nan_to_num(nan=MAX_REPORTED_MSE))
+    return min(error, MAX_REPORTED_MSE), clock.seconds
 
 
 def _noisy(update: Any, noise: float, rng: Generator) -> dict[str, Tensor]:

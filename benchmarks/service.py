@@ -59,7 +59,7 @@ null = false
 priority = 5
 """
 ENDLESS = {"recording": "scored", "attack": "inverting_gradients", "arguments": {"steps": 1_000_000}, "null": False}
-PATIENCE = 1800.0
+TIMEOUT_SECONDS = 1800.0
 ENDED = ("done", "failed", "cancelled", "set_aside")
 """Final states of a job."""
 
@@ -191,7 +191,7 @@ def durable(service: Service, count: int, seed: int) -> dict[str, Any]:
         done = {job["id"]: (job["ended"], job["attempts"]) for job in jobs if job["state"] == "done"}
         twice |= {id for id, how in done.items() if first.setdefault(id, how) != how}
         left = [job for job in jobs if job["state"] not in ENDED]
-        if (len(jobs) == count and not left) or time.perf_counter() - begun > PATIENCE:
+        if (len(jobs) == count and not left) or time.perf_counter() - begun > TIMEOUT_SECONDS:
             break
         if kills < 3 and len(done) >= count * (kills + 1) / 4:
             kills += 1

@@ -46,8 +46,8 @@ def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
     """Return the strongest noise that hides one message of a client behind a chain of defenses; unit: the client.
 
     The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
-    nothing, whatever state they keep. A defense without an entry in `LENGTHS` may send anything and removes the bound. Aliases
-    of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the bound.
+    nothing, whatever state they keep. A defense without an entry in `NORM_BOUNDS` may send anything and removes the bound.
+    Aliases of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the bound.
 
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.
@@ -90,7 +90,7 @@ def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
     if step.name == "masked" and not sent.noise.multiplier and _adds_noise(given["defense"].steps, tensors):
         sent = sent._replace(noise=IN_PART)
-    bound = LENGTHS.get(step.name, _unknown)
+    bound = NORM_BOUNDS.get(step.name, _unknown)
     return sent._replace(length=math.inf if given.get("error_feedback") else bound(sent.length, given, tensors))
 
 
@@ -130,7 +130,7 @@ SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] = {
 }
 """Defenses that add noise: functions that return its family and its scale, or None if the scale depends on the data."""
 
-LENGTHS: dict[str, Callable[[float, StepArguments, int], float]] = {
+NORM_BOUNDS: dict[str, Callable[[float, StepArguments, int], float]] = {
     "clip": lambda length, given, tensors: min(length, given["max_norm"]),
     "clip_each": lambda length, given, tensors: min(length, given["max_norm"] * math.sqrt(tensors)),
     "top_k": _no_longer,

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from defenses import DEFENSES, Defense, DefenseSpec, global_norm, stateless
 from defenses.channel import transparent
 from defenses.gradients import GradientSpec
-from defenses.sensitivity import IN_PART, LENGTHS, NO_BOUND, NO_NOISE, NO_SCALE, Noise, noise_of, noise_of_gradient
+from defenses.sensitivity import IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, NORM_BOUNDS, Noise, noise_of, noise_of_gradient
 from defenses.spec import Kind
 
 TENSORS = 4
@@ -127,7 +127,7 @@ def apply(defense: Defense, update: dict[str, Tensor], rng: Generator) -> dict[s
 
 
 def test_every_rule_is_tried() -> None:
-    assert set(SETTINGS) == set(LENGTHS)
+    assert set(SETTINGS) == set(NORM_BOUNDS)
 
 
 @pytest.mark.parametrize("text", [text for texts in SETTINGS.values() for text in texts])

@@ -16,7 +16,7 @@ from attacker.attacks.networks.traced import Linear, NotAChain, activation_of, k
 
 __all__ = ["Chain", "Layer", "Linear", "NotAChain", "Sides", "chain_of", "only_reshapes"]
 
-JOINS = ("add", "add_", "iadd", "cat", "concat")
+JOINING_OPERATIONS = ("add", "add_", "iadd", "cat", "concat")
 """Operations that join several paths. They are looked for first, so that the error for a residual network names them."""
 
 Sides = tuple[int, int]
@@ -81,7 +81,7 @@ def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     """
     graph, modules = trace(model)
     for node in graph.nodes:
-        if name_of(node) in JOINS and len(node.all_input_nodes) > 1 and not _is_size(node):
+        if name_of(node) in JOINING_OPERATIONS and len(node.all_input_nodes) > 1 and not _is_size(node):
             raise NotAChain(_joined(node))
     reader = _Reader(model, modules, shape)
     for node in graph.nodes:

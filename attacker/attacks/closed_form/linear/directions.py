@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sampling import Space
-from attacker.attacks.closed_form.linear.zeros import NEAR, balanced, pattern, separable, unit_rows
+from attacker.attacks.closed_form.linear.zeros import MAX_ZERO_COMPONENT, balanced, pattern, separable, unit_rows
 
 MAX_TOLERANCE = 0.05
 """Largest tolerance for zeros under noise; beyond it, every direction has zeros."""
@@ -55,7 +55,7 @@ class DirectionPool:
         self.score = space.rows.new_zeros(0)
 
     def add(self, q: Tensor) -> None:
-        off = self.off_in(q, NEAR)
+        off = self.off_in(q, MAX_ZERO_COMPONENT)
         count = off.sum(dim=1)
         order = count.argsort(descending=True, stable=True)
         order = order[count[order] >= self.space.rank + 2]
@@ -99,7 +99,7 @@ class DirectionPool:
             trial = q[i] - share[..., None] * q[others, None]
             trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
             trial = trial[trial.isfinite().all(dim=1)]
-            off = self.off_in(trial, NEAR)
+            off = self.off_in(trial, MAX_ZERO_COMPONENT)
             most = off.sum(dim=1).topk(min(4 * MAX_UNMIXED, len(off))).indices
             trial, off = trial[most], off[most]
             self._take(self.sharpened(trial[_first_of_alike(off)][:MAX_UNMIXED]))
@@ -123,7 +123,7 @@ class DirectionPool:
         for _ in range(SHARPENING_ROUNDS):
             noise = self.space.noise_along(q)
             size = (q @ rows.T).abs()
-            off = size <= self.space.tolerance(q).clamp(min=NEAR).clamp(max=MAX_TOLERANCE)
+            off = size <= self.space.tolerance(q).clamp(min=MAX_ZERO_COMPONENT).clamp(max=MAX_TOLERANCE)
             middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # unsampled zeros
             scale = size.sort(dim=1).values.gather(1, middle[:, None])
             least = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.low_rank import Factors
-from attacker.attacks.closed_form.linear.zeros import NEAR, logistic, unit_rows, zero_threshold
+from attacker.attacks.closed_form.linear.zeros import MAX_ZERO_COMPONENT, logistic, unit_rows, zero_threshold
 
 SAMPLES_PER_BATCH = 2048
 """Number of samples drawn at once."""
@@ -109,8 +109,8 @@ def _orthogonal(rows: Tensor, order: Tensor) -> Tensor:
     for k in range(order.shape[1]):
         new = left @ rows[order[:, k], :, None]
         power = new.square().sum(dim=(1, 2))
-        take = (power > NEAR**2) & (taken < rank - 1)
-        new = new * torch.where(take, power.clamp(min=NEAR**2).rsqrt(), 0)[:, None, None]
+        take = (power > MAX_ZERO_COMPONENT**2) & (taken < rank - 1)
+        new = new * torch.where(take, power.clamp(min=MAX_ZERO_COMPONENT**2).rsqrt(), 0)[:, None, None]
         left = torch.baddbmm(left, new, new.mT, alpha=-1)
         taken += take
         if bool((taken == rank - 1).all()):

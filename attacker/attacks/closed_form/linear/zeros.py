@@ -11,7 +11,7 @@ from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors
 MAX_DEVIATIONS = 100.0
 """Largest value that counts as zero, in standard deviations of noise, if all other values are much larger."""
 
-NEAR = 1e-3
+MAX_ZERO_COMPONENT = 1e-3
 """Largest component of a unit row along a sampled direction that counts as zero. It is larger than rounding, since a sampled
 direction is computed from few rows and inherits their errors."""
 
@@ -52,7 +52,9 @@ def zero_threshold(noise: Tensor, typical: Tensor | float) -> Tensor:
     It is NOISE_LEVEL standard deviations of noise, or more if nonzero values are far larger: rounding differs between directions.
     typical: typical magnitude of nonzero values.
     """
-    return torch.maximum(NOISE_LEVEL * noise, torch.minimum(MAX_DEVIATIONS * noise, NEAR * torch.as_tensor(typical).to(noise)))
+    return torch.maximum(
+        NOISE_LEVEL * noise, torch.minimum(MAX_DEVIATIONS * noise, MAX_ZERO_COMPONENT * torch.as_tensor(typical).to(noise))
+    )
 
 
 def agreement(q: Tensor, seen: Pattern, forward: Tensor, constant: Tensor | None) -> Tensor:
