@@ -47,7 +47,8 @@ def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
 
     The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
     nothing, whatever state they keep. A defense without an entry in `NORM_BOUNDS` may send anything and removes the bound.
-    Aliases of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the bound.
+    Aliases of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the
+    bound.
 
     There is no amplification by sampling of clients, since the server knows which clients it asked and sees every message.
     tensors: number of tensors in an update, for per-tensor bounds.

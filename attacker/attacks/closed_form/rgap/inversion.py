@@ -138,7 +138,7 @@ def _between_twins(observed: Observed, readings: Readings, x: Tensor, other: Ten
 
 def _of_twins(kept: Tensor, left: Tensor) -> str:
     inside = [f"{float(low):.3g} to {float(high):.3g}" for low, high in ((t.min(), t.max()) for t in (kept, left))]
-    return f"another example has the same gradient; this one has values from {inside[0]}, the other from {inside[1]}"
+    return f"another example, its twin, has the same gradient; this one has values from {inside[0]}, the other from {inside[1]}"
 
 
 def _doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
