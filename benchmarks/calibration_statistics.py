@@ -201,8 +201,8 @@ def _drawn_rows(rng: np.random.Generator, clusters: int, size: int, correlation:
 def _real(asked: Options) -> Iterator[Judged]:
     """Yield verdicts on federations attacked by a cheap search: null against null, and attacks with and without noise.
 
-    What an attack truly gains is its mean difference over all clients. Where that is at least what the verdict on some of them
-    says that they would show, by any score, the verdict must say that it leaks. The closed form recovers every image.
+    The true gain of an attack is its mean difference to the null over all clients. If it is at least the gain that the verdict on
+    some clients calls detectable, by any score, the verdict must be a leak. The closed form recovers every image.
     """
     for name, model in product(SETS[:1] if asked.quick else SETS, MODELS[:1] if asked.quick else MODELS):
         gallery = _gallery(asked, name)

@@ -124,7 +124,7 @@ def _stepwise(way: str, data: str, rounds: int, seed: int, out: str, turn: Any) 
 
 
 def cost(asked: Options) -> None:
-    """Measure both variants in separate processes, which run a round each in turn."""
+    """Measure plain Flower and our recording federation in separate processes, which run a round each in turn."""
     rounds = 2 if asked.quick else 8
     with tempfile.TemporaryDirectory() as scratch:
         data = images(asked, Path(scratch), CLIENTS * STEPS * BATCH, BATCH)

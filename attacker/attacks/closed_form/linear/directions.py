@@ -69,7 +69,7 @@ class DirectionPool:
             self._take(self.sharpened(q[promising]))
 
     def _screened(self, off: Tensor) -> Tensor:
-        """Return a cheap approximation of `separable` (K,), by one linear regression for all directions."""
+        """Return an approximation of the scores of `zeros.separable` (K,), by one linear regression for all directions."""
         on = torch.zeros(len(self.space.live), len(off), dtype=torch.bool, device=off.device)
         on[self.space.live] = ~off.T
         x = unit_rows(self.forward)
@@ -111,7 +111,7 @@ class DirectionPool:
         return result
 
     def off_in(self, q: Tensor, least: float) -> Tensor:
-        """Return a mask (K, M') of the rows that are zero along q (K, R), up to noise or up to `least`."""
+        """Return a mask (K, M') of the rows whose component along directions q (K, R) is zero, up to noise or `least`."""
         return (q @ self.space.rows.T).abs() <= self.space.tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
 
     def sharpened(self, q: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Directions(NamedTuple):
 
 
 def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, constant: Tensor | None) -> Directions | None:
-    """Search for the directions of the R examples of a batch; return None if not enough sparse directions are found.
+    """Search for the directions (columns of Q, see the module) of the R examples of a batch; return None if too few are found.
 
     forward:  (M, R), [W, b] in the coordinates of the span: forward @ p is the pre-activation of the example p @ basis.
     constant: (R,), the last column of the basis if the layer has a bias; it determines scale and sign of each example.

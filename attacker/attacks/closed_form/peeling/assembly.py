@@ -53,7 +53,7 @@ def alternating(x: Tensor) -> Tensor:
 
 
 def _scaled(problem: Composed) -> Composed:
-    """Scale the equations of each layer to equal norms, then each layer so that all layers respond equally to a change of x."""
+    """Scale the equations of each layer to equal norms, then each layer so that all respond equally to a change of the input."""
     x = middle(problem)
     typical = [_between(layer, slope) for layer, slope in zip(problem.below, problem.at(x).slopes, strict=True)]
     lengths = []

@@ -112,7 +112,7 @@ def _axis(layer: Layer, i: int) -> Tensor:
 
 
 class _Blocks:
-    """The preconditioner (K^T K + diagonal)^-1, computed class by class, and equal for all channels."""
+    """The preconditioner (K^T K + diagonal)^-1 of the gradient constraints K, computed by classes of pixels, for all channels."""
 
     def __init__(self, system: System, classes: list[Class], diagonal: Tensor) -> None:
         """Compute the inverses of all blocks; diagonal: (N, pixels of a channel)."""
@@ -187,7 +187,7 @@ def _of_diagonal(system: System) -> Inverse:
 
 
 def _diagonal_of_weights(system: System) -> Tensor:
-    """Return the diagonal of W^T W, (N, C_in, pixels); if average pooling follows the layer, the scale is averaged."""
+    """Return the diagonal of W^T W for the weight constraints W, (N, C_in, pixels); with average pooling, scales are averaged."""
     layer = system.layer
     assert system.scale is not None
     spread = system.scale.weights.square()
@@ -200,21 +200,21 @@ def _diagonal_of_weights(system: System) -> Tensor:
 
 
 def _shared(system: System) -> Tensor:
-    """Return the scale of the equations of K for one input channel, (N, C_out, taps), which is equal for all."""
+    """Return the scale of the gradient constraints K for one input channel, (N, C_out, taps), which is equal for all channels."""
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
 def _rows(system: System, one: Class) -> Tensor:
-    """Return the scaled matrix K for one class and one input channel, (N, C_out * A, P)."""
+    """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P)."""
     padded = functional.pad(system.k, (0, 1))
     rows = padded[..., one.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *one.meets.shape)
     return (rows * _shared(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
 
 
 def _mean_square(system: System) -> Tensor:
-    """Return the mean squared norm of the columns of K, (N,)."""
+    """Return the mean squared norm of the columns of K, the matrix of gradient constraints, (N,)."""
     square = _shared(system).square().mT @ system.k.square()
     return square.flatten(1).sum(dim=1) / prod(system.layer.taken[1:])
 

@@ -37,11 +37,11 @@ class EquationValues:
         return EquationValues(self.weights * other.weights, self.gradients * other.gradients)
 
     def of(self, rows: slice) -> "EquationValues":
-        """Return the values of these problems; tensors shared by all problems are unchanged."""
+        """Return the values of the problems `rows` only; tensors shared by all problems are unchanged."""
         return EquationValues(*(values[rows] if len(values) > 1 else values for values in (self.weights, self.gradients)))
 
     def plus(self, other: "EquationValues", share: Tensor) -> "EquationValues":
-        """Return self + share * other; share: (N,)."""
+        """Return self + share * other, with one factor per problem, share: (N,)."""
         return EquationValues(
             self.weights + _along(share, other.weights) * other.weights,
             self.gradients + _along(share, other.gradients) * other.gradients,

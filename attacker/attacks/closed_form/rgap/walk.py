@@ -242,7 +242,7 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _spare(system: System, unknowns: int) -> Tensor:
-    """Return the number of surplus equations (N,); inf if there are too few for the residual to be a measure of noise."""
+    """Return the number of equations beyond the unknowns (N,); inf if too few for the residual to be a measure of noise."""
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
@@ -255,7 +255,7 @@ def _room(device: torch.device) -> int:
 
 
 def _of_matrix(system: System, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
-    """Solve a linear layer, whose gradient constraints alone determine x; return x and its relative residual.
+    """Solve for the input x of a linear layer, whose gradient constraints alone determine it; return x and its relative residual.
 
     paper: average over outputs as in equation 3 of the paper, instead of weighted least squares.
     """

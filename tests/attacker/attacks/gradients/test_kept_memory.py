@@ -22,7 +22,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(*, told: bool, **environment: str) -> tuple[bool, int]:
-    """Return what the function returned, and the number of page faults in three rounds that allocate 25 MiB."""
+    """Run three rounds that allocate 25 MiB in a new process, and count page faults; if `told`, call keep_freed_memory first."""
     run = [sys.executable, "-S", "-c", PROBE.format(told=told)]
     answer = subprocess.run(run, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, check=True)
     kept, count = answer.stdout.split()
