@@ -1,5 +1,7 @@
 """Truth: the dataset indices that each client trained on, in order of use. Only scoring reads it."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.recording.files import append_json_lines, make_private, read_json_lines, write_json
-from fedsim.recording.safe_files import DamagedFile, read_json, shorten
+from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, make_private, read_json_lines, write_json
+from fedsim.recording.safe_files import DamagedFile, read_bytes, read_json, shorten
 
 DESCRIBED = {"name": str, "arguments": dict, "content_hash": str}
 """What `dataset.json` says of the data set, and its types."""
@@ -44,6 +46,15 @@ def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> N
     path = make_private(folder) / "dataset.json"
     if not path.exists():
         write_json(path, described())
+
+
+def digest_of(folders: Sequence[Path]) -> str:
+    """Return a digest of all that folders of truth say, wherever they lie and in whichever order they are given."""
+    each = []
+    for folder in folders:
+        names = sorted(name for name in os.listdir(folder) if name == "dataset.json" or name.endswith(".jsonl"))
+        each.append([(name, hashlib.sha256(read_bytes(folder, name, limit=MAX_LINES_BYTES)).hexdigest()) for name in names])
+    return hashlib.sha256(json.dumps(sorted(each)).encode()).hexdigest()
 
 
 class TruthReader:

@@ -21,7 +21,7 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
     observations, megabytes = replay.extent()
     clients = " of whole clients" if replay.plan.whole else ""
     err.print(
-        f"{escape(str(spec))}: {observations} observations{clients} to attack; "
+        f"{escape(str(spec))}: {observations} observation{'s' * (observations != 1)}{clients} to attack; "
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
     if words := describe_cost(replay.forecast()):
@@ -44,7 +44,8 @@ def describe_cost(forecast: Forecast) -> str:
         return ""
     seconds = forecast.core_seconds
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-    cases = "1 case" if forecast.cases == 1 else f"{forecast.cases} cases in {forecast.chunks} chunks"
+    chunks = "1 chunk" if forecast.chunks == 1 else f"{forecast.chunks} chunks"
+    cases = "1 case" if forecast.cases == 1 else f"{forecast.cases} cases in {chunks}"
     return (
         f"{cases}, each a search of at most {forecast.evaluations} evaluations of the gradient: very roughly {time} of one core, "
         "and less where a search converges or a closed form answers"

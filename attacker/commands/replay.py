@@ -1,6 +1,5 @@
 """Command `attacker replay`."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,7 +38,7 @@ def replay(
     ] = None,
     route: Annotated[
         str | None,
-        typer.Option(help="Method of the attack exact: auto (the default), linear, layers, peeled or optimisation."),
+        typer.Option(help="Method of the attack exact: auto (the default), a closed form or optimisation."),
     ] = None,
     null: Annotated[
         bool, typer.Option(help="Also run the attack's null, the same attack without the gradient, as a baseline.")
@@ -155,9 +154,7 @@ def _check_model(recording: "Recording", reference: str | None) -> None:
     models.layout(manifest.model, manifest.data)
 
 
-def _make_oracles(
-    names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec"
-) -> dict[str, Callable[[Any], Any]]:
+def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | None, attack: "AttackSpec") -> dict[str, Any]:
     """Return the functions that compute oracle knowledge from a row of the recording, as keyword arguments of `Replay`.
 
     names: oracles that the user asked for. truth: folders of truth, by default the run's own.
@@ -171,11 +168,12 @@ def _make_oracles(
     if "logits" in names and not attack.argument("agreement"):
         raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
     from attacker.scoring import Scorer
-    from attacker.scoring.oracle import true_labels, true_logits
+    from attacker.scoring.oracle import digest_truth, true_labels, true_logits
     from fedsim.recording.masked_vectors import SUM
 
     run = recording.folder.parent
-    scorer = Scorer(run, resolve_truth(run, truth))
+    folders = resolve_truth(run, truth)
+    scorer = Scorer(run, folders)
 
     def cohort(row: Any) -> tuple[str, ...]:
         return tuple(recording.summed(row.round)) if row.client == SUM else ()
@@ -184,4 +182,4 @@ def _make_oracles(
         "labels": lambda row: true_labels(scorer, row, cohort(row)),
         "logits": lambda row: true_logits(scorer, recording, row, cohort(row)),
     }
-    return {f"oracle_{name}": known[name] for name in names}
+    return {f"oracle_{name}": known[name] for name in names} | {"oracle_truth": digest_truth(folders)}

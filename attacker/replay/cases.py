@@ -1,7 +1,7 @@
 """Rows of a recording -> the cases of an attack, before any of them is attacked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import Need, case_key, refused
+from attacker.replay.example_counts import with_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM
 
@@ -60,13 +61,14 @@ def planned(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
     For the latter every update is read once, so that a round that cannot be used is left out, in words, and does not spoil the
     others: one that is missing or damaged, holds what is no number, or lacks what the attack needs.
     """
-    complete = [row for row in rows if row.status == "complete"]
+    complete = [_counted(recording, row) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
     if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
     clients: dict[str, _Client] = {row.client: _Client() for row in complete}
+    counted = {row.key: row for row in complete}
     for row in sorted(rows, key=lambda row: (row.round, row.client)):
-        client = clients.get(row.client)
+        row, client = counted.get(row.key, row), clients.get(row.client)
         if client is None:
             continue
         if row.status != "complete":
@@ -78,6 +80,17 @@ def planned(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
         else:
             client.used.append(row)
     return Plan(cases=tuple(_whole(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
+
+
+def _counted(recording: Recording, row: Row) -> Row:
+    """The row with an estimated number of examples where none is known; as it is where its update cannot be read."""
+    if row.num_examples is not None or row.client == SUM:
+        return row
+    try:
+        observation = recording.observation(row)
+        return row if trouble(observation) else replace(row, num_examples=with_estimate(observation)[0].num_examples)
+    except ValueError:
+        return row
 
 
 def _whole(name: str, client: _Client) -> Planned:

@@ -21,7 +21,7 @@ class Identity:
     """Everything that defines the results of a replay, as plain data; two replays that differ in any of it share no folder.
 
     arguments: of the attack, with its defaults: results of an earlier default are not those of a later one.
-    oracles:   names of those that the user asked for. recording: its fingerprint.
+    oracles:   names of those that the user asked for. recording: its fingerprint. truth: digest of what oracles are told from.
     network, attack_code: `module:name@digest` of code that is not this project's; "" for its own.
     """
 
@@ -32,9 +32,10 @@ class Identity:
     recording: str
     network: str = ""
     attack_code: str = ""
+    truth: str = ""
 
     @classmethod
-    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...]) -> "Identity":
+    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
         """The identity of a replay. Raises ValueError where the recording's network is code that was not admitted."""
         factory = ATTACKS[spec.name]
         bound = signature(factory).bind(**spec.arguments)
@@ -47,13 +48,14 @@ class Identity:
             recording=recording.fingerprint(),
             network=models.identify_network(recording.manifest.model),
             attack_code=identify_code(factory),
+            truth=truth if oracles else "",
         )
 
     @property
     def digest(self) -> str:
         """Of all that is in it."""
         everything = [str(self.spec), self.arguments, self.seed, self.oracles, self.recording, self.network, self.attack_code]
-        return _digest(everything)
+        return _digest([*everything, self.truth] if self.truth else everything)
 
     def folder(self, out: Path) -> Path:
         """The replay's own folder in `out`, that of all reconstructions.
@@ -63,7 +65,7 @@ class Identity:
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_digest([str(self.spec), self.seed, self.oracles, self.recording])}"
-        if not self.network and not self.attack_code and _written_by(before) in ("", self.digest):
+        if not self.network and not self.attack_code and not self.truth and _written_by(before) in ("", self.digest):
             return before
         return out / f"{name}-{self.digest}"
 

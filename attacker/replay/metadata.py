@@ -11,6 +11,7 @@ from attacker.replay.attack_facts import read_facts
 from attacker.replay.cases import Plan, entry, row_entry
 from attacker.replay.checkpoints import run_of
 from attacker.replay.identity import Identity
+from fedsim import models
 from fedsim.recording import Manifest, Recording
 from fedsim.recording.files import alone, write_bytes
 
@@ -56,7 +57,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "num_classes": manifest.data.num_classes,
         "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
-        "limits": manifest.training.limits(),
+        "limits": [*manifest.training.limits(), *_limits_of_network(manifest)],
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,
         "network": manifest.network,
@@ -65,6 +66,17 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         "created": manifest.created,
         "software": dict(manifest.software),
     }
+
+
+def _limits_of_network(manifest: Manifest) -> list[str]:
+    """What no attack simulates of how the network is trained; nothing where it cannot be built, which the attack itself says."""
+    if manifest.training.mode != "train":
+        return []
+    try:
+        network = models.build(manifest.model, manifest.data)
+    except ValueError:
+        return []
+    return models.unsimulated(network, manifest.training, manifest.data)
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:

@@ -78,7 +78,7 @@ class Replay:
     rounds, clients: only these, where given; a unique beginning of a client's name is enough.
     chunk:   cases attacked at once; None chooses by the model and the machine.
     oracle_labels, oracle_logits: the true labels of a row, and what its model made of the true examples, where the user asked for
-             that oracle.
+             that oracle. oracle_truth: digest of the truth that they are told from, a part of the results' identity.
     threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
     workers: processes; 1: this one; None: one for each core, where there is enough work to pay for their start.
     ray:     address of a Ray cluster that does the work instead, or `local` for one of this machine's own.
@@ -97,6 +97,7 @@ class Replay:
     chunk: int | None = None
     oracle_labels: Oracle | None = None
     oracle_logits: Oracle | None = None
+    oracle_truth: str = ""
     threads: int | None = None
     workers: int | None = 1
     ray: str | None = None
@@ -107,7 +108,7 @@ class Replay:
     @cached_property
     def identity(self) -> Identity:
         """Everything that defines the results. Raises ValueError where the network is code that was not imported."""
-        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles)
+        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles, truth=self.oracle_truth)
 
     @cached_property
     def folder(self) -> Path:

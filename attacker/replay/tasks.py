@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from attacker.attacks.base import Look, refused
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import trouble
 from attacker.replay.checkpoints import FileMemory, Origin, run_of
+from attacker.replay.example_counts import with_estimate
 from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.files import flush, remove, write_json
@@ -120,6 +121,7 @@ class Bench:
         if job.model is not None and recording is None:
             models.admit(job.model, name=self.recording.manifest.model.name)
         self.attack = job.spec.build(device=job.device)
+        self._estimated: dict[RoundAndClient, str] = {}
 
     def run(self, task: Task, progress: Progress | None = None) -> TaskOutcome:
         """Attack the cases of a task and write what comes out; Ctrl-C leaves the best so far, and says so."""
@@ -166,7 +168,9 @@ class Bench:
             if reason := trouble(observation):
                 problems[place] = reason
             else:
-                observations[place] = observation
+                observations[place], words = with_estimate(observation)
+                if words:
+                    self._estimated[place] = words
         return observations, problems
 
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
@@ -186,8 +190,10 @@ class Bench:
             self._attack_halves(cases, failure, outcome, progress)
         else:
             outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
+            estimated = {case.key: self._said_of(case) for case in cases}
             for reconstruction in reconstructions:
-                self._keep(reconstruction, outcome)
+                notes = (*reconstruction.notes, *estimated[reconstruction.case])
+                self._keep(replace(reconstruction, notes=notes), outcome)
             flush(self.folder)
         if not outcome.interrupted:
             memory.forget()
@@ -217,6 +223,12 @@ class Bench:
             reconstruction.write(path, below=run_of(self.folder), settle=False)
         remove(self.folder / f"{key}.failed.json", below=run_of(self.folder))
         outcome.done[key] = reconstruction.route
+
+    def _said_of(self, case: Case) -> list[str]:
+        """How the numbers of examples of a case were estimated, where they were."""
+        places = [(observation.round, observation.client) for observation in case.observations]
+        told = [(place, self._estimated[place]) for place in places if place in self._estimated]
+        return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in told]
 
     def _is_done(self, key: str) -> bool:
         return is_done(self.folder, key)

@@ -1,6 +1,7 @@
 """Oracles: information beyond the threat model that the user requests by name. Every row states them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,12 @@ from attacker.scoring.score import Scorer
 from fedsim import models
 from fedsim.recording import Recording
 from fedsim.recording.reader import Row
+from fedsim.truth import digest_of
+
+
+def digest_truth(folders: Sequence[Path]) -> str:
+    """Return a digest of all that folders of truth say: what oracles tell belongs to the identity of results."""
+    return digest_of(folders)
 
 
 def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:

@@ -1,6 +1,7 @@
 """Models and losses by name. Both are public knowledge."""
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, identify_network, layout
+from fedsim.models.concessions import concessions, unsimulated
 from fedsim.models.in_memory import ModuleSpec
 from fedsim.models.losses import loss_of, outputs_for, predictions, probabilities
 
@@ -11,6 +12,7 @@ __all__ = [
     "admit",
     "buffer_names",
     "build",
+    "concessions",
     "head",
     "identify_network",
     "layout",
@@ -18,4 +20,5 @@ __all__ = [
     "outputs_for",
     "predictions",
     "probabilities",
+    "unsimulated",
 ]

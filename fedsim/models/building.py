@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from defenses._registry import Registry, bind, references
 from defenses.networks import NetworkSpec, last_linear
+from fedsim.models.foreign import adapted
 from fedsim.models.in_memory import ModuleSpec
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
@@ -173,7 +174,7 @@ def _fitted(function: Callable[..., Any]) -> Factory:
         public = {"shape": shape, "num_classes": num_classes}
         positional = (shape, num_classes) if plain else ()
         model: nn.Module = function(*positional, **{key: public[key] for key in named}, **arguments)
-        return model
+        return adapted(model, shape) if isinstance(model, nn.Module) else model
 
     return factory
 

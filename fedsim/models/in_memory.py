@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fedsim.models.foreign import with_logits
 from fedsim.recording.observation import ModelSpec
 
 
@@ -28,4 +29,4 @@ class ModuleSpec(ModelSpec):
     def copied(self) -> nn.Module:
         """Return a copy, on the meta device where that is the default."""
         module = copy.deepcopy(self.module)
-        return module.to("meta") if torch.get_default_device().type == "meta" else module
+        return with_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

@@ -175,12 +175,13 @@ class Training:
         if self.steps is not None:
             return (
                 f"examples behind an update: at most {self.steps * self.step_size} ({self.steps} steps of {size}), fewer where a "
-                "client reports fewer; set training.examples if that is wrong"
+                "client reports fewer; where it reports none, attacks estimate the number from the update; set training.examples "
+                "if that is wrong"
             )
         left = ", without an epoch's last batch where it is not full (drop_last)" if self.drop_last else ""
         return (
             f"examples behind an update: as many as the client reports{left}, in batches of {size}, {self.epochs} times; "
-            "set training.examples if that is wrong"
+            "where it reports none, attacks estimate the number from the update; set training.examples if that is wrong"
         )
 
     def _steps(self) -> str:

@@ -73,7 +73,7 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    for sentence in (f"will record in {folder}", *training.beliefs(), *concessions(network, training)):
+    for sentence in (f"will record in {folder}", *training.beliefs(), *models.concessions(network, training, data)):
         log(INFO, "fedleak: %s", sentence)
     own, state = _Own(strategy), network.state_dict()
 
@@ -88,25 +88,6 @@ def record(
     # hooked, not wrapped: a strategy with a `start` of its own calls the hooks on itself, and apps look at its attributes
     vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
     return strategy
-
-
-def concessions(network: nn.Module, training: Training) -> list[str]:
-    """What the mode that clients train in means for a network, in sentences."""
-    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
-    drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules())
-    found = []
-    if normed and training.mode == "eval":
-        found.append(
-            "batch norm goes by the statistics that are sent, as mode 'eval' says; clients that call net.train() normalise by "
-            "each batch: then set mode='train' and buffers='shared', or no simulated gradient fits"
-        )
-    if normed and training.mode == "train":
-        found.append("batch norm goes by each batch (mode 'train'): a guess is simulated as one whole batch")
-    if drops:
-        found.append(
-            "clients that train in mode 'train' draw their dropout: attacks simulate without it, and fit no closer than that"
-        )
-    return found
 
 
 class _Own(Wrapper):

@@ -311,7 +311,7 @@ def test_record_says_at_the_start_what_it_believes_and_why(app: Any, caplog: pyt
         app.record(net="NormedNet", training=training)
     told = [message for record in caplog.records if (message := record.getMessage()).startswith("fedleak")]
     assert told[0] == f"fedleak: will record in {app.folder.absolute()}"
-    assert "at most 64 (2 steps of 32), fewer where a client reports fewer; set training.examples" in told[1]
+    assert "at most 64 (2 steps of 32), fewer where a client reports fewer; where it reports none" in told[1]
     assert told[2].endswith("SGD with learning rate 0.05, momentum 0.9, the network in mode 'eval'")
     assert "random crop" in told[3]
     assert "clients that call net.train() normalise by each batch: then set mode='train'" in told[4]

@@ -85,6 +85,11 @@ class _Found:
         return self.missed <= EXACT_DISTANCE
 
     @property
+    def final(self) -> bool:
+        """Whether the answer is not exact, and a search from it would be worse."""
+        return self.answer is not None and self.answer.final
+
+    @property
     def open(self) -> bool:
         """Whether other inputs have the same gradient as the answer, so that another route may find a better one."""
         return self.answer is not None and self.answer.determined < 1
@@ -105,7 +110,7 @@ class Routing:
         started = perf_counter()
         self.answer()
         seconds = (perf_counter() - started) / len(self.cases)
-        rest = [i for i, found in enumerate(self.found) if not found.exact]
+        rest = [i for i, found in enumerate(self.found) if not found.exact and not found.final]
         searched = self._search(rest) if rest else {}
         cut_off = any(one.interrupted for one in searched.values())
         said = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
@@ -141,7 +146,9 @@ class Routing:
             found.tried += 1
             if not len(answer.x):
                 found.reasons[route] = "; ".join(answer.notes)
-            elif bool(torch.isfinite(answer.x).all()) and (missed < found.missed or (found.open and missed <= EXACT_DISTANCE)):
+            elif bool(torch.isfinite(answer.x).all()) and (
+                missed < found.missed or (found.open and missed <= EXACT_DISTANCE) or (answer.final and not found.exact)
+            ):
                 found.answer, found.missed = answer, missed
         if self.attack.stability:
             self._measure_stability(route, observed, pending, answers)

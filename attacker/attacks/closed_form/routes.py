@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.base import generator_for
 from attacker.attacks.closed_form.features import features
+from attacker.attacks.closed_form.layer_input import layer_input
 from attacker.attacks.closed_form.linear.batch_labels import explain
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import labelled
@@ -71,7 +72,13 @@ def peeled(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFor
 
 TWIN_NOTE = "a multiple of the example has the same gradient; of the two, the one in the range of the data is returned"
 
-ROUTES: dict[str, Route] = {"linear": linear, "layers": layers, "peeled": peeled, "features": features}
+ROUTES: dict[str, Route] = {
+    "linear": linear,
+    "layers": layers,
+    "peeled": peeled,
+    "features": features,
+    "layer_input": layer_input,
+}
 
 
 def _linear(observed: Observed, chain: Chain, i: int, rng: Generator) -> ClosedFormAnswer:

@@ -21,12 +21,17 @@ COLOUR_VARIANCE = 0.1
 """Variance of differences between channels, relative to the variance of their mean."""
 
 
-def smooth_spread(data: DataSpec, *, inverse: bool = False) -> Spread:
+def smooth_spread(
+    data: DataSpec, *, inverse: bool = False, decay: float | None = None, colour_variance: float | None = None
+) -> Spread:
     """Return a square root of the covariance of images, or its inverse; for rows, the same variance for each value.
 
     The covariance is diagonal in the cosine transform of each channel, decreases with the frequency, and correlates channels.
     The map takes arguments of any dtype and device, and computes in theirs.
+    decay, colour_variance: in place of SPECTRAL_DECAY and COLOUR_VARIANCE.
     """
+    decay = SPECTRAL_DECAY if decay is None else decay
+    colour_variance = COLOUR_VARIANCE if colour_variance is None else colour_variance
     power = -1 if inverse else 1
     if not data.is_image:
         return lambda x: PIXEL_DEVIATION**power * x
@@ -35,9 +40,9 @@ def smooth_spread(data: DataSpec, *, inverse: bool = False) -> Spread:
         (2 - 2 * torch.cos(pi * torch.arange(size, dtype=torch.float64) / size)).reshape(shape)
         for size, shape in zip(data.shape[1:], ((-1, 1), (1, -1)), strict=True)
     )
-    root = (frequency + CUTOFF_FREQUENCY) ** (-SPECTRAL_DECAY / 2)
+    root = (frequency + CUTOFF_FREQUENCY) ** (-decay / 2)
     root = (PIXEL_DEVIATION * root / root.square().mean().sqrt()) ** power
-    colour = COLOUR_VARIANCE ** (power / 2)
+    colour = colour_variance ** (power / 2)
 
     def spread(x: Tensor) -> Tensor:
         low, middle, wide = (t.to(device=x.device, dtype=x.dtype) for t in (down, root, across))

@@ -36,10 +36,11 @@ def exact(
     restarts: int = 1,
     knows_defense: bool = True,
 ) -> ClosedForm:
-    """Try closed forms (linear, layers, peeled, features), check each answer, and search from the best if none is exact.
+    """Try closed forms, check each answer, and search from the best if none is exact.
 
     An answer is exact if its gradient differs from the observed one by at most a thousandth of its norm.
-    route: auto tries all closed forms; or the name of one; or optimisation for the search alone.
+    route: auto tries all closed forms (linear, layers, peeled, features, layer_input); or the name of one; or optimisation,
+    the search alone.
     fallback: the search for cases without an exact answer: cpl (with a smoothness prior for images), dlg, inverting_gradients,
     agic (for one round), or none. steps, restarts: of the fallback.
     """

@@ -10,7 +10,18 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from attacker.service.http.caching import PNG
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.middleware import API
-from attacker.service.http.queries import REFUSED, AfterCase, Client, Limit, Name, Number, Round, only_known, page
+from attacker.service.http.queries import (
+    REFUSED,
+    AfterCase,
+    Client,
+    Limit,
+    Name,
+    Number,
+    Round,
+    complete_client,
+    only_known,
+    page,
+)
 from attacker.service.index import CatalogueRun, UnknownName, images, views
 from attacker.service.index.attack_folders import CaseFacts, Source, file_of
 from attacker.service.index.images import NoImage
@@ -44,13 +55,17 @@ async def cases(
 
     def wanted() -> Iterator[CaseTold]:
         scores = service.catalogue.scores(run)
+        known = (
+            {facts.client for source in service.catalogue.sources(run) for facts in source.cases.values()} if client else set()
+        )
+        name = complete_client(client, known)
         for source in service.catalogue.sources(run):
             if attack is not None and source.name != attack:
                 continue
             rows = scores.get(source.name, {})
             for key in sorted(source.cases):
                 facts = source.cases[key]
-                if (client is None or facts.client == client) and (round is None or round in facts.rounds):
+                if (name is None or facts.client == name) and (round is None or round in facts.rounds):
                     yield views.case(source, facts, rows.get(key, ()))
 
     def make() -> Cases:

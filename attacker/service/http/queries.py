@@ -1,12 +1,13 @@
 """Query parameters that routes share: limits, cursors of lists, and the refusal of unknown parameters."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query, Request
 
 from attacker.service.http.errors import RequestError
 from attacker.service.schemas import Problem
+from fedsim.recording.selection import complete_names
 
 MAX_ITEMS = 1000
 """Items of one answer."""
@@ -18,7 +19,7 @@ AfterCase = Annotated[
     str | None, Query(pattern="^[A-Za-z0-9_.-]{1,200}/[A-Za-z0-9_.-]{1,200}$", description="As `after` elsewhere.")
 ]
 Round = Annotated[int | None, Query(ge=1, lt=2**53)]
-Client = Annotated[str | None, Query(min_length=1, max_length=64)]
+Client = Annotated[str | None, Query(min_length=1, max_length=64, description="A client's name, or a unique beginning of it.")]
 Name = Annotated[str, Path(min_length=1, max_length=300)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 
@@ -43,6 +44,17 @@ def only_known(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise RequestError(f"{name[:100]}: there is no such parameter here", field=name[:100], known=known)
+
+
+def complete_client(given: str | None, known: Collection[str]) -> str | None:
+    """Return the name that a name or its beginning stands for. Raises RequestError where it is the beginning of several."""
+    if given is None:
+        return None
+    try:
+        (name,) = complete_names([given], known)
+    except ValueError as error:
+        raise RequestError(str(error), field="client") from None
+    return name
 
 
 def page(

@@ -8,7 +8,19 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
-from attacker.service.http.queries import REFUSED, After, AfterRow, Client, Limit, Name, Round, only_known, page, place
+from attacker.service.http.queries import (
+    REFUSED,
+    After,
+    AfterRow,
+    Client,
+    Limit,
+    Name,
+    Round,
+    complete_client,
+    only_known,
+    page,
+    place,
+)
 from attacker.service.index import CatalogueRun, views
 from attacker.service.index.grid import grid, leakage
 from attacker.service.index.recording_index import IndexRow
@@ -64,11 +76,13 @@ async def observations(
     """List the observations: what the server received, by round and client."""
     last = place(after)
 
-    def wanted(row: IndexRow) -> bool:
-        return (client is None or row.client == client) and (status is None or row.status == status)
-
     def make(run: CatalogueRun) -> Observations:
         rows = service.catalogue.rows(run)
+        name = complete_client(client, {row.client for row in chain.from_iterable(rows.values())} if client else set())
+
+        def wanted(row: IndexRow) -> bool:
+            return (name is None or row.client == name) and (status is None or row.status == status)
+
         some = chain.from_iterable(rows.values()) if round is None else rows.get(round, ())
         found, rest = page(filter(wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
         return Observations(items=[views.observation(row) for row in found], next=rest)

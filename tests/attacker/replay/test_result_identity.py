@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec
+from attacker.cli import app as cli
 from attacker.replay.replay import Replay
 from attacker.report.gather import gather
 from attacker.scoring import Scorer, summarise
@@ -158,3 +160,34 @@ def test_a_client_is_named_by_the_beginning_of_its_name(tmp_path: Path) -> None:
     assert replay(run, clients=frozenset({name[:4]})).run().done == 1
     with pytest.raises(ValueError, match="holds no client 'nobody'"):
         replay(run, clients=frozenset({"nobody"})).run()
+
+
+def test_what_an_oracle_is_told_from_defines_its_results(tmp_path: Path) -> None:
+    """The contents of truth, not where it lies; a replay without an oracle reads none."""
+    run = federate(tmp_path / "run", "lenet_dlg")
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(run / "truth", moved), shutil.copytree(run / "truth", other)
+    (path,) = other.glob("*.jsonl")
+    row = json.loads(path.read_text())
+    path.write_text(json.dumps({**row, "indices": [row["indices"][0] + 1]}) + "\n")
+    folders = {}
+    for truth in (run / "truth", moved, other):
+        for oracles in ([], ["--oracle", "labels"]):
+            call = [
+                "replay",
+                str(run),
+                "--attack",
+                "cpl",
+                "--set",
+                "steps=1",
+                "--no-null",
+                "--truth",
+                str(truth),
+                *oracles,
+                "--json",
+            ]
+            done = CliRunner().invoke(cli, call)
+            assert done.exit_code == 0, done.output
+            folders[truth.name, bool(oracles)] = json.loads(done.stdout)[0]["folder"]
+    assert folders["truth", True] == folders["moved", True] != folders["other", True]
+    assert len({folders[name, False] for name in ("truth", "moved", "other")}) == 1

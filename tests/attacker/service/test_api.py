@@ -64,6 +64,17 @@ def test_observations_are_the_rows_of_the_index_page_by_page(ask: Ask, root: Pat
     assert [(one["round"], one["client"], one["bytes"]) for one in found] == [(r.round, r.client, r.bytes) for r in rows]
 
 
+def test_a_client_is_named_by_a_unique_beginning_of_its_name(ask: Ask, root: Path) -> None:
+    names = Recording(root / "digits" / "recording").clients()
+    client = names[0]
+    length = next(n for n in range(1, 99) if sum(name.startswith(client[:n]) for name in names) == 1)
+    asked = ask()
+    for path in (f"{RUN}/observations", f"{RUN}/cases"):
+        whole, short = (asked.json(path, params={"client": given})["items"] for given in (client, client[:length]))
+        assert whole == short != []
+        assert asked.json(path, params={"client": f"{client}x"})["items"] == []
+
+
 def test_observations_are_filtered(ask: Ask, root: Path) -> None:
     client = Recording(root / "digits" / "recording").clients()[1]
     asked = ask()

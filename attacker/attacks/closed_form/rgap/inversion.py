@@ -29,6 +29,7 @@ class ClosedFormAnswer:
     twin:       another x with the same gradient, if there is one.
     determined: share of the input's values that the gradient determines, found by counting; below 1 the input is not unique.
     likeliest:  whether it is a MAP estimate, which does not fit noise.
+    final:      whether no search goes on from it, as one for the whole gradient would lose what the route has read.
     """
 
     x: Tensor
@@ -40,6 +41,7 @@ class ClosedFormAnswer:
     twin: Tensor | None = None
     determined: float = 1.0
     likeliest: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""The number of examples behind an update that a client did not report, estimated from the update."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks.networks.forward import forward_pass
+from attacker.attacks.simulation.client import buffers_of, network_of
+from fedsim import models
+from fedsim.recording import Observation
+from fedsim.recording.masked_vectors import SUM
+
+NOISE = 1e-5
+"""Singular values below this share of the largest one are what float32 leaves of zeros."""
+ROUNDED = 1.0
+"""How much of a random matrix's norm, of rounding errors of given size, counts as rounding."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of examples, and how it was found, in words."""
+
+    examples: int
+    words: str
+
+
+def with_estimate(observation: Observation) -> tuple[Observation, str]:
+    """Return the observation with an estimated number of examples where none is known, and how it was found; else "".
+
+    Nothing is estimated of a sum, or behind a defense: its update has another rank.
+    """
+    if observation.num_examples is not None or observation.client == SUM or observation.defenses.steps:
+        return observation, ""
+    found = estimate_examples(observation)
+    return replace(observation, num_examples=found.examples), f"{found.words}; record with training.examples if it is wrong"
+
+
+def estimate_examples(observation: Observation) -> Estimate:
+    """Estimate how many examples are behind an update.
+
+    Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
+    its own class negative in the gradient of the last bias. The rank of several steps adds up; an epoch uses each example once.
+    """
+    training = observation.training
+    most = None if training.steps is None else training.steps * training.step_size
+    if most == 1:
+        return Estimate(1, "1 example is taken to be behind the update: one step of a batch of 1 is prescribed")
+    default = training.step_size * (training.steps or 1)
+    plain = training.is_linear and not training.weight_decay
+    ranks = _ranks(observation) if plain else {}
+    if not ranks:
+        why = "no linear layer tells it" if plain else "clients' steps are no sums of gradients"
+        return Estimate(default, f"{default} examples are taken to be behind the update, as many as its steps prescribe: {why}")
+    rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
+    count = max(1, -(-rank // (training.epochs or 1)))
+    count = max(count, _classes(observation))
+    if rank == full:
+        taken = min(max(count, default), most or max(count, default))
+        least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
+        return Estimate(taken, f"{least}; {taken} are taken")
+    count = min(count, most or count)
+    return Estimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
+
+
+def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:
+    """By name, the rank of the update of each linear layer that sees one row per example, and the largest possible one."""
+    model = network_of(observation)
+    seen: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    buffers, _ = buffers_of(model, [observation])
+    x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
+    finally:
+        for handle in handles:
+            handle.remove()
+    head = models.head(model)[0]
+    found = {}
+    for name, given in seen.items():
+        update = observation.update.get(f"{name}.weight")
+        if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
+            classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer add up to nothing
+            found[name] = (_rank(update, observation.rounding.get(f"{name}.weight")), min(len(update) - classes, update.shape[1]))
+    return found
+
+
+def _rank(update: Tensor, rounding: Tensor | None) -> int:
+    values = torch.linalg.svdvals(update.double())
+    noise = NOISE * float(values[0])
+    if rounding is not None:
+        noise = max(noise, ROUNDED * float(rounding.double().square().mean().sqrt()) * sum(side**0.5 for side in update.shape))
+    return int((values > noise).sum())
+
+
+def _classes(observation: Observation) -> int:
+    """Return how many classes the last bias shows to be there, at least."""
+    _, bias = models.head(network_of(observation))
+    update = observation.update.get(bias) if bias is not None else None
+    if update is None or len(update) < 2:
+        return 1
+    return max(1, int((update > NOISE * update.abs().max()).sum())) if observation.training.steps == 1 else 1

@@ -1,0 +1,45 @@
+"""What a network means for attacks under the training that is prescribed: batch norm by batches, and randomness of clients."""
+
+import copy
+
+import torch
+from torch import nn
+
+from fedsim.recording.observation import DataSpec, Training
+
+RANDOM = "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
+
+
+def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
+    """Return what the mode that clients train in means for a network, in sentences."""
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+    found = []
+    if normed and training.mode == "eval":
+        found.append(
+            "batch norm goes by the statistics that are sent, as mode 'eval' says; clients that call net.train() normalise by "
+            "each batch: then set mode='train' and buffers='shared', or no simulated gradient fits"
+        )
+    if normed and training.mode == "train":
+        found.append("batch norm goes by each batch (mode 'train'): a guess is simulated as one whole batch")
+    return found + unsimulated(network, training, data)
+
+
+def unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
+    """Return what no attack simulates of how a network is trained, in sentences."""
+    return [RANDOM] if training.mode == "train" and _draws(network, data) else []
+
+
+def _draws(network: nn.Module, data: DataSpec) -> bool:
+    """Return whether a network in training mode gives two outputs for one input, also by functions that are no modules."""
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules()):
+        return True
+    if any(tensor.is_meta for tensor in network.state_dict().values()):
+        return False
+    trained = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        x = data.normalise(torch.rand(2, *data.shape))
+        try:
+            one, other = (trained(x) for _ in range(2))
+        except (RuntimeError, ValueError, TypeError):  # a network that does not stand two examples says nothing of itself
+            return False
+    return not torch.equal(one, other)

@@ -1,0 +1,133 @@
+"""The input of a hidden linear layer is read exactly, inverted with a prior, and left to others where it says too little."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacker.attacks import Case, exact
+from attacker.attacks.closed_form import layer_input as route
+from attacker.attacks.closed_form.observations import observe as observed
+from attacker.attacks.matching.smooth_images import smooth_spread
+from fedsim import models
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+Observe = Callable[..., Observation]
+DATA = DataSpec(shape=(3, 16, 16), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+class Net(nn.Module):
+    """As in tutorials: rectified convolutions, pools, and three linear layers."""
+
+    def __init__(self, *, activation: Callable[[Tensor], Tensor] = torch.relu, drop: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 16, 3, padding=1)
+        self.pool, self.drop, self.activation = nn.MaxPool2d(2), nn.Dropout(drop), activation
+        self.fc1, self.fc2 = nn.Linear(16 * 4 * 4, 32, bias=bias), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.activation(self.conv1(x)))
+        x = self.pool(self.activation(self.conv2(x)))
+        found: Tensor = self.fc2(self.activation(self.fc1(self.drop(x.flatten(1)))))
+        return found
+
+
+def plain() -> Net:
+    return Net()
+
+
+def sigmoid() -> Net:
+    return Net(activation=torch.sigmoid)
+
+
+def dropped() -> Net:
+    return Net(drop=0.3)
+
+
+def unbiased() -> Net:
+    return Net(bias=False)
+
+
+def case(observe: Observe, build: Callable[[], Net], count: int = 1, **settings: Any) -> tuple[Case, Tensor, Tensor]:
+    reference = f"{__name__}:{build.__name__}"
+    models.admit(reference)
+    spread = smooth_spread(DATA)
+    x = (0.5 + spread(torch.randn(count, *DATA.shape, generator=torch.Generator().manual_seed(5)))).clamp(0, 1)
+    y = torch.arange(count) + 3
+    return Case((observe((x, y), model=ModelSpec(name=reference), data=DATA, **settings),)), x, y
+
+
+def psnr(found: Tensor, x: Tensor) -> float:
+    return float(-10 * (found - x).square().mean().log10())
+
+
+def answered(one: Case) -> Any:
+    (found,) = exact(route="layer_input", fallback="none")([one], rng=torch.Generator().manual_seed(0))
+    return found
+
+
+def test_an_example_behind_rectifiers_and_pools_comes_out_far_above_the_null(observe: Observe) -> None:
+    one, x, y = case(observe, plain)
+    found = answered(one)
+    assert (found.route, found.y.tolist()) == ("layer_input", y.tolist())
+    assert psnr(found.x, x) > psnr(torch.full_like(x, 0.5), x) + 5
+    assert any("256 inputs of fc1" in note for note in found.notes)
+
+
+def test_the_gradient_of_the_convolution_follows_from_the_input_of_the_layer(observe: Observe) -> None:
+    """At the true example, what the search simulates is what was observed; at another, it is not."""
+    one, x, _ = case(observe, plain)
+    seen = observed([one])
+    layer = route._layer(seen)
+    assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
+    passed, weight, bias = route._Passed(seen, 0), seen.gradient["fc1.weight"][0], seen.gradient["fc1.bias"][0]
+    cotangent = (bias @ seen.weights_of(0)["fc1.weight"]).float()
+    changed = {"conv2.weight": passed.state["conv2.weight"].clone().requires_grad_()}
+
+    def missed(example: Tensor) -> tuple[float, float]:
+        h = passed.inputs(example, changed)["fc1"]
+        (made,) = torch.autograd.grad(h, list(changed.values()), cotangent)
+        h = h.detach()
+        read, whole = (bias @ weight / bias.square().sum()).float(), seen.gradient["conv2.weight"][0].float()
+        return float((h - read).norm() / read.norm()), float((made - whole).norm() / whole.norm())
+
+    assert max(missed(x[0])) < 1e-4
+    assert min(missed(x[0].flip(-1))) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("build", "count", "settings", "words"),
+    [
+        (plain, 2, {}, "read of one example in one step"),
+        (sigmoid, 1, {}, "no rectifier"),
+        (unbiased, 1, {}, "no hidden linear layer with a bias"),
+        (plain, 1, {"defense": "gaussian(0.1)"}, "not that of one example"),
+        (plain, 1, {"defense": "withhold(['fc1.*'])"}, "fc1|hidden linear layer"),
+    ],
+)
+def test_where_the_layer_says_too_little_the_reason_is_given(
+    observe: Observe, build: Callable[[], Net], count: int, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        answered(case(observe, build, count, **settings)[0])
+
+
+def test_dropout_in_training_hides_which_inputs_are_zero(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "STEPS", (3, 3))
+    one, _, _ = case(observe, dropped)
+    assert answered(one).route == "layer_input"
+    observation = one.observations[0]
+    training = replace(observation.training, mode="train")
+    with pytest.raises(ValueError, match="dropout"):
+        answered(Case((replace(observation, training=training),)))
+
+
+def test_no_search_goes_on_from_such_an_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the whole gradient fits it better and is farther from the example, as it must not be taken instead."""
+    monkeypatch.setattr(route, "STEPS", (30, 30))
+    one, _, _ = case(observe, plain)
+    (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
+    assert (found.route, found.iterations) == ("layer_input", 0)

@@ -1,0 +1,69 @@
+"""Networks of other people are called as their authors wrote them: lazy layers get sizes, output objects give their logits."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.models import admit, build, layout
+from fedsim.recording import DataSpec, ModelSpec
+
+DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
+
+
+class Lazy(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4))
+
+
+class Told(nn.Module):
+    """As networks of transformers are: an object of several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(36, 4)
+
+    def wrap(self, logits: Tensor) -> Any:
+        return {"loss": None, "logits": logits}
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.classifier(x.flatten(1)))
+
+
+class Attributes(Told):
+    def wrap(self, logits: Tensor) -> Any:
+        return SimpleNamespace(loss=None, logits=logits)
+
+
+class Other(Told):
+    def wrap(self, logits: Tensor) -> Any:
+        return {"scores": logits}
+
+
+def spec(network: type[nn.Module]) -> ModelSpec:
+    reference = f"{__name__}:{network.__name__}"
+    admit(reference)
+    return ModelSpec(name=reference)
+
+
+def test_lazy_layers_have_sizes_and_statistics_of_nobody() -> None:
+    model = build(spec(Lazy), DATA)
+    assert [tuple(p.shape) for p in model.parameters()] == [(2, 1, 3, 3), (2,), (2,), (2,), (4, 32), (4,)]
+    assert model.training
+    assert (model[1].running_mean.abs().sum(), int(model[1].num_batches_tracked)) == (0, 0)
+
+
+@pytest.mark.parametrize("network", [Told, Attributes])
+def test_the_logits_of_an_output_object_are_its_output(network: type[nn.Module]) -> None:
+    x = torch.rand(2, *DATA.shape)
+    model = build(spec(network), DATA)
+    torch.testing.assert_close(model(x), model.classifier(x.flatten(1)))
+    gradient = torch.func.grad(lambda w: torch.func.functional_call(model, w, (x,)).sum())(dict(model.named_parameters()))
+    torch.testing.assert_close(gradient["classifier.bias"], torch.full((4,), 2.0))
+
+
+def test_an_object_without_logits_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="gives dict, where 4 logits"):
+        layout(spec(Other), DATA)

@@ -1,0 +1,99 @@
+"""Clients that report no number of examples: it is estimated from the update, said, and not above what is prescribed."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from attacker.attacks import AttackSpec
+from attacker.reconstruction import Reconstruction
+from attacker.replay.example_counts import estimate_examples, with_estimate
+from attacker.replay.replay import Replay
+from fedsim import models
+from fedsim.recording import DataSpec, Training
+
+RATE = 0.05
+
+
+def report_nothing(message: Message, context: Any, call_next: Any) -> Message:
+    """What weighs a client is a share: it counts no examples."""
+    reply: Message = call_next(message, context)
+    if message.metadata.message_type == "train":
+        reply.content["metrics"]["num-examples"] = 0.5
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("count", "training"),
+    [
+        (1, {"batch_size": 8, "steps": 1}),
+        (4, {"batch_size": 8, "steps": 1}),
+        (3, {"batch_size": 1, "epochs": 1}),
+        (5, {"batch_size": 2, "epochs": 1, "momentum": 0.9}),
+    ],
+)
+def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, training: dict[str, Any]) -> None:
+    told = Training(learning_rate=RATE, mode="train", **training)
+    client = {"batch_size": told.batch_size, "limit": count, "momentum": told.momentum, "mods": [report_nothing]}
+    app.run(app.record(training=told), rounds=1, **client)
+    for observation in app.recording.observations():
+        assert observation.num_examples is None
+        found = estimate_examples(observation)
+        assert (found.examples, "by the rank of fc1" in found.words) == (count, True), found.words
+
+
+def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
+    app.run(app.record(), rounds=1, mods=[report_nothing])
+    (observation, *_) = app.recording.observations()
+    assert with_estimate(observation)[0].num_examples == 1
+    assert "is prescribed" in with_estimate(observation)[1]
+
+
+def test_an_estimate_reaches_the_answer_and_is_told_there(app: Any) -> None:
+    training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
+    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
+    spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2})
+    replay = Replay(recording=app.recording, spec=spec, out=app.folder / "reconstructions")
+    assert (replay.run().done, replay.run().skipped) == (3, 3)
+    for path in replay.folder.glob("*.safetensors"):
+        found = Reconstruction.read(path)
+        assert len(found.x) == 3
+        assert any(note.startswith("3 examples are estimated") and "training.examples" in note for note in found.notes)
+    told = json.loads((replay.folder / "attack.json").read_text())
+    assert {case["num_examples"] for case in told["cases"]} == {3}
+
+
+def test_dropout_of_any_kind_is_a_limit_of_the_results(app: Any) -> None:
+    """Also where a function draws it and no module; not where clients train in evaluation mode."""
+
+    class Functional(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(super().forward(x.flatten(1)), training=self.training)
+
+    data, training = DataSpec(shape=(1, 2, 2), num_classes=3), Training(learning_rate=RATE, batch_size=1, steps=1, mode="train")
+    networks = {"functional": Functional(4, 3), "module": torch.nn.Dropout(0.5), "none": torch.nn.Flatten()}
+    drawn = {name: bool(models.unsimulated(network, training, data)) for name, network in networks.items()}
+    assert drawn == {"functional": True, "module": True, "none": False}
+    still = Training(learning_rate=RATE, batch_size=1, steps=1, mode="eval")
+    assert not any(models.unsimulated(network, still, data) for network in networks.values())
+
+
+@pytest.mark.parametrize("net", ["Net", "DroppingNet"])
+def test_a_limit_of_the_network_stands_in_what_replay_writes_down(app: Any, net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DroppingNet(app.task.Net):  # type: ignore[misc, name-defined]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = super().forward(torch.nn.functional.dropout(x, 0.1, training=self.training))
+            return found
+
+    monkeypatch.setattr(app.task, "DroppingNet", DroppingNet, raising=False)
+    app.run(app.record(net=net, training=Training(learning_rate=RATE, batch_size=1, steps=1, mode="train")), net=net, rounds=1)
+    replay = Replay(
+        recording=app.recording,
+        spec=AttackSpec(name="inverting_gradients", arguments={"steps": 1}),
+        out=app.folder / "reconstructions",
+    )
+    replay.run()
+    limits = json.loads((replay.folder / "attack.json").read_text())["run"]["limits"]
+    assert [("dropout" in limit) for limit in limits] == [True] * (net == "DroppingNet")
