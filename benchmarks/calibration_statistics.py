@@ -233,7 +233,7 @@ def _of_attack(clients: "_Clients", attack: Attack, found: Answers, null: Answer
 
 
 def _parts(count: int, size: int, most: int) -> list[range]:
-    """Return disjoint groups of `size` clients."""
+    """Return disjoint groups of `size` of `count` clients, at most `most` groups."""
     return [range(start, start + size) for start in range(0, count - size + 1, size)][:most]
 
 

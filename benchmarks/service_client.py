@@ -49,7 +49,7 @@ class Service:
             connection.close()
         if answer.status >= 300:
             log = (self.root.parent / "service.log").read_text()[-2000:]
-            raise RuntimeError(f"{path}: {answer.status} {content[:300]!r}; the service's log ends with\n{log}")
+            raise RuntimeError(f"the service answered {path} with {answer.status}: {content[:300]!r}; its log ends with\n{log}")
         return json.loads(content)
 
     def items(self, path: str) -> list[dict[str, Any]]:

@@ -30,7 +30,9 @@ of the exact epsilon (2 % larger). Outside of it, amplification by sampling is i
 
 
 def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
-    """Return epsilon of (epsilon, delta)-differential privacy for `times` releases, relation replace-one; infinite without noise.
+    """Return epsilon of (epsilon, delta)-differential privacy for `times` releases; infinite without noise.
+
+    The relation is replace-one: two runs are compared, in which the hidden part, such as one example, is replaced by another.
 
     Gaussian noise: exact. `times` releases equal one release with a noise multiplier smaller by sqrt(times), for which the
     analytic Gaussian mechanism gives epsilon (Balle & Wang 2018, theorem 8).
@@ -46,9 +48,10 @@ def epsilon(noise: Noise, *, delta: float, times: int = 1) -> float:
 
 
 def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, population: int) -> float:
-    """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`; relation replace-one.
+    """Return epsilon of `times` sums over `drawn` clients sampled without replacement from `population`.
 
-    This holds against an observer who sees only the sums: neither which clients were sampled nor their messages. Gaussian noise.
+    The relation is replace-one: two runs are compared, in which one client is replaced by another. This holds
+    against an observer who sees only the sums: neither which clients were sampled nor their messages. Gaussian noise.
     Returns the smaller of the epsilon without amplification and Wang, Balle & Kasiviswanathan 2019, theorem 27.
     Raises ValueError if `drawn` is not in 1 .. population.
     """
@@ -61,10 +64,11 @@ def epsilon_drawn(noise: Noise, *, delta: float, times: int, drawn: int, populat
 
 
 def epsilon_poisson(noise: Noise, *, delta: float, times: int, rate: float) -> float:
-    """Return epsilon of `times` sums that include each example independently with probability `rate`; add-or-remove-one.
+    """Return epsilon of `times` sums that include each example independently with probability `rate`.
 
-    Poisson sampling is an assumption: batches of shuffled epochs are sampled differently. Gaussian noise; Mironov, Talwar &
-    Zhang 2019. Raises ValueError if `rate` is not in (0, 1].
+    The relation is add-or-remove-one: two runs are compared, with and without one example. Poisson sampling is
+    an assumption: batches of shuffled epochs are sampled differently. Gaussian noise; Mironov, Talwar & Zhang 2019.
+    Raises ValueError if `rate` is not in (0, 1].
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate must be in (0, 1], got {rate}")

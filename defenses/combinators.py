@@ -45,7 +45,9 @@ def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
     Source: Wei et al. 2020, algorithm 1.
     """
     if not isinstance(defense, Defense):
-        raise ValueError(f"in_gradient_units: defense must be one, as in in_gradient_units(clip(1), 0.1), got {defense!r}")
+        raise ValueError(
+            f"in_gradient_units: the first argument must be a defense, as in in_gradient_units(clip(1), 0.1), got {defense!r}"
+        )
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"in_gradient_units: learning_rate must be positive and finite, got {learning_rate}")
 

@@ -60,7 +60,7 @@ def masked(defense: Defense, names: str | Sequence[str]) -> Defense:
     names:   names of parameters, or patterns as for `withhold`; at least one.
     """
     if not isinstance(defense, Defense):
-        raise ValueError(f"masked: defense must be one, as in masked(clip(1), ['6.*']), got {defense!r}")
+        raise ValueError(f"masked: the first argument must be a defense, as in masked(clip(1), ['6.*']), got {defense!r}")
     patterns = check_patterns("masked", names)
     if not patterns:
         raise ValueError("masked: names must have at least one name or pattern, got none")

@@ -115,7 +115,7 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
 
 
 def unpruned(ratio: float, count: int) -> int:
-    """Return the largest number of coordinates that `prune` sends of `count`."""
+    """Return the largest number of coordinates that `prune` sends out of `count`, if it prunes a share `ratio` of them."""
     return count - math.floor(exact_share(ratio, count))
 
 

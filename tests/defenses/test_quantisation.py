@@ -108,7 +108,7 @@ def test_equal_coordinates_are_rounded_independently(norm: str) -> None:
 
 
 def test_the_expected_number_of_non_zeros_is_bounded_as_in_the_paper() -> None:
-    """It is at most s (s + sqrt(n)) of n (Alistarh et al., theorem 3.2)."""
+    """For n values and s levels it is at most s (s + sqrt(n)) (Alistarh et al., theorem 3.2)."""
     u = torch.randn(10_000, generator=rng(1))
     for s in (1, 3, 10):
         assert (once(qsgd(s), u) != 0).sum() <= s * (s + 100)

@@ -94,7 +94,7 @@ def test_names_must_be_strings_and_a_mask_needs_one() -> None:
         withhold([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="masked: names must have at least one name or pattern"):
         masked(clip(1), [])
-    with pytest.raises(ValueError, match="masked: defense must be one"):
+    with pytest.raises(ValueError, match="masked: the first argument must be a defense"):
         masked(1, "*")  # type: ignore[arg-type]
 
 

@@ -149,7 +149,7 @@ def test_what_is_built_is_what_was_written() -> None:
         ("withhold(sign)", ["withhold", "names"]),
         ("withhold([sign])", ["[sign]"]),
         ("withhold([['a']])", ["[['a']]"]),
-        ("masked('clip(1)', ['*'])", ["masked: defense must be one"]),
+        ("masked('clip(1)', ['*'])", ["masked: the first argument must be a defense"]),
         ("masked(clip(1))", ["masked", "names"]),
         ("masked(clop(1), '*')", ["'clop'", "Did you mean 'clip'?"]),
         ("masked(clip(0), '*')", ["max_norm", "positive"]),

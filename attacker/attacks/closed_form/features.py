@@ -65,7 +65,10 @@ def _require(observed: Observed) -> None:
     if width < MIN_FEATURE_RATIO * observed.data.size:
         raise ValueError(f"{width:,} features are too few to determine {observed.data.size:,} values of an example")
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
-        raise ValueError(f"{width:,} features of {observed.data.size:,} values are too many to be inverted")
+        raise ValueError(
+            f"{width:,} features of {observed.data.size:,} values are too many to be inverted; the limits are "
+            f"{MAX_FEATURES:,} features and {MAX_JACOBIAN_ENTRIES:,} features times values"
+        )
 
 
 def _answer(observed: Observed, i: int, rng: Generator) -> ClosedFormAnswer:

@@ -110,7 +110,7 @@ class _Reader:
     def take(self, node: fx.Node) -> None:
         if node.op == "output":
             if node.args[0] is not self.last:
-                raise NotAChain("what it returns is not the end of its chain of layers")
+                raise NotAChain("what it returns is not the end of its chain of layers; return only the logits")
             return
         if _is_size(node):
             try:
@@ -183,7 +183,7 @@ class _Reader:
         if activation is IDENTITY:
             return
         if not self.layers or not self.open:
-            raise NotAChain(f"{name_of(node)} follows no layer with weights, so nothing tells what went into it")
+            raise NotAChain(f"{name_of(node)} follows no layer with weights, so its input cannot be computed")
         self.layers[-1] = replace(self.layers[-1], activation=activation)
         self.open = False
 

@@ -32,7 +32,7 @@ EXPERIMENT = {
 
 
 class Brightness:
-    """An attack that returns a grey image whose brightness depends on the norm of the update, with only the four members."""
+    """An attack with only the four members of the protocol: it returns a grey image, its brightness from the update's norm."""
 
     def __init__(self, whole: bool = False) -> None:
         self.whole, self.device = whole, "cpu"

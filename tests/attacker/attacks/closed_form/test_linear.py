@@ -85,7 +85,10 @@ def test_an_example_that_comes_twice_is_found_once_and_that_is_said() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_neurons_that_agree_confirm_nothing_behind_a_single_logit(outputs: int) -> None:
-    """With a single logit, neurons that are on for the same examples have parallel rows, also for mixtures of examples."""
+    """With a single logit, parallel gradient rows of two neurons do not show that only one example turns both on.
+
+    Neurons that are on for the same examples then have parallel rows, also if these examples are several.
+    """
     model, (x, y) = layers(outputs=outputs), batch(6)
     answer = recover(model, *gradient_of(model, x, y % 2, "logistic" if outputs == 1 else "cross_entropy"), 6)
     assert (answer.found, answer.how) == (6, "sparse directions")
