@@ -23,6 +23,7 @@ class Curve:
     facts:     ranges of features that do not depend on the answer, such as the number of examples; the curve does not apply
                outside of them.
     answers, recovered: number of answers on which it was fitted, and how many of them were recovered.
+    unsure:    interval of probabilities that are not told, since they were wrong for cells that were left out of the fit.
     """
 
     features: tuple[str, ...]
@@ -33,6 +34,7 @@ class Curve:
     facts: Mapping[str, tuple[float, float]]
     answers: int
     recovered: int
+    unsure: tuple[float, float]
 
     def unlike(self, evidence: Mapping[str, Tensor]) -> str:
         """Return why the curve does not apply to answers with this evidence; "" if it does."""
@@ -49,11 +51,15 @@ class Curve:
 
 
 def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -> Tensor:
-    """Return the estimated probability that each example is recovered, (N,). evidence: features by name, each (N,)."""
+    """Return the estimated probability that each example is recovered, (N,); NaN inside `unsure`.
+
+    evidence: features by name, each (N,).
+    """
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
     for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):
         score = score + weight * evidence[name].double().clamp(low, high)
-    return score.sigmoid().clamp(LEAST, 1 - LEAST).float()
+    found, (least, most) = score.sigmoid().clamp(LEAST, 1 - LEAST).float(), curve.unsure
+    return found.masked_fill((found > least) & (found < most), torch.nan)
 
 
 def curve(route: str, *, is_image: bool) -> Curve | None:
@@ -83,6 +89,7 @@ def _curve(one: Mapping[str, object]) -> Curve:
         facts={str(name): (float(low), float(high)) for name, (low, high) in dict(one["facts"]).items()},  # type: ignore[call-overload]
         answers=int(str(one["answers"])),
         recovered=int(str(one["recovered"])),
+        unsure=(float(_list(one["unsure"])[0]), float(_list(one["unsure"])[1])),
     )
 
 

@@ -165,7 +165,12 @@ def judged(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: 
     reason = own.unlike(evidence) if own else f"the route {route!r} was not calibrated on {kind}"
     if own is None or reason:
         return undecided(len(explained), reason, explained, evidence)
-    return Judged(probabilities(own, evidence, len(explained)), explained, evidence)
+    said = probabilities(own, evidence, len(explained))
+    if not (unsure := int(said.isnan().sum())):
+        return Judged(said, explained, evidence)
+    least, most = own.unsure
+    words = f"confidence is undecided for {unsure} of {len(said)} answers: the calibration is too rough from {least} to {most}"
+    return Judged(said, explained, evidence, (words,))
 
 
 def undecided(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
 from attacker.attacks.confidence import curve, evidence, probabilities
-from attacker.attacks.confidence.curves import FILE, LEAST
+from attacker.attacks.confidence.curves import FILE, LEAST, Curve
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -143,12 +143,20 @@ def test_more_examples_than_any_calibration_saw_leave_confidence_undecided(obser
     assert any("confidence is undecided" in note and "examples" in note for note in found.notes)
 
 
+def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
+    own = Curve(("misfit",), (-1.0,), 0.0, (-9.0,), (9.0,), {}, 10, 5, unsure=(0.1, 0.9))
+    said = probabilities(own, {"misfit": torch.tensor([-4.0, -1.0, 0.0, 1.0, 4.0])}, 5)
+    assert said.isnan().tolist() == [False, True, True, True, False]
+    assert float(said[0]) > 0.9
+    assert float(said[4]) < 0.1
+
+
 def test_the_calibration_file_and_the_code_agree() -> None:
     told = json.loads(FILE.read_text())["curves"]
     known = set(evidence.NAMES)
     assert {(one["route"], one["data"]) for one in told} >= {
         ("optimisation", "images"), ("optimisation", "rows"), ("optimisation from a closed form", "images"),
-        ("linear", "images"), ("linear", "rows"), ("layers", "images"), ("peeled", "images"),
+        ("linear", "images"), ("linear", "rows"), ("layers", "images"),
         ("prior alone", "images"), ("prior alone", "rows"),
     }  # fmt: skip
     for one in told:
