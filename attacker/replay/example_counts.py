@@ -18,7 +18,7 @@ ROUNDED = 1.0
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CountEstimate:
     """A number of examples, and how it was found, in words."""
 
     examples: int
@@ -36,8 +36,8 @@ def with_estimate(observation: Observation) -> tuple[Observation, str]:
     return replace(observation, num_examples=found.examples), f"{found.words}; record with training.examples if it is wrong"
 
 
-def estimate_examples(observation: Observation) -> Estimate:
-    """Estimate how many examples are behind an update.
+def estimate_examples(observation: Observation) -> CountEstimate:
+    """CountEstimate how many examples are behind an update.
 
     Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
     its own class negative in the gradient of the last bias. The rank of several steps adds up; an epoch uses each example once.
@@ -45,22 +45,24 @@ def estimate_examples(observation: Observation) -> Estimate:
     training = observation.training
     most = None if training.steps is None else training.steps * training.step_size
     if most == 1:
-        return Estimate(1, "1 example is taken to be behind the update: one step of a batch of 1 is prescribed")
+        return CountEstimate(1, "1 example is taken to be behind the update: one step of a batch of 1 is prescribed")
     default = training.step_size * (training.steps or 1)
     plain = training.is_linear and not training.weight_decay
     ranks = _ranks(observation) if plain else {}
     if not ranks:
         why = "no linear layer tells it" if plain else "clients' steps are no sums of gradients"
-        return Estimate(default, f"{default} examples are taken to be behind the update, as many as its steps prescribe: {why}")
+        return CountEstimate(
+            default, f"{default} examples are taken to be behind the update, as many as its steps prescribe: {why}"
+        )
     rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
     count = max(1, -(-rank // (training.epochs or 1)))
     count = max(count, _classes(observation))
     if rank == full:
         taken = min(max(count, default), most or max(count, default))
         least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
-        return Estimate(taken, f"{least}; {taken} are taken")
+        return CountEstimate(taken, f"{least}; {taken} are taken")
     count = min(count, most or count)
-    return Estimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
+    return CountEstimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
 
 
 def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:

@@ -49,7 +49,7 @@ of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart.""
 
 
 @dataclass(frozen=True)
-class Layer:
+class HiddenLayer:
     """A linear layer through which everything passes, and the convolution before it.
 
     name: of the layer. inputs: distinct values among its inputs. convolution: name of the weights of the last convolution before
@@ -67,7 +67,7 @@ def layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[Clos
     return [_answer(observed, layer, i, generator_for(rng, case, NAME)) for i, case in enumerate(observed.cases)]
 
 
-def _layer(observed: Observed) -> Layer:
+def _layer(observed: Observed) -> HiddenLayer:
     """Return the first linear layer before the last one that determines enough of an example."""
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
@@ -88,7 +88,7 @@ def _layer(observed: Observed) -> Layer:
             continue
         distinct = _distinct(h.detach())
         if distinct >= least and h.requires_grad:
-            return Layer(name, distinct, passed.convolution(name, probe))
+            return HiddenLayer(name, distinct, passed.convolution(name, probe))
     raise ValueError(
         f"no hidden linear layer with a bias, for one row, has {least:,.0f} inputs or more, a tenth of an example's values"
     )
@@ -146,7 +146,7 @@ class _Passed:
         return name if one is not None and float((one - other).norm()) <= CUT * float(one.norm()) else ""
 
 
-def _answer(observed: Observed, layer: Layer, i: int, rng: Generator) -> ClosedFormAnswer:
+def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the answer for case i; without examples where the layer's gradient is not that of one rectified input."""
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
@@ -170,7 +170,7 @@ def _answer(observed: Observed, layer: Layer, i: int, rng: Generator) -> ClosedF
     return ClosedFormAnswer(x[None], labels.to(x.device), NAME, words, determined=1 - free, likeliest=True, final=True)
 
 
-def _convolution(observed: Observed, layer: Layer, i: int) -> Tensor | None:
+def _convolution(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
     """Return the observed gradient of the convolution before the layer, where it says anything."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
@@ -179,7 +179,13 @@ def _convolution(observed: Observed, layer: Layer, i: int) -> Tensor | None:
 
 
 def _search(
-    passed: _Passed, layer: Layer, target: Tensor, cotangent: Tensor, convolution: Tensor | None, spread: Spread, rng: Generator
+    passed: _Passed,
+    layer: HiddenLayer,
+    target: Tensor,
+    cotangent: Tensor,
+    convolution: Tensor | None,
+    spread: Spread,
+    rng: Generator,
 ) -> Tensor:
     """Return the MAP estimate x (*shape) in [0, 1]."""
     z = (START * torch.randn(passed.data.shape, generator=rng)).to(target.device)
