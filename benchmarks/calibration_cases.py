@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 from attacker.attacks import ATTACKS, Attack, Case
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
-from attacker.scoring.measures import answered
+from attacker.scoring.measures import clean_examples
 from attacker.scoring.metrics import succeeded
 from fedsim import data as datasets
 from fedsim import models
@@ -98,7 +98,7 @@ def attacked(cell: Cell, asked: Options, *, part: Part, skip: int) -> Iterator[A
 def judged(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> Answered:
     """Score one reconstruction as `attacker.scoring` does, without surplus candidates."""
     found = keep_first(found, len(truth))
-    x, order = answered(found.x, data.data), assign(found.x.nan_to_num().clamp(0, 1), truth)
+    x, order = clean_examples(found.x, data.data), assign(found.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
     chosen = [candidate for candidate, _ in own]
     right = succeeded(x[chosen], truth[[i for _, i in own]], data.data).tolist()

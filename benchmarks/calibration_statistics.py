@@ -24,7 +24,7 @@ from torch import Tensor
 
 from attacker.attacks import ATTACKS
 from attacker.scoring.assignment import assign
-from attacker.scoring.comparison import labels_read
+from attacker.scoring.comparison import match_labels
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import measure
 from attacker.scoring.rows import ScoreRow
@@ -285,7 +285,7 @@ def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data:
     x, y = answer
     (measured,) = measure(x, truth, data, "not measured")
     (nearest,) = gallery.compare(x, truth, assign(x, truth), [-1])
-    read = labels_read([label], y.tolist())
+    read = match_labels([label], y.tolist())
     return ScoreRow(case=str(i), index=i, label_success=read[0], **measured, **nearest)
 
 

@@ -15,7 +15,7 @@ from defense_outcomes import Scored
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.paired import by_example, filled
+from attacker.scoring.paired import average_by_example, fill_failures
 from attacker.scoring.summary import Summary
 from attacker.scoring.verdict import Verdict, judge
 
@@ -44,7 +44,7 @@ class Attacked:
     @cached_property
     def scored(self) -> Scored:
         """PSNR of each example, with that of the null."""
-        psnr, its = (by_example(filled(rows, self.null), "psnr") for rows in (self.own, self.null))
+        psnr, its = (average_by_example(fill_failures(rows, self.null), "psnr") for rows in (self.own, self.null))
         cases = {str(row.index): row.case for row in self.own}
         return Scored(cases, *({str(index): value for index, value in one.items()} for one in (psnr, its)))
 

@@ -14,9 +14,9 @@ from attacker.report.pairs import read_pair_tensors
 from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
 from attacker.scoring.comparison import compare
 from attacker.scoring.environment import environment
-from attacker.scoring.measures import not_measured
+from attacker.scoring.measures import make_empty_measures
 from attacker.scoring.perceptual import lpips_or_reason
-from attacker.scoring.states import MATCHED_NO_MORE
+from attacker.scoring.states import REASON_UNMATCHED
 from fedleak import figures
 from fedleak.federations import run_of
 from fedleak.results import AttackResult
@@ -148,7 +148,7 @@ def _in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
     rows = []
     for i, (label, fields) in enumerate(zip(labels, compared.fields, strict=True)):
         known: dict[str, Any] = {"index": i, "position": i, "label_true": label, "label_true_name": str(label)}
-        known |= fields or {**not_measured(MATCHED_NO_MORE), "label_success": False}
+        known |= fields or {**make_empty_measures(REASON_UNMATCHED), "label_success": False}
         if fields is not None:
             known["label_recovered_name"] = str(fields["label_recovered"])
         rows.append(replace(common, **known))

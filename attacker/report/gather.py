@@ -18,7 +18,7 @@ from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
 from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
-from attacker.scoring.counted import superseded
+from attacker.scoring.counted import find_superseded
 from attacker.scoring.states import State, count_cases, read_case
 from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import read_json_lines
@@ -183,7 +183,7 @@ def _attack(
 
 def _states(folder: Path, told: Record) -> dict[str, State]:
     """The state of each case to attack, by what lies in the attack's folder now; one whose rounds are all in others is none."""
-    whole = {key for key, other in superseded(folder, told["cases"]).items() if not other.rest}
+    whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
     keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
     return {key: read_case(folder, key)[1] for key in keys}
 
@@ -201,7 +201,7 @@ def _unscored(
         and other["seed"] == told["seed"]
         and all(other.get(key, "") == told.get(key, "") for key in ("network_code", "attack_code"))
     ]
-    scored = {example.case for example in attack.examples} | set(superseded(reconstructions / source, told["cases"]))
+    scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None
     result = unscored(reconstructions / source, told, scored, manifest.data, null=null, most=SHOWN)
     missing += map(Missing, result.problems)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.metadata import spans
-from attacker.scoring.counted import Superseded, superseded
+from attacker.scoring.counted import Superseded, find_superseded
 
 Record = dict[str, Any]
 
@@ -40,7 +40,7 @@ class Linked:
 
 def linked(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
     """The cases of several rounds of an attack, in the order of its attack.json (`told`); folder: of its reconstructions."""
-    others = superseded(folder, told["cases"])
+    others = find_superseded(folder, told["cases"])
     return tuple(_linked(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from attacker.report.contents import AttackOnRun, ReportedRun
 from attacker.scoring import Estimate, Summary
-from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_in_words, unfinished
+from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_unfinished, format_counts
 
 DASH = "\N{EN DASH}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -166,7 +166,7 @@ def is_finished(run: ReportedRun) -> bool:
 def not_finished(run: ReportedRun) -> str:
     """How many cases the attacks did not come to the end of, in a sentence; "" where that is none."""
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
-    if not (left := unfinished(states)):
+    if not (left := count_unfinished(states)):
         return ""
     attacks = "the attack" if len(run.attacks) == 1 else f"the {len(run.attacks)} attacks"
     of = f"{left:,} of {counted(states.total(), 'case')} of {attacks}"
@@ -191,12 +191,12 @@ def coverage(run: ReportedRun) -> str:
 
 def in_states(states: Mapping[str, int], wanted: Sequence[State] = STATES) -> str:
     """ "2 done, 1 failed, 3 waiting", of those that there are."""
-    return count_in_words(states, wanted)
+    return format_counts(states, wanted)
 
 
 def finished_of(states: Mapping[str, int]) -> str:
     """ "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
-    total, left = sum(states.values()), unfinished(states)
+    total, left = sum(states.values()), count_unfinished(states)
     text = f"{total - left:,} of {counted(total, 'case')} finished"
     return f"{text}; {in_states(states, UNFINISHED)}" if left else text
 

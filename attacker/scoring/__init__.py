@@ -1,4 +1,4 @@
-"""Scoring: the only part of the attacker that opens truth."""
+"""Scoring of reconstructions against truth. No other package of the attacker reads truth."""
 
 from attacker.scoring.rows import ScoreRow, read_rows, to_pandas, write_csv
 from attacker.scoring.score import Scorer

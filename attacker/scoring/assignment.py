@@ -14,14 +14,14 @@ from attacker.reconstruction import Reconstruction
 def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
     """Return, for each original, the index of its reconstruction: the one-to-one assignment with the smallest total MSE.
 
-    x: (M, *shape). truth: (N, *shape). places: number of reconstructions that each original may have, by default 1; the first
-    counts. M must not exceed the total number of places (see `keep_first`), since truth must not select among candidates.
-    None marks an original without a reconstruction, which is a failure of the attack.
+    x: (M, *shape). truth: (N, *shape). places: number of reconstructions that each original may have, by default 1; of several,
+    the one with the smallest index is returned. None marks an original without a reconstruction, a failure of the attack.
+    Raises ValueError if M exceeds the total number of places: truth must not select among candidates, see `keep_first`.
     """
     assigned: list[int | None] = [None] * len(truth)
     owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
     if len(x) > len(owners):
-        raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: keep the first of them before they are assigned")
+        raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: drop the surplus with keep_first before assign")
     if len(x) and owners:
         distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])[owners]
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
@@ -32,9 +32,10 @@ def assign(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> lis
 
 
 def rank(confidence: Tensor, explained: Tensor | None = None) -> list[int]:
-    """Return the indices of an attack's candidates by its own ranking, best first.
+    """Return the indices of an attack's candidates by the attack's own ranking, best first.
 
-    confidence: (M,); undecided candidates (NaN) come last, sorted by explained (M,) if that is known. Ties keep their order.
+    confidence: (M,), higher is better. Candidates with confidence NaN come last, sorted by `explained` (M,), the share of the
+    gradient that a candidate explains, if that is given. Ties keep their order.
     """
     sure = confidence.tolist()
     parts = [nan] * len(sure) if explained is None else explained.tolist()

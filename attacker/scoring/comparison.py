@@ -1,4 +1,4 @@
-"""One case's answer beside its originals: which belongs to which, and how near it is."""
+"""Comparison of one case's reconstruction with its originals: assignment and measures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,19 @@ from torch import Tensor
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.measures import answered, measure
+from attacker.scoring.measures import clean_examples, measure
 from attacker.scoring.perceptual import Lpips
 from fedsim.recording import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The answer to a case, compared.
+    """A reconstruction, assigned to the originals of its case and measured.
 
-    found: the answer without surplus candidates. x: (M, *shape), its examples as numbers in [0, 1]. surplus: candidates left out.
-    assigned: of each original, the index of its answer in x; None where there is none.
-    fields: of each original with an answer, the fields of its score row by name; None for the others.
+    found: the reconstruction without surplus candidates. x: (M, *shape), its examples cleaned by `clean_examples`. surplus:
+    number of candidates that were dropped.
+    assigned: for each original, the index of its reconstruction in x, or None.
+    fields: for each original with a reconstruction, the fields of its score row by name; None for the others.
     """
 
     found: Reconstruction
@@ -42,16 +43,17 @@ def compare(
     gallery: Gallery | None = None,
     indices: Sequence[int] = (),
 ) -> Compared:
-    """Assign the examples of an answer to the originals and measure each pair.
+    """Assign reconstructed examples to the originals and measure each pair.
 
-    truth: (N, *shape). labels: (N,). lpips: or why there is none. counts: how many candidates may be of each original, by default
-    one. gallery: other examples, for re-identification; indices: of the originals among them.
+    truth: (N, *shape), the originals. labels: (N,). lpips: the LPIPS model, or the reason why there is none. counts: number of
+    candidates that each original may have, by default one. gallery: other examples, for re-identification. indices: of the
+    originals in the data set, needed with a gallery.
     """
     counts = counts or [1] * len(labels)
     surplus, found = max(0, len(found.x) - sum(counts)), keep_first(found, sum(counts))
-    x = answered(found.x, spec)
+    x = clean_examples(found.x, spec)
     assigned = assign(x.clamp(0, 1), truth, counts)
-    read = labels_read(labels, found.y.tolist(), counts)
+    read = match_labels(labels, found.y.tolist(), counts)
     matched = [i for i, candidate in enumerate(assigned) if candidate is not None]
     chosen = [candidate for candidate in assigned if candidate is not None]
     measured = dict(zip(matched, measure(found.x[chosen], truth[matched], spec, lpips), strict=True))
@@ -65,8 +67,8 @@ def compare(
             **({} if nearest is None else nearest[i]),
             "label_recovered": int(found.y[candidate]),
             "label_success": read[i],
-            "confidence": _number(found.confidence[candidate]),
-            "explained": None if found.explained is None else _number(found.explained[candidate]),
+            "confidence": _to_number(found.confidence[candidate]),
+            "explained": None if found.explained is None else _to_number(found.explained[candidate]),
         }
 
     return Compared(
@@ -78,10 +80,11 @@ def compare(
     )
 
 
-def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
-    """For each true label, whether it is among the recovered ones, each of which counts once.
+def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
+    """Return, for each true label, whether it is among the recovered labels; each recovered label is used up by one match.
 
-    A gradient does not say which image has which label: the multiset is what leaks. places: how often each true one is in it.
+    Labels are compared as multisets, since a gradient does not determine which image has which label. places: how many recovered
+    labels each true label uses up, by default one.
     """
     left = Counter(recovered)
     read = []
@@ -91,6 +94,6 @@ def labels_read(true: Sequence[int], recovered: Sequence[int], places: Sequence[
     return read
 
 
-def _number(value: Tensor) -> float | None:
-    """A confidence or share as rows have it: None where it is undecided."""
+def _to_number(value: Tensor) -> float | None:
+    """Convert a confidence or share to a float, with None for NaN (undecided)."""
     return float(value) if bool(value.isfinite()) else None

@@ -1,4 +1,4 @@
-"""Overlapping cases of several rounds: each example of a client is scored once, even if two replays attacked its round."""
+"""Overlapping cases of many rounds. Each example of a client is scored once, even if two replays attacked its round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Superseded:
-    """A case that shares rounds with cases of higher priority.
+    """A case that shares rounds with cases of higher priority, see `find_superseded`.
 
-    by: keys of those cases. rounds: shared rounds. rest: its other rounds.
+    by: keys of those cases. rounds: the shared rounds. rest: the case's other rounds.
     """
 
     by: tuple[str, ...]
@@ -24,19 +24,20 @@ class Superseded:
 
     @property
     def words(self) -> str:
-        """Return the consequence for its scores as text."""
+        """Return as text what that means for the scores of the case."""
         by = f"case{'s' * (len(self.by) > 1)} {', '.join(self.by)}"
         if not self.rest:
             return f"not scored: its rounds are counted in {by}"
         rest = ", ".join(map(str, sorted(self.rest)))
-        return f"scored by examples of round {rest} alone: its other rounds are counted in {by}"
+        return f"scored only on examples of round {rest}: its other rounds are counted in {by}"
 
 
-def superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
-    """Return the cases of whole clients that share rounds with another case of the client, by key.
+def find_superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
+    """Return the cases of many rounds that share rounds with a case of higher priority of the same client, by key.
 
-    folder: folder of the reconstructions. Finished cases have priority over interrupted ones, those over cases without an
-    answer, and among equals the case with more rounds. A case of lower priority does not count for examples of shared rounds.
+    folder: folder of the reconstructions. cases: entries of `attack.json`. Finished cases have priority over interrupted ones,
+    and these over cases without an answer; among equals the case with more rounds has priority. Examples of shared rounds are
+    scored only in the case of highest priority.
     """
     found: dict[str, Superseded] = {}
     whole = sorted((case for case in cases if "rounds" in case), key=lambda case: str(case["client"]))
@@ -45,7 +46,9 @@ def superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
         if len(own) == 1:
             continue
         counted: list[tuple[str, frozenset[int]]] = []
-        for case in sorted(own, key=lambda case: (_standing(folder, str(case["key"])), -len(case["rounds"]), str(case["key"]))):
+        for case in sorted(
+            own, key=lambda case: (_rank_status(folder, str(case["key"])), -len(case["rounds"]), str(case["key"]))
+        ):
             mine = frozenset(int(round) for round, _ in case["rounds"])
             if by := [(key, mine & theirs) for key, theirs in counted if mine & theirs]:
                 held = frozenset[int]().union(*(rounds for _, rounds in by))
@@ -55,7 +58,7 @@ def superseded(folder: Path, cases: Sequence[Record]) -> dict[str, Superseded]:
     return found
 
 
-def _standing(folder: Path, key: str) -> int:
+def _rank_status(folder: Path, key: str) -> int:
     """Return 0 for a finished case, 1 for an interrupted one, 2 for one without an answer."""
     try:
         return int(Reconstruction.read(folder / f"{key}.safetensors").interrupted)

@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("fedleak", "torch", "torchvision", "numpy", "flwr", "lpips")
-ROOT = Path(__file__).parents[2]
-CODE = ("attacker", "fedsim", "defenses")
+SOURCE_ROOT = Path(__file__).parents[2]
+CODE_PACKAGES = ("attacker", "fedsim", "defenses")
 
 
 def environment() -> dict[str, Any]:
     """Return versions by package (None if not installed), processor, cores, GPU and commit, as plain JSON values.
 
-    cores:  number of cores that this process may use. gpu: its name if this process used one, else None.
+    cores:  number of cores that this process may use. gpu: name of the GPU if this process used one, else None.
     commit: commit of the source tree, with "+dirty" if the code differs from it; None outside a work tree.
     """
-    return {**_lasting(), "gpu": _gpu()}
+    return {**_describe_machine(), "gpu": _gpu()}
 
 
 @lru_cache(maxsize=1)
-def _lasting() -> dict[str, Any]:
+def _describe_machine() -> dict[str, Any]:
+    """Return the part of `environment` that cannot change during the process."""
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "commit": commit(ROOT),
+        "commit": read_commit(SOURCE_ROOT),
     }
 
 
@@ -56,16 +57,17 @@ def _gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
-def commit(root: Path) -> str | None:
-    """The commit of the git work tree whose top `root` is, with "+dirty" where its code differs; None where it is no such top."""
+def read_commit(root: Path) -> str | None:
+    """Return the commit of the git work tree at `root`, with "+dirty" if its code was changed; None if `root` is no work tree."""
     if not (root / ".git").exists():
         return None
-    head = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", *CODE)
+    head = _run_git(root, "rev-parse", "HEAD")
+    changed = _run_git(root, "status", "--porcelain", "--", *CODE_PACKAGES)
     return head if head is None or changed == "" else f"{head}+dirty"
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _run_git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command, or None if it fails."""
     try:
         command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

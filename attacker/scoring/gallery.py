@@ -1,4 +1,4 @@
-"""Re-identification: whether a reconstruction is nearer to its original than to other examples of the same data."""
+"""Re-identification measures: is a reconstruction nearer to its original than to other examples of the same data set?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from fedsim.data import Dataset
 
-SIZE = 400
+GALLERY_SIZE = 400
 """Number of other examples that each reconstruction is compared with."""
-SIDE = 64
-"""Height and width in pixels at which larger images are compared."""
-NEIGHBOURS = 20
-"""Number of nearest other examples from which the tail of distances is estimated."""
-STEEPEST = 4.0
-"""Largest accepted exponent of that tail."""
-MOST = 64
+MAX_SIDE = 64
+"""Largest height and width in pixels at which images are compared; larger images are downsampled to it."""
+TAIL_NEIGHBOURS = 20
+"""Number of nearest other examples from which the lower tail of the distances is estimated."""
+MAX_TAIL_EXPONENT = 4.0
+"""Upper limit of the estimated exponent of that tail."""
+MAX_JOINT_EXAMPLES = 64
 """Largest number of examples of a case whose reconstructions are compared jointly."""
 FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
 
@@ -30,10 +30,12 @@ MeasuredRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class Gallery:
-    """Other examples of the data that a run was trained on.
+    """A random sample of the data set that a run was trained on, to compare reconstructions with.
 
-    examples: (n, d), less their mean and of length 1. indices: (n,), in the data set. centre: (d,), their mean. constant: (C,) or
-    (F,), the constant image, or row, that is nearest to all of them. shape: of an example.
+    examples: (n, d), flattened, minus their mean, normalised to length 1. indices: (n,), indices in the data set.
+    centre: (d,), the mean. constant: (C,) or (F,), the values of the constant image, or of the row, that is nearest to all of
+    them.
+    shape: shape of one example.
     """
 
     examples: Tensor
@@ -44,35 +46,40 @@ class Gallery:
 
     @classmethod
     def of(cls, data: Dataset) -> "Gallery":
-        """Draw up to `SIZE` + `MOST` examples that were trained on, always the same ones."""
-        chosen = np.sort(np.random.default_rng(0).permutation(len(data.train))[: SIZE + MOST])
+        """Draw up to `GALLERY_SIZE` + `MAX_JOINT_EXAMPLES` training examples with a fixed seed."""
+        chosen = np.sort(np.random.default_rng(0).permutation(len(data.train))[: GALLERY_SIZE + MAX_JOINT_EXAMPLES])
         x, _ = data.train[chosen]
-        flat = _small(x)
+        flat = _flatten(x)
         centre = flat.mean(dim=0)
         constant = x.mean(dim=(0, 2, 3)) if x.ndim == 4 else x.mean(dim=0)
-        return cls(_direction(flat - centre), torch.from_numpy(chosen), centre, constant, tuple(x.shape[1:]))
+        return cls(_normalise(flat - centre), torch.from_numpy(chosen), centre, constant, tuple(x.shape[1:]))
 
     def constants(self, count: int) -> Tensor:
-        """Return the best constant image so many times, (count, *shape)."""
+        """Return `count` copies of the best constant image or row, (count, *shape)."""
         one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
         return one.expand(count, *self.shape).clone()
 
     def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[MeasuredRow]:
-        """Return the fields of re-identification of each original.
+        """Return the fields of score rows on re-identification, one mapping per original.
 
-        x: (M, *shape) in [0, 1]. truth: (N, *shape). assigned: the answer of each original. indices: in the data set.
-        rank: of the original among `gallery` examples by their distance to its answer, 1 for the nearest. Distance is 1 less the
-        cosine of what is left after the mean image of the gallery is taken off, so that flat images are near to nothing.
-        rank_share: share of the other examples that are nearer than the original, a tie counts half.
-        chance: that one of M answers which know nothing comes so near: of an original nearer than all others, the tail of their
-        distances goes on as a power law, whose exponent is Hill's (1975) lower limit over the nearest `NEIGHBOURS`.
-        case_chance: that as many other examples would be as near to the answers of the case together, where the best assignment
-        is made for them, too; the same for all originals of the case. None where they are too many.
+        x: (M, *shape) in [0, 1], the reconstructions. truth: (N, *shape), the originals. assigned: index in x of each original's
+        reconstruction, or None. indices: of the originals in the data set.
+
+        The distance of two examples is 1 minus the cosine between them after the gallery's mean is subtracted, so that flat
+        images are near to nothing. The fields are:
+
+        rank, gallery: rank of the original among `gallery` examples by distance to its reconstruction, 1 for the nearest.
+        rank_share: share of the other examples that are nearer than the original; a tie counts half.
+        chance: probability that one of M reconstructions without any information would be this near. If the original is nearer
+        than all other examples, their distances are extrapolated by a power law, whose exponent is the lower confidence limit of
+        Hill's estimator (1975) over the nearest `TAIL_NEIGHBOURS`.
+        case_chance: probability that N other examples would together be as near to the reconstructions of the case under their
+        own best assignment. It is the same for all originals of a case, and None if the case has more than `MAX_JOINT_EXAMPLES`.
         """
-        answers, originals = (_direction(_small(one) - self.centre) for one in (x, truth))
-        others = self._others(originals, indices)
+        answers, originals = (_normalise(_flatten(one) - self.centre) for one in (x, truth))
+        others = self._select_others(originals, indices)
         near, far = 1 - answers @ originals.T, 1 - answers @ others.T
-        together = _together(near, far)
+        together = _estimate_joint_chance(near, far)
         rows = []
         for original, answer in enumerate(assigned):
             if answer is None or not len(others):
@@ -85,62 +92,66 @@ class Gallery:
                     "rank": 1 + nearer,
                     "gallery": 1 + len(rest),
                     "rank_share": (nearer + tied / 2) / len(rest),
-                    "chance": min(1.0, len(x) * _chance(own, rest)),
+                    "chance": min(1.0, len(x) * _estimate_chance(own, rest)),
                     "case_chance": together,
                 }
             )
         return rows
 
-    def _others(self, originals: Tensor, indices: Sequence[int]) -> Tensor:
-        """The gallery without the originals; of images also without copies of them: to find a copy is to find the original."""
+    def _select_others(self, originals: Tensor, indices: Sequence[int]) -> Tensor:
+        """Return the gallery without the originals and, for images, without copies of them: a copy counts as the original."""
         keep = ~torch.isin(self.indices, torch.tensor(indices, dtype=self.indices.dtype))
         if len(self.shape) == 3 and len(originals):
             keep &= (self.examples @ originals.T).amax(dim=1) < 1 - 1e-6
-        kept: Tensor = self.examples[keep][:SIZE]
+        kept: Tensor = self.examples[keep][:GALLERY_SIZE]
         return kept
 
 
-def _small(x: Tensor) -> Tensor:
-    """Flatten examples, after resizing large images to `SIDE` pixels."""
-    if x.ndim == 4 and max(x.shape[-2:]) > SIDE:
-        x = adaptive_avg_pool2d(x, (min(SIDE, x.shape[-2]), min(SIDE, x.shape[-1])))
+def _flatten(x: Tensor) -> Tensor:
+    """Flatten examples to (N, d), after downsampling images larger than `MAX_SIDE` pixels."""
+    if x.ndim == 4 and max(x.shape[-2:]) > MAX_SIDE:
+        x = adaptive_avg_pool2d(x, (min(MAX_SIDE, x.shape[-2]), min(MAX_SIDE, x.shape[-1])))
     return x.flatten(1).float()
 
 
-def _direction(x: Tensor) -> Tensor:
+def _normalise(x: Tensor) -> Tensor:
     direction: Tensor = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return direction
 
 
-def _chance(own: float, others: NDArray[Any]) -> float:
-    """Return the probability that another example is as near as `own`."""
+def _estimate_chance(own: float, others: NDArray[Any]) -> float:
+    """Return the probability that a random other example is at a distance of at most `own`, given the distances of `others`."""
     ordered = np.sort(others)
     within = int((ordered <= own + 1e-6).sum())
     if within:
         return (1 + within) / (1 + len(ordered))
     least = max(float(ordered[0]), 1e-6)
-    count = min(NEIGHBOURS, len(ordered) - 1)
+    count = min(TAIL_NEIGHBOURS, len(ordered) - 1)
     logs = np.log(max(float(ordered[count]), 1e-6) / np.maximum(ordered[:count], 1e-6)) if count else np.zeros(1)
-    exponent = count / float(logs.sum()) if logs.sum() > 0 else STEEPEST
-    lower = min(max(exponent * (1 - 1.64 / np.sqrt(max(count, 1))), 0.0), STEEPEST)
+    exponent = count / float(logs.sum()) if logs.sum() > 0 else MAX_TAIL_EXPONENT
+    lower = min(max(exponent * (1 - 1.64 / np.sqrt(max(count, 1))), 0.0), MAX_TAIL_EXPONENT)
     return float((max(own, 1e-9) / least) ** lower / (1 + len(ordered)))
 
 
-def _together(near: Tensor, far: Tensor) -> float | None:
-    """Return the probability that originals drawn from the gallery fit equally well. near: (M, N). far: (M, n)."""
+def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
+    """Return the probability that N examples drawn from the gallery fit the M reconstructions at least as well as the originals.
+
+    near: (M, N), distances to the originals. far: (M, n), distances to the gallery. None if there are too many examples.
+    """
     answers, originals = near.shape
     count = far.shape[1]
-    if not answers or not originals or originals > min(MOST, count) or answers > 16 * MOST:
+    if not answers or not originals or originals > min(MAX_JOINT_EXAMPLES, count) or answers > 16 * MAX_JOINT_EXAMPLES:
         return None
     if answers == originals == 1:
         sums = far[0].numpy()
     else:
         rng = np.random.default_rng(0)
-        drawn = (rng.choice(count, originals, replace=False) for _ in range(SIZE))
-        sums = np.array([_fit(far[:, one].numpy()) for one in drawn])
-    own = _fit(near.numpy())
+        drawn = (rng.choice(count, originals, replace=False) for _ in range(GALLERY_SIZE))
+        sums = np.array([_sum_best_distances(far[:, one].numpy()) for one in drawn])
+    own = _sum_best_distances(near.numpy())
     return float((1 + (sums < own - 1e-9).sum() + 0.5 * (np.abs(sums - own) <= 1e-9).sum()) / (1 + len(sums)))
 
 
-def _fit(distances: NDArray[Any]) -> float:
+def _sum_best_distances(distances: NDArray[Any]) -> float:
+    """Return the smallest sum of distances over all one-to-one assignments of rows to columns."""
     return float(distances[linear_sum_assignment(distances)].sum())

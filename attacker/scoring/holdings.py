@@ -1,4 +1,4 @@
-"""Data sets that truth refers to: one for all clients, as in a simulation, or one per client."""
+"""Data sets that folders of truth refer to: one for all clients, as in a simulation, or one per client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +15,26 @@ from fedsim.truth import TruthReader, Used
 
 @dataclass(frozen=True)
 class Holdings:
-    """data: the examples of all data sets, one set after the other. starts: where each begins, by content hash."""
+    """The concatenation of all data sets that truth refers to.
+
+    data: the examples of all data sets, one set after the other. starts: index of the first example of each set, by content hash.
+    """
 
     data: Dataset
     starts: dict[str, int]
 
     def used(self, reader: TruthReader, round: int, attempt: int, client: str) -> Used:
-        """As `TruthReader.used`, with indices into `data`."""
+        """Return `TruthReader.used` with indices into `data`: the examples that a client used in a round."""
         start = self.starts[reader.dataset["content_hash"]]
         used = reader.used(round, attempt, client)
         return Used(tuple(tuple(start + index for index in step) for step in used.steps)) if start else used
 
 
-def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
+def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> Holdings:
     """Load the data sets that the folders of truth refer to.
 
     given: name and arguments of the data set, if they differ from those in truth; there must be only one data set then.
-    Raises ValueError if a data set is not the one that truth refers to, or if the clients' data sets do not fit together.
+    Raises ValueError if a data set's content differs from what truth refers to, or if the specifications of the sets differ.
     """
     found: dict[str, Dataset] = {}
     for reader in readers:
@@ -40,21 +43,24 @@ def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] |
         if expected in found:
             continue
         try:
-            data = dataset(reader.dataset, given, beside=reader.folder.parent / "data")
+            data = load_described(reader.dataset, given, beside=reader.folder.parent / "data")
         except (TypeError, KeyError, AttributeError) as error:  # arguments of any type that a file may hold
-            words = f"describes a data set that cannot be made ({error}); name it with --data"
+            words = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", words) from None
-        if data.content_hash() != expected and _scaled_by_all(reader.dataset):
-            data = dataset(_scaled_by_clients(reader.dataset), given)
+        if data.content_hash() != expected and _lacks_ranges(reader.dataset):
+            data = load_described(_add_client_ranges(reader.dataset), given)
         if data.content_hash() != expected:
-            raise ValueError(f"data set {data.name} is not the one that {reader.folder} refers to: its content differs")
+            raise ValueError(
+                f"data set {data.name} is not the one that {reader.folder} refers to: its content differs; name the right one "
+                f"with --data"
+            )
         found[expected] = data
     sets, starts = list(found.values()), dict[str, int]()
     for name, data in found.items():
         starts[name] = sum(len(one.train.labels) for one in sets[: len(starts)])
         if data.spec != sets[0].spec:
             raise ValueError(
-                f"{data.name} and {sets[0].name} have different specifications: clients of one federation share theirs"
+                f"{data.name} and {sets[0].name} differ in shape, classes or columns; give only truth of one federation"
             )
     if len(sets) == 1:
         return Holdings(sets[0], starts)
@@ -62,17 +68,18 @@ def holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] |
     return Holdings(replace(sets[0], name=f"{sets[0].name} and {len(sets) - 1} more", train=examples), starts)
 
 
-def _scaled_by_all(described: dict[str, Any]) -> bool:
-    """Whether truth is of a table and says nothing of its ranges: once those were always the ranges over all clients' rows."""
+def _lacks_ranges(described: dict[str, Any]) -> bool:
+    """Return whether truth describes a table without saying which ranges scale its columns, as older versions wrote it."""
     factory = datasets.DATASETS[datasets.named_parts(described["name"])[0]]
     return "ranges_from" in signature(factory).parameters and "ranges_from" not in described["arguments"]
 
 
-def _scaled_by_clients(described: dict[str, Any]) -> dict[str, Any]:
+def _add_client_ranges(described: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a table scaled by the ranges over all clients' rows, the only way in older versions."""
     return {**described, "arguments": {**described["arguments"], "ranges_from": "clients"}}
 
 
-def dataset(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
+def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None = None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
     beside: folder of a client's own part, if the client's folder was copied to another place.
@@ -84,6 +91,6 @@ def dataset(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None,
     kind, positional = datasets.named_parts(name)
     if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))
-    # a name may say the first arguments itself, as csv:PATH does
+    # a name such as csv:PATH contains the first arguments itself
     said = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
     return datasets.load(name, **{key: value for key, value in arguments.items() if key not in said})

@@ -1,4 +1,4 @@
-"""Measures of reconstructions against their originals, as fields of rows. A measure that cannot be computed is None."""
+"""Measures of reconstructions against their originals, as fields of score rows. A measure that cannot be computed is None."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.scoring.metrics import is_flat, mse, psnr, ssim, ssim_global, succeeded
-from attacker.scoring.perceptual import Lpips, unable
+from attacker.scoring.perceptual import Lpips, explain_missing
 from attacker.scoring.tables import categorical_right, continuous_error
 from fedsim.recording import DataSpec
 
@@ -19,24 +19,24 @@ Fields = dict[str, Sequence[Any]]
 
 
 def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str) -> list[MeasuredRow]:
-    """One row of measures for each pair.
+    """Return the measures of each pair of reconstruction and original, as fields of a score row.
 
-    raw, truth: (N, *shape), raw as the attack gave it: only `mse_raw` is measured on that, the others on `answered`.
-    perceptual: LPIPS, or why there is none.
+    raw, truth: (N, *shape). raw is the attack's output: `mse_raw` is computed from it, all others from `clean_examples(raw)`.
+    perceptual: the LPIPS model, or the reason why there is none.
     """
-    x = answered(raw, spec)
-    fields: Fields = {"mse": _numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _numbers(mse(raw, truth))}
+    x = clean_examples(raw, spec)
+    fields: Fields = {"mse": _to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _to_numbers(mse(raw, truth))}
     if spec.is_image:
-        fields |= {"success": succeeded(x, truth, spec).tolist(), **_of_images(x, truth, perceptual)}
+        fields |= {"success": succeeded(x, truth, spec).tolist(), **_measure_images(x, truth, perceptual)}
     else:
-        fields |= _of_rows(x, truth, spec)
+        fields |= _measure_rows(x, truth, spec)
     return [
         {**dict.fromkeys(FIELDS), **{name: values[i] for name, values in fields.items()}, "failure": None}
         for i in range(len(truth))
     ]
 
 
-def answered(raw: Tensor, spec: DataSpec) -> Tensor:
+def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
     """Return reconstructions (N, *shape) without NaN, clamped to [0, 1].
 
     One-hot columns are not clamped: the largest value is the answer, and several may exceed 1.
@@ -46,33 +46,35 @@ def answered(raw: Tensor, spec: DataSpec) -> Tensor:
     return torch.where(categorical, x, x.clamp(0, 1))
 
 
-def not_measured(failure: str) -> MeasuredRow:
-    """Return the same fields for an example without a reconstruction."""
+def make_empty_measures(failure: str) -> MeasuredRow:
+    """Return the fields of `measure` for an example without a reconstruction: all None, with the reason `failure`."""
     return {**dict.fromkeys(FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 
-def _of_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:
-    fields: Fields = {"psnr": _numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
+def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:
+    """Return the measures of images (N, C, H, W) by name, one value per image."""
+    fields: Fields = {"psnr": _to_numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
     if min(truth.shape[-2:]) >= 11:
-        fields["ssim"] = _numbers(ssim(x, truth))
+        fields["ssim"] = _to_numbers(ssim(x, truth))
     if truth.shape[1] in (1, 3):
-        fields["ssim_global"] = _numbers(ssim_global(x, truth))
-    reason = perceptual if isinstance(perceptual, str) else unable(perceptual.net, tuple(truth.shape[1:]))
+        fields["ssim_global"] = _to_numbers(ssim_global(x, truth))
+    reason = perceptual if isinstance(perceptual, str) else explain_missing(perceptual.net, tuple(truth.shape[1:]))
     if isinstance(perceptual, str) or reason:
         return {**fields, "lpips_reason": [reason] * len(truth)}
     nets, reasons = [perceptual.net] * len(truth), [None] * len(truth)
-    return {**fields, "lpips": _numbers(perceptual(x, truth)), "lpips_net": nets, "lpips_reason": reasons}
+    return {**fields, "lpips": _to_numbers(perceptual(x, truth)), "lpips_net": nets, "lpips_reason": reasons}
 
 
-def _of_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
+def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
+    """Return the measures of table rows (N, F) by name, one value per row."""
     return {
-        "continuous_error": _numbers(continuous_error(x, truth, spec.columns)),
-        "categorical_right": _numbers(categorical_right(x, truth, spec.columns)),
+        "continuous_error": _to_numbers(continuous_error(x, truth, spec.columns)),
+        "categorical_right": _to_numbers(categorical_right(x, truth, spec.columns)),
         "success": succeeded(x, truth, spec).tolist(),
         "lpips_reason": ["not an image"] * len(truth),
     }
 
 
-def _numbers(values: Tensor) -> list[float | None]:
-    """As JSON knows them: None for what is no number."""
+def _to_numbers(values: Tensor) -> list[float | None]:
+    """Convert to floats, with None for infinite values and NaN, which JSON cannot represent."""
     return [float(value) if bool(value.isfinite()) else None for value in values]

@@ -12,12 +12,12 @@ PSNR_CAP = 120.0
 MAX_MSE = 0.009
 """Largest mean squared error of a success on images: it agrees with every success rate in CPL's tables 7 and 8.
 
-An image of one colour for all images of the data set passes on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100, one of each image's own
-mean colour on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the tuning parts of
-benchmarks/splits.py): such images are nearly flat, see `is_flat`, and verdicts count them apart.
+One constant image for the whole data set passes this threshold on 0.1 % of CIFAR-10 and 0.4 % of CIFAR-100. A constant image of
+each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none of MNIST (1,500, 1,500, 400 and 1,500 images of the
+tuning parts of benchmarks/splits.py). Such originals are nearly flat, see `is_flat`, and verdicts count them separately.
 """
 TABLE_TOLERANCE = 0.05
-"""Largest error of a success on the continuous columns of a table row, as a share of a column's range."""
+"""Largest error of any continuous column in a recovered table row, as a fraction of the column's range."""
 C1, C2 = 0.01**2, 0.03**2
 """Constants that keep SSIM finite on flat images (Wang et al. 2004), for values in [0, 1]."""
 
@@ -33,12 +33,12 @@ def psnr(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim(x: Tensor, truth: Tensor) -> Tensor:
-    """Structural similarity of images (N, C, H, W) over Gaussian windows of 11x11, sigma 1.5 (Wang et al. 2004).
+    """Return the structural similarity of images (N, C, H, W) over Gaussian windows of 11x11, sigma 1.5 (Wang et al. 2004).
 
-    Mean over channels and over windows that lie inside the image. Raises ValueError for images smaller than a window.
+    The result is the mean over channels and over windows inside the image. Raises ValueError for images smaller than a window.
     """
     if min(x.shape[-2:]) < 11:
-        raise ValueError(f"SSIM needs images of 11x11 pixels at least, got {tuple(x.shape[-2:])}")
+        raise ValueError(f"SSIM needs images of at least 11x11 pixels, got {tuple(x.shape[-2:])}")
     x, truth = x.double(), truth.double()
     offsets = torch.arange(11, dtype=x.dtype) - 5
     line = torch.exp(-offsets.square() / (2 * 1.5**2))
@@ -57,10 +57,10 @@ def ssim(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
-    """Structural similarity with the whole image as its only window, as ROG computes it; not to be compared with `ssim`.
+    """Return the structural similarity with the whole image as a single window, as ROG computes it. Not comparable with `ssim`.
 
-    Images (N, C, H, W) of one channel or three. Colour is taken apart into YCrCb (ITU-R BT.601, full range), of which the
-    similarities count 0.8, 0.1 and 0.1. Blind to where things are within the image, and mostly higher than `ssim`.
+    x, truth: (N, C, H, W) with 1 or 3 channels. Colour images are converted to YCrCb (ITU-R BT.601, full range), whose
+    similarities are weighted 0.8, 0.1 and 0.1. The measure ignores positions within the image and is mostly higher than `ssim`.
     Raises ValueError for another number of channels.
     """
     if x.shape[1] not in (1, 3):
@@ -75,12 +75,13 @@ def ssim_global(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def _similarity(mean_x: Tensor, mean_t: Tensor, var_x: Tensor, var_t: Tensor, covariance: Tensor) -> Tensor:
+    """Return SSIM from the moments of a window (Wang et al. 2004, equation 13)."""
     above = (2 * mean_x * mean_t + C1) * (2 * covariance + C2)
     return above / ((mean_x.square() + mean_t.square() + C1) * (var_x + var_t + C2))
 
 
 def _luma_and_chroma(x: Tensor) -> Tensor:
-    """Return Y, Cr and Cb of colour images; grey images are their own Y. Neutral chroma is 128 / 255."""
+    """Convert RGB images to Y, Cr and Cb; return grey images unchanged. Neutral chroma is 128 / 255."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(dim=1)
@@ -89,16 +90,16 @@ def _luma_and_chroma(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Return whether a constant image of the mean colour passes the threshold of success, so that success says little."""
+    """Return whether a constant image of each original's mean colour passes `MAX_MSE`, so that success says little."""
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_MSE
 
 
 def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
     """Return whether each example is recovered.
 
-    Images by `MAX_MSE`. Table rows where every categorical variable is right and every continuous column within
-    `TABLE_TOLERANCE`; spec says which is which, and without one all are continuous. A categorical variable that truth does
-    not know (all zeros) does not count.
+    An image is recovered if its MSE is at most `MAX_MSE`. A table row is recovered if every categorical variable is right and
+    every continuous column is within `TABLE_TOLERANCE`. spec: kinds of the columns; without it all are continuous. A categorical
+    variable whose true category was not seen in training (all zeros in truth) is ignored.
     """
     if x.ndim == 4:
         return mse(x, truth) <= MAX_MSE

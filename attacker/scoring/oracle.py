@@ -1,4 +1,7 @@
-"""Oracles: information beyond the threat model that the user requests by name. Every row states them."""
+"""Oracles: information that no server has and that the user gives to an attack by an explicit option.
+
+Every score row names them.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +23,30 @@ def digest_truth(folders: Sequence[Path]) -> str:
 
 
 def true_labels(scorer: Scorer, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """Return the labels of the examples behind an update, ascending: the multiset, without their order.
+    """Return the labels of the examples that an update was computed from, in ascending order, so that their order reveals
+    nothing.
 
-    For several epochs, those of the first one, since `num_examples` counts each example once. cohort: the clients of a sum.
+    If the client trained for several epochs, only the first one counts, since `num_examples` counts each example once.
+    row: the observation in the recording. cohort: the clients behind a secure sum; empty for a single client's update.
     """
-    return _used(scorer, row, cohort)[1]
+    return _load_used(scorer, row, cohort)[1]
 
 
 def true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: Sequence[str] = ()) -> Tensor:
-    """(N, K), what the model that was sent makes of the examples behind an update, in the order of `true_labels`."""
+    """Return the logits (N, K) of the examples that an update was computed from, in the order of `true_labels`.
+
+    The model has the weights that the server sent to the client. Arguments are those of `true_labels`.
+    """
     observation = recording.observation(row)
     model = models.build(observation.model, observation.data).eval()
-    x, _ = _used(scorer, row, cohort)
+    x, _ = _load_used(scorer, row, cohort)
     with torch.no_grad():
         logits: Tensor = functional_call(model, {**observation.buffers, **observation.weights}, (observation.data.normalise(x),))
     return logits
 
 
-def _used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The examples, in ascending order of their labels."""
+def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the examples x (N, *shape) and labels (N,) that an update was computed from, in ascending order of the labels."""
     used = [[index for _, _, index in scorer.used(row.round, row.attempt, name).examples] for name in cohort or [row.client]]
     total = sum(map(len, used))
     shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]

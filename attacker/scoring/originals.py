@@ -13,7 +13,10 @@ MeasuredRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class Original:
-    """A distinct example. rounds: rounds that used it, ascending. batch, position: of its first use. index: in the data set."""
+    """A distinct example that a client trained on in the rounds of a case.
+
+    rounds: rounds that used it, ascending. batch, position: its place at the first use. index: its index in the data set.
+    """
 
     rounds: tuple[int, ...]
     batch: int
@@ -22,15 +25,15 @@ class Original:
 
 
 class Use(NamedTuple):
-    """One observation of a case. clients: owners of the examples behind it; several for a sum."""
+    """One observation of a case: its round, attempt, and the clients that it depends on (several for a secure sum)."""
 
     round: int
     attempt: int
     clients: tuple[str, ...]
 
 
-def uses(case: Mapping[str, Any]) -> list[Use]:
-    """Return the observations of a case in the order of rounds, from the files of replay."""
+def list_uses(case: Mapping[str, Any]) -> list[Use]:
+    """Return the observations of a case in the order of rounds, given the case's entry in `attack.json`."""
     rounds = case.get("rounds") or [[case["round"], case["attempt"]]]
     cohorts = case.get("cohorts") or [case.get("cohort") or []] * len(rounds)
     return [
@@ -40,7 +43,7 @@ def uses(case: Mapping[str, Any]) -> list[Use]:
 
 
 def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
-    """Return the distinct examples of rounds in the order of their first use."""
+    """Return the distinct examples of several rounds in the order of their first use, given pairs of round and its truth."""
     found: dict[int, Original] = {}
     for round, one in used:
         for batch, position, index in one.examples:
@@ -51,11 +54,11 @@ def originals(used: Iterable[tuple[int, Used]]) -> list[Original]:
 
 
 def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
-    """Of each example, how many candidates may be of it: as often as one pass of one round used it, in the round of most uses.
+    """Return how many reconstructions each example may have, by its index: the most uses in one epoch of one round.
 
-    used: of each round. epochs: passes of a round. That is 1, unless a round's steps ran over the end of the client's data, or
-    several clients of a sum hold the same example: there an attack that returns as many examples as were reported returns
-    some of them twice, and none too many.
+    used: truth of each round. epochs: epochs per round. The number is 1 for most examples. It is larger if a round's steps
+    continued beyond the end of the client's data, or if several clients of a secure sum hold the same example. An attack that
+    returns as many examples as were reported then rightly returns such examples more than once.
     """
     places: Counter[int] = Counter()
     for one in used:
@@ -63,7 +66,7 @@ def count_places(used: Iterable[Used], epochs: int = 1) -> Counter[int]:
     return places
 
 
-def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
+def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
     """Return, for each reconstructed example, the rounds that the attack claims for it, ascending."""
     rounds: list[set[int]] = [set() for _ in range(len(found.x))]
     for slot in found.slots:
@@ -73,9 +76,9 @@ def claimed(found: Reconstruction) -> list[tuple[int, ...]]:
 
 
 def link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
-    """Return the fields of a row on links: the rounds claimed for its reconstruction, and whether all of them are right.
+    """Return the fields of a score row on links: the rounds that the attack claims for an example, and whether all are right.
 
-    rounds: None without a reconstruction. link_correct is None if at most one round is claimed.
+    rounds: the claimed rounds; None without a reconstruction. `link_correct` is None if at most one round is claimed.
     """
     linked = rounds is not None and len(rounds) > 1
     right = set(rounds or ()) <= set(original.rounds)

@@ -15,43 +15,46 @@ Originals are known to 8 bits, so smaller errors reveal nothing more. Means cap 
 of a hundred would raise a mean as much as all others together. Rows keep their own value, up to 120 dB.
 """
 SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_error", "categorical_right")
-"""Fields of rows that are filled in for failures."""
+"""Fields of score rows that `fill_failures` fills in for failures."""
 
 
 def value_of(row: ScoreRow, score: str) -> float | None:
-    """Return a row's score as it enters means; None if it has none."""
+    """Return a row's score as it enters means (PSNR capped at `PSNR_OF_8_BITS`); None if the row does not have this score."""
     value = getattr(row, score)
     if value is None:
         return None
     return min(float(value), PSNR_OF_8_BITS) if score == "psnr" else float(value)
 
 
-def filled(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
-    """Return rows in which a failure has the scores of the null's answer to the same example of the same case.
+def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> list[ScoreRow]:
+    """Return rows in which each failure gets the scores of the null's answer to the same example of the same case.
 
-    An attack that gives no answer tells no more than its null does. Where there is none, the scores are those of the best
-    constant image, which scoring wrote into the row as `constant`: of all images of one colour the nearest to other examples of
-    the data.
+    An attack without an answer reveals no more than its null does. If the null has no answer either, the scores are those of the
+    best constant image, which scoring stored in the row as `constant`: the image of one colour that is nearest to other examples
+    of the data.
     """
-    answers = {_place(row): row for row in null}
+    answers = {_case_and_index(row): row for row in null}
     found = []
     for row in rows:
         if row.failure is None:
             found.append(row)
             continue
-        other, constant = answers.get(_place(row)), row.constant or {}
+        other, constant = answers.get(_case_and_index(row)), row.constant or {}
         missing: dict[str, Any] = {score: getattr(other, score, None) for score in SCORES if getattr(row, score) is None}
         missing |= {score: constant.get(score) for score, value in missing.items() if value is None}
         found.append(replace(row, **missing))
     return found
 
 
-def _place(row: ScoreRow) -> tuple[str, int]:
+def _case_and_index(row: ScoreRow) -> tuple[str, int]:
     return row.case, row.index
 
 
-def by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
-    """Return the mean score of each distinct example over its rows, by its index; of those that have one."""
+def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
+    """Return the mean score of each distinct example over its rows, by index in the data set.
+
+    Rows without the score are ignored.
+    """
     values: dict[int, list[float]] = {}
     for row in rows:
         if (value := value_of(row, score)) is not None:
@@ -68,11 +71,11 @@ class Paired:
 
     @property
     def clusters(self) -> dict[Any, int]:
-        """The cluster of each example, by its index."""
+        """Return the cluster of each example, by its index in the data set, see `clusters_of`."""
         return clusters_of((row.index, row.case) for row in self.attack)
 
     def differences(self, score: str) -> dict[int, float]:
-        """Attack less null, by example, where both have the score."""
+        """Return the difference attack minus null of each example that has the score in both, by its index in the data set."""
         values: dict[int, list[float]] = {}
         for one, other in zip(self.attack, self.null, strict=True):
             mine, its = value_of(one, score), value_of(other, score)
@@ -83,6 +86,6 @@ class Paired:
 
 def pair(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Paired:
     """Pair the rows of an attack with those of its null by case and example; drop rows without a partner."""
-    answers = {_place(row): row for row in filled(null)}
-    both = [row for row in filled(rows, null) if _place(row) in answers]
-    return Paired(tuple(both), tuple(answers[_place(row)] for row in both))
+    answers = {_case_and_index(row): row for row in fill_failures(null)}
+    both = [row for row in fill_failures(rows, null) if _case_and_index(row) in answers]
+    return Paired(tuple(both), tuple(answers[_case_and_index(row)] for row in both))

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from fedsim.recording import DataSpec
 
 CHUNK_PIXELS = 64 * 128 * 128
-"""Number of pixels that pass through the network at once; their features take about a gigabyte (VGG-16)."""
+"""Number of pixels per forward pass; their features take about a gigabyte (VGG-16)."""
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that LPIPS was calibrated on.
+    """A backbone network of LPIPS.
 
-    checkpoint:  torchvision's file of weights in torch's hub cache; earlier, equal ones differ in what follows the last dash.
-    smallest:    least height and width in pixels that leave the last layer a pixel.
-    first, last: where the kernels of the first and of the last layer begin, which tells the true weights from all others.
+    checkpoint:  name of torchvision's weight file in torch's hub cache. Older files with equal weights differ after the last
+    dash.
+    smallest:    smallest height and width in pixels for which the last layer's output is not empty.
+    first, last: first five values of the kernels of the first and of the last layer, to recognise the right weights.
     """
 
     title: str
@@ -51,20 +52,23 @@ BACKBONES = {
 }
 
 
-def unable(net: str, shape: tuple[int, ...]) -> str | None:
-    """Return why images of `shape` (C, H, W) have no LPIPS on `net`, or None. Enlarging them would give another metric."""
+def explain_missing(net: str, shape: tuple[int, ...]) -> str | None:
+    """Return why LPIPS with the backbone `net` is undefined for images of `shape` (C, H, W), or None if it is defined.
+
+    Images that are too small are not enlarged, since the result would be another metric.
+    """
     backbone, least = BACKBONES[net], BACKBONES[net].smallest
     if shape[0] not in (1, 3):
         return f"LPIPS needs images of 1 or 3 channels, got {shape[0]}"
     if min(shape[1:]) < least:
         other = BACKBONES["vgg"].smallest
         hint = f"; --lpips-net vgg takes {other}x{other}" if net != "vgg" and min(shape[1:]) >= other else ""
-        return f"{backbone.title} needs images of {least}x{least} pixels at least, got {shape[1]}x{shape[2]}{hint}"
+        return f"{backbone.title} needs images of at least {least}x{least} pixels, got {shape[1]}x{shape[2]}{hint}"
     return None
 
 
 class Lpips:
-    """LPIPS 0.1 of pairs of images: 0 for equal images, about 1 for very different ones."""
+    """The metric LPIPS (version 0.1) of pairs of images: 0 for equal images, about 1 for very different ones."""
 
     def __init__(self, net: str, model: nn.Module) -> None:
         self.net = net
@@ -72,45 +76,46 @@ class Lpips:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, truth: Tensor) -> Tensor:
-        """x, truth: (N, C, H, W) in [0, 1]; a grey image counts as three equal channels. Returns (N,).
+        """Return LPIPS of each pair, (N,). Grey images are converted to three equal channels.
 
-        Raises ValueError for images that are too small, or of other than 1 or 3 channels.
+        x, truth: (N, C, H, W) in [0, 1]. Raises ValueError for images that are too small, or have not 1 or 3 channels.
         """
-        if reason := unable(self.net, tuple(truth.shape[1:])):
+        if reason := explain_missing(self.net, tuple(truth.shape[1:])):
             raise ValueError(reason)
         count = max(1, CHUNK_PIXELS // (truth.shape[2] * truth.shape[3]))
         chunks = [slice(start, start + count) for start in range(0, len(x), count)]
-        return torch.cat([torch.zeros(0), *(self._model(_fed(x[chunk]), _fed(truth[chunk])).flatten() for chunk in chunks)])
+        return torch.cat(
+            [torch.zeros(0), *(self._model(_scale_input(x[chunk]), _scale_input(truth[chunk])).flatten() for chunk in chunks)]
+        )
 
 
-def _fed(x: Tensor) -> Tensor:
+def _scale_input(x: Tensor) -> Tensor:
     """Return the network's input: three channels in [-1, 1]."""
     return 2 * x.float().expand(-1, 3, -1, -1) - 1
 
 
 @lru_cache(maxsize=2)
 def load(net: str = "alex", weights: Path | None = None) -> Lpips:
-    """LPIPS on `net`, alex or vgg; loaded once a process, never downloaded.
+    """Load LPIPS with the backbone `net`, alex or vgg. Weights are read from disk once per process and never downloaded.
 
-    weights: the convolution layers as torchvision names them, features.N.weight and features.N.bias, in safetensors (or, as
-             torch saves them, .pth); half precision is converted. By default torchvision's own file in torch's hub cache.
-    Raises ValueError, naming the file, where it holds anything else than the true weights, and FileNotFoundError where there
-    is none.
+    weights: file of the convolution layers under torchvision's names, features.N.weight and features.N.bias, as safetensors or
+             .pth; half precision is converted to float32. By default torchvision's own file in torch's hub cache.
+    Raises ValueError, naming the file, if it does not hold the expected weights, and FileNotFoundError if it does not exist.
     """
     if net not in BACKBONES:
         raise ValueError(f"unknown LPIPS net {net!r}. Known: {', '.join(BACKBONES)}")
-    path = weights or _cached(net)
-    model = _without_weights(net)
-    features = _checked(path, net, _read(path), model)
-    linear = _read(_linear_layers(net))
-    # on the meta device nothing random exists: what the files do not give has no values at all, and could not be computed with
+    path = weights or _find_cached(net)
+    model = _build_without_weights(net)
+    features = _check_weights(path, net, _read(path), model)
+    linear = _read(_find_linear_layers(net))
+    # the model is on the meta device, so that a weight missing from the files has no values instead of random ones
     model.load_state_dict({**features, **linear}, strict=False, assign=True)
     return Lpips(net, model.requires_grad_(False).eval())
 
 
 def lpips_or_reason(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
-    """Return LPIPS for such data, see `load`, or why there is none."""
-    if spec.is_image and (reason := unable(net, spec.shape)):
+    """Return the LPIPS model for data of this specification, see `load`, or the reason why there is none."""
+    if spec.is_image and (reason := explain_missing(net, spec.shape)):
         return reason
     try:
         return load(net, weights)
@@ -118,18 +123,21 @@ def lpips_or_reason(spec: DataSpec, net: str = "alex", weights: Path | None = No
         return str(error)
 
 
-def _cached(net: str) -> Path:
+def _find_cached(net: str) -> Path:
+    """Return torchvision's file of the backbone in torch's hub cache. Raises FileNotFoundError, with advice, if there is none."""
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     name = BACKBONES[net].checkpoint
     found = sorted(folder.glob(f"{name.rpartition('-')[0]}-*.pth"))
     if not found:
         raise FileNotFoundError(
-            f"not computed: no {BACKBONES[net].title} weights; give --lpips-weights FILE.safetensors, or put {name} into {folder}"
+            f"not computed: no weights of {BACKBONES[net].title}; give --lpips-weights FILE.safetensors, or put {name} into "
+            f"{folder}"
         )
     return found[-1]
 
 
-def _without_weights(net: str) -> nn.Module:
+def _build_without_weights(net: str) -> nn.Module:
+    """Return the LPIPS module on the meta device, so that no weights are drawn or downloaded."""
     import lpips
 
     with warnings.catch_warnings(), torch.device("meta"):
@@ -138,19 +146,20 @@ def _without_weights(net: str) -> nn.Module:
     return model
 
 
-def _linear_layers(net: str) -> Path:
+def _find_linear_layers(net: str) -> Path:
+    """Return the file of LPIPS's own linear layers, which the package lpips brings."""
     import lpips
 
     return Path(lpips.__file__).parent / "weights" / "v0.1" / f"{net}.pth"
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Tensors by name; never executes anything from the file."""
+    """Read tensors by name, without executing code from the file. Raises ValueError if it is not a file of weights."""
     if not path.is_file():
         raise FileNotFoundError(f"LPIPS weights {path} do not exist")
     try:
         if path.suffix in (".pth", ".pt"):
-            with warnings.catch_warnings(action="ignore"):  # of how it is written: what it holds is checked
+            with warnings.catch_warnings(action="ignore"):  # on the file's format: its content is checked afterwards
                 loaded = dict(torch.load(path, map_location="cpu", weights_only=True))
             return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
         return load_file(path)
@@ -168,11 +177,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: not a file of weights (safetensors, or .pth as torch saves them): {reason}") from None
 
 
-def _checked(path: Path, net: str, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The backbone's weights by the model's own names, each of the right shape, and the true ones."""
+def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return the backbone's weights by the model's parameter names. Raises ValueError if they are not torchvision's."""
     parameters = {name: p for name, p in model.named_parameters() if name.startswith("net.")}
     own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
-    not_these = f"{path}: not the features of {BACKBONES[net].title}, --lpips-net {net}"
+    not_these = f"{path}: not the weights of {BACKBONES[net].title}, --lpips-net {net}"
     if wrong := sorted(set(own) ^ {name for name in tensors if name.startswith("features.")}):
         raise ValueError(f"{not_these}: {wrong[0]} is {'not one of them' if wrong[0] in tensors else 'missing'}")
     for name, inner in own.items():
@@ -180,9 +189,9 @@ def _checked(path: Path, net: str, tensors: dict[str, Tensor], model: nn.Module)
         if got != expected:
             raise ValueError(f"{not_these}: {name} has shape {got}, expected {expected}")
         if not bool(tensors[name].isfinite().all()):
-            raise ValueError(f"{not_these}: {name} holds what is no number")
+            raise ValueError(f"{not_these}: {name} holds NaN or infinity")
     kernels = sorted((name for name in own if name.endswith("weight")), key=lambda name: int(name.split(".")[1]))
     for name, begins in ((kernels[0], BACKBONES[net].first), (kernels[-1], BACKBONES[net].last)):
         if not torch.allclose(tensors[name].flatten()[: len(begins)].float(), torch.tensor(begins), rtol=0, atol=1e-3):
-            raise ValueError(f"{not_these}: {name} is not torchvision's, trained on ImageNet, which LPIPS is calibrated on")
+            raise ValueError(f"{not_these}: {name} differs from torchvision's ImageNet weights, which LPIPS requires")
     return {inner: tensors[name].float() for name, inner in own.items()}

@@ -1,4 +1,4 @@
-"""The score row: what scoring says of one true example in one case, as a typed and versioned record."""
+"""Score rows: typed and versioned records with the scores of one true example in one case."""
 
 import csv
 import json
@@ -18,30 +18,36 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT_VERSION = 1
-"""Of a row; rows of earlier programs carry no version and are read as version 0."""
+"""Format version of a row. Rows without a version come from older programs and are read as version 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """One true example in one case. A measure that cannot be taken is None; so is everything of a case that still waits.
+    """The scores of one true example in one case.
 
-    run, source: the run, and the folder of the attack's reconstructions. data: name of the data set.
-    attack, spec, seed, null, knows_defense, oracles: the attack and what it was told; null: the gradient was withheld.
+    A measure that cannot be computed is None, and so is every measure of a case that has not been attacked yet. The fields are:
+
+    run, source: name of the run, and name of the folder of the attack's reconstructions. data: name of the data set.
+    attack, spec, seed, null, knows_defense, oracles: the attack and the knowledge it was given; null: the gradient was withheld.
     network_code, attack_code: digests of code that is not part of this project.
-    model ... secure_aggregation, ranges_from: public facts of the federation. codec, rounded: packing of the update, and
-    whether whole weights were sent, so that the client's rounding is in them.
-    limits: what of the training no attack simulates exactly.
-    case, client, state: the case, whose examples, and what became of it, see `states.State`.
+    model ... secure_aggregation, ranges_from: public settings of the federation. codec: packing of the update. rounded: whether
+    the client sent whole weights instead of an update, which are rounded to the weights' precision.
+    limits: properties of the local training that no attack simulates exactly.
+    case, client, state: key of the case, the client, and the state of the case, see `states.State`.
     rounds, batch, position, index: rounds of the case in which the example was used, its place at the first use, and its index in
-    the data set. rounds_claimed, link_correct: the rounds that the attack says it was in, and whether it was in all of these.
-    iterations ... interrupted, notes, surplus: effort and remarks of the case's answer; candidates that were left out.
-    mse ... categorical_right: distances; `mse_raw` before clamping. flat: whether the original is nearly of one colour.
-    lpips_net, lpips_reason: the network of LPIPS, or why there is none.
-    success, failure: whether the example counts as recovered; why there is no reconstruction.
+    the data set. rounds_claimed, link_correct: the rounds that the attack claims for it, and whether all of them used it.
+    iterations ... interrupted, notes: effort and remarks of the attack on this case. surplus: number of candidates beyond the
+    number of examples, which were dropped.
+    mse ... categorical_right: measures; `mse_raw` is computed before clamping. flat: whether the original is nearly of one
+    colour.
+    lpips_net, lpips_reason: the backbone of LPIPS, or the reason why there is no LPIPS.
+    success: whether the example counts as recovered. failure: the reason why there is no reconstruction.
     rank, gallery, rank_share, chance, case_chance: re-identification, see `Gallery.compare`.
-    label_true, label_recovered, label_success: labels, and whether the true one was read; names beside them.
-    confidence, explained: as in `Reconstruction`, None where undecided. pair: file of original and reconstruction, below the run.
-    constant: scores of the best constant image, which stand in for a missing answer. environment: versions, machine, commit.
+    label_true, label_recovered, label_success: the labels, and whether the true one is among those recovered; `_name`: class
+    names.
+    confidence, explained: as in `Reconstruction`; None if undecided. pair: file with original and reconstruction, relative to the
+    run.
+    constant: scores of the best constant image, used in place of a missing answer. environment: versions, machine, commit.
     """
 
     run: str = ""
@@ -113,24 +119,23 @@ class ScoreRow:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the attack on its case came to its end: shares and means are of these rows alone."""
+        """Return whether the case is done or has failed. Shares and means are over finished rows only."""
         return self.state in FINISHED
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, with the version of the format."""
+        """Return the row as plain JSON values, with the format version."""
         values = {name: getattr(self, name) for name in NAMES}
         return {"version": FORMAT_VERSION, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ScoreRow":
-        """Read what `to_dict` gives, or a row of an earlier program. Keys that are no field are left aside.
+        """Build a row from the output of `to_dict`, also of an older version of this program. Unknown keys are ignored.
 
-        Raises ValueError, naming the field, where a value is of another type, or the row is of a later version.
+        Raises ValueError, naming the field, if a value has the wrong type or the row comes from a newer version.
         """
         version = values.get("version", 0)
         if type(version) is not int or version > FORMAT_VERSION:
-            known = f"this program reads up to {FORMAT_VERSION}; install a newer one"
-            raise ValueError(f"score row of version {version!r}, and {known}")
+            raise ValueError(f"score row of version {version!r}; this program reads up to {FORMAT_VERSION}: install a newer one")
         try:
             return _adapter().validate_python({**values, "state": state_of(values)})
         except ValidationError as error:
@@ -139,7 +144,7 @@ class ScoreRow:
             raise ValueError(f"score row: {where}: {problem['msg']}, got {problem['input']!r:.200}") from None
 
     def flat_values(self) -> dict[str, Any]:
-        """Return one plain value for each column of a table: mappings spread out, sequences joined by "; "."""
+        """Return one plain value per table column: mappings become one column per key, sequences are joined by "; "."""
         found: dict[str, Any] = {}
         for name, value in self.to_dict().items():
             if name in ("environment", "constant"):
@@ -160,9 +165,9 @@ def _adapter() -> TypeAdapter[ScoreRow]:
 
 
 def read_rows(path: Path) -> list[ScoreRow]:
-    """Read a file of score rows, as `attacker score` writes it; none where it does not exist.
+    """Read a file of score rows, as `attacker score` writes it. Return no rows if the file does not exist.
 
-    Raises ValueError, naming the file, where a line is no score row.
+    Raises ValueError, naming the file, if a line is not a score row.
     """
     try:
         return [ScoreRow.from_dict(line) for line in read_json_lines(path)]
@@ -171,7 +176,7 @@ def read_rows(path: Path) -> list[ScoreRow]:
 
 
 def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
-    """Write rows as CSV with a header; see `ScoreRow.flat_values`. A value that is missing is an empty cell."""
+    """Write rows as CSV with a header, see `ScoreRow.flat_values`. A missing value becomes an empty cell."""
     flat = [row.flat_values() for row in rows]
     columns = list(dict.fromkeys(("version", *NAMES_OF_PLAIN, *(name for row in flat for name in row))))
     text = StringIO()
@@ -185,14 +190,14 @@ NAMES_OF_PLAIN = tuple(name for name in NAMES if name not in ("environment", "co
 
 
 def to_pandas(rows: Iterable[ScoreRow]) -> "pandas.DataFrame":
-    """Return rows as a table with a column for each of `ScoreRow.flat_values`. Raises ImportError without pandas."""
+    """Return rows as a data frame with the columns of `ScoreRow.flat_values`. Raises ImportError without pandas."""
     return import_pandas().DataFrame([row.flat_values() for row in rows])
 
 
 def import_pandas() -> Any:
-    """Return the module. Raises ImportError, with the mend, where it is not installed: nothing else here needs it."""
+    """Return the module pandas, an optional dependency. Raises ImportError, with advice, if it is not installed."""
     try:
         import pandas
     except ImportError:
-        raise ImportError("pandas is not installed: pip install pandas; rows are written without it as CSV or JSON") from None
+        raise ImportError("pandas is not installed: run pip install pandas, or write the rows as CSV or JSON") from None
     return pandas

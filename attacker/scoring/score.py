@@ -1,4 +1,4 @@
-"""Scoring: compares reconstructions with the truth, one row per true example. No other module reads both."""
+"""Scorer that compares reconstructions with the truth, one row per true example. No other module reads both."""
 
 import json
 import os
@@ -18,44 +18,47 @@ from torch import Tensor
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
 from attacker.scoring.comparison import compare
-from attacker.scoring.counted import superseded
+from attacker.scoring.counted import find_superseded
 from attacker.scoring.environment import environment
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.holdings import holdings
-from attacker.scoring.measures import measure, not_measured
-from attacker.scoring.originals import Original, Use, claimed, count_places, link_fields, originals, uses
+from attacker.scoring.holdings import load_holdings
+from attacker.scoring.measures import make_empty_measures, measure
+from attacker.scoring.originals import Original, Use, count_places, link_fields, list_claimed_rounds, list_uses, originals
 from attacker.scoring.paired import SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.states import MATCHED_NO_MORE, State, read_case
-from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
+from attacker.scoring.states import REASON_UNMATCHED, State, read_case
+from fedsim.recording.files import MAX_LINES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 from fedsim.truth import TruthReader, Used
 
-OF_THE_RUN = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
-EFFORT = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
+RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
+"""Settings of the federation that every score row repeats."""
+EFFORT_FIELDS = ("iterations", "evaluations", "restarts", "seconds", "route", "interrupted")
 
 AttackFacts = dict[str, Any]
 
 
 class NoTruth(ValueError):
-    """Raised if no folder of truth contains what a client used in a round."""
+    """Error for a round of which no folder of truth says which examples a client used."""
 
 
 class Scorer:
-    """Scores the reconstructions of one run.
+    """A scorer of the reconstructions of one run.
 
-    run:   folder that gets `scores.jsonl` and `pairs/`.
-    truth: folders that clients wrote; in a deployment, one a client, each with a data set of its own.
-    data:  name and arguments of the data set, where they differ from what truth says (paths on another machine); what they
-           do not say stays as truth has it.
-    lpips_net, lpips_weights: what LPIPS is computed with, see `perceptual.load`. Without a file given or found in torch's
-           hub cache there is none, and rows say why.
-    untold: keys of the cases without truth, which get no rows, by the name of the attack's folder that was scored.
-    superseded: of the same, why cases are not scored, or not all of their examples, by their keys, in words.
-    Raises ValueError where the data set is not the one that truth refers to, or the file given is not of those weights.
+    run:   folder that `scores.jsonl` and `pairs/` are written to.
+    truth: folders of truth that clients wrote; in a deployment, one per client, each with its own data set.
+    data:  name and arguments of the data set, if they differ from those in truth (such as paths on another machine). Arguments
+    that
+           are not given are taken from truth.
+    lpips_net, lpips_weights: backbone and weight file of LPIPS, see `perceptual.load`. If there is no file, LPIPS is not computed
+    and
+           rows give the reason.
+    untold: keys of the cases without truth, which get no rows, by name of the attack's folder.
+    superseded: by name of the attack's folder and key of the case, why a case or some of its examples are not scored.
+    Raises ValueError if the data set is not the one that truth refers to, or if the weight file does not hold the right weights.
     """
 
     def __init__(
@@ -75,37 +78,37 @@ class Scorer:
         if lpips_weights or lpips_net not in BACKBONES:
             load_lpips(*self._lpips)
         self.readers = [TruthReader(folder) for folder in truth]
-        self._holdings = holdings(self.readers, data)
+        self._holdings = load_holdings(self.readers, data)
         self.data = self._holdings.data
 
     @cached_property
     def lpips(self) -> Lpips | str:
-        """LPIPS, or why there is none."""
+        """Return the LPIPS model, or the reason why there is none."""
         return lpips_or_reason(self.data.spec, *self._lpips)
 
     @cached_property
     def gallery(self) -> Gallery:
-        """Return the gallery of other examples of the same data."""
+        """Return the gallery of other examples of the same data set."""
         return Gallery.of(self.data)
 
     def score(self, folder: Path, only: Container[str] | None = None) -> list[ScoreRow]:
-        """Score one attack's folder of reconstructions; its rows replace earlier ones in `scores.jsonl`.
+        """Score one attack's folder of reconstructions. The rows replace earlier ones of the same folder in `scores.jsonl`.
 
-        only: keys of cases, where the others are left as they were scored before, save those of several rounds of the same
-        clients. What is in two of those is scored once, see `superseded`.
-        Cases without truth are left out and kept in `untold`. Raises NoTruth, and changes no scores, where that is all of them,
-        and ValueError, naming the file, where what replay wrote down of the attack cannot be read.
+        only: keys of the cases to score; rows of other cases stay as they are. If a chosen case spans several rounds, the
+        client's other cases of several rounds are scored again, too, since an example in two of them is scored once, see
+        `find_superseded`. Cases without truth get no rows and are listed in `untold`. Raises NoTruth, and leaves the scores as
+        they are, if no case has truth, and ValueError, naming the file, if `attack.json` cannot be read.
         """
         check_run(folder)
         facts = read_facts(folder / "attack.json")
-        if missing := [key for key in ("name", *OF_THE_RUN) if key not in facts["run"]]:
-            raise DamagedFile(folder / "attack.json", f"says no {missing[0]} of its run; replay the attack again")
+        if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
+            raise DamagedFile(folder / "attack.json", f"does not say the {missing[0]} of its run; replay the attack again")
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[ScoreRow] = []
         untold: dict[str, NoTruth] = {}
-        others = superseded(folder, facts["cases"])
+        others = find_superseded(folder, facts["cases"])
         self.superseded[folder.name] = {key: other.words for key, other in others.items()}
-        cases = _asked(facts["cases"], only)
+        cases = _select_cases(facts["cases"], only)
         only = None if only is None else {case["key"] for case in cases}
         for case in cases:
             other = others.get(case["key"])
@@ -126,25 +129,29 @@ class Scorer:
     def originals(
         self, round: int, attempt: int, client: str, cohort: Sequence[str] = ()
     ) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
-        """(batch, position, index) of each example that a client used in a round, at its first use, and x and y of them.
+        """Return (batch, position, index) of each distinct example that a client used in a round, and their x and y.
 
-        cohort: of a sum, whose batches are those of its clients, counted on from one to the next.
+        batch, position: place of the first use. index: in the data set. cohort: the clients of a secure sum; their batches are
+        numbered consecutively, client after client.
         """
         examples, x, y = self._originals([Use(round, attempt, tuple(cohort) or (client,))])
         return [(example.batch, example.position, example.index) for example in examples], x, y
 
     def _originals(self, observed: Sequence[Use]) -> tuple[list[Original], Tensor, Tensor]:
-        """The distinct examples behind observations, and x and y of them."""
+        """Return the distinct examples that observations were computed from, and their x and y."""
         examples = originals((one.round, self.used(one.round, one.attempt, *one.clients)) for one in observed)
         return examples, *self.data.train[[example.index for example in examples]]
 
     def _places(self, observed: Sequence[Use], facts: AttackFacts) -> Counter[int]:
-        """By index in the data set, how many candidates each example of a case has room for."""
+        """Return how many reconstructions each example of a case may have, by index in the data set, see `count_places`."""
         epochs = facts["run"].get("training", {}).get("epochs") or 1
         return count_places((self.used(one.round, one.attempt, *one.clients) for one in observed), epochs)
 
     def used(self, round: int, attempt: int, *clients: str) -> Used:
-        """What clients used in a round, one after the other. Raises NoTruth where no folder of truth says."""
+        """Return the examples that clients used in a round, client after client.
+
+        Raises NoTruth if no folder of truth has them.
+        """
         return Used(tuple(step for client in clients for step in self._used(round, attempt, client).steps))
 
     def _used(self, round: int, attempt: int, client: str) -> Used:
@@ -153,23 +160,24 @@ class Scorer:
                 return self._holdings.used(reader, round, attempt, client)
             except KeyError:
                 continue
-        raise NoTruth(f"no truth of client {client} in round {round}: was --truth given for every client?")
+        raise NoTruth(f"no truth of client {client} in round {round}; give --truth FOLDER for every client")
 
     def _case(self, folder: Path, facts: AttackFacts, case: AttackFacts, pairs: Path) -> Iterator[ScoreRow]:
-        observed = uses(case)
+        """Yield the rows of one case, and write its pairs of original and reconstruction into the folder `pairs`."""
+        observed = list_uses(case)
         examples, truth, labels = self._originals(observed)
-        found, state, reason = _read(folder, case["key"], truth)
-        common = {**_common(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
+        found, state, reason = _read_answer(folder, case["key"], truth)
+        common = {**_shared_fields(folder, facts), "data": self.data.name, "case": case["key"], "state": state}
         common |= {"client": case["client"], "environment": environment()}
         common |= {"codec": case.get("codec"), "rounded": case.get("codec") == "weights"}
-        common |= {name: getattr(found, name, None) for name in EFFORT}
+        common |= {name: getattr(found, name, None) for name in EFFORT_FIELDS}
         common |= {"notes": None if found is None else found.notes}
         room = self._places(observed, facts)
         counts = [room[example.index] for example in examples]
         places = [self._place(example, label) for example, label in zip(examples, labels.tolist(), strict=True)]
         if found is None:
             for example, place, constant in zip(examples, places, self._constants(truth), strict=True):
-                missing = _without_answer(state, reason)
+                missing = _make_missing_fields(state, reason)
                 yield ScoreRow(**common, **place, **link_fields(example, None), **missing, constant=constant)
             return
         compared = compare(
@@ -183,13 +191,13 @@ class Scorer:
             indices=[example.index for example in examples],
         )
         common["surplus"] = compared.surplus
-        said = claimed(compared.found)
+        said = list_claimed_rounds(compared.found)
         for i, (candidate, place) in enumerate(zip(compared.assigned, places, strict=True)):
             place |= link_fields(examples[i], None if candidate is None else said[candidate])
             fields = compared.fields[i]
             if candidate is None or fields is None:
                 (constant,) = self._constants(truth[i : i + 1])
-                yield ScoreRow(**common, **place, **_without_answer(state, MATCHED_NO_MORE), constant=constant)
+                yield ScoreRow(**common, **place, **_make_missing_fields(state, REASON_UNMATCHED), constant=constant)
                 continue
             first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
             pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
@@ -202,7 +210,7 @@ class Scorer:
             )
 
     def _constants(self, truth: Tensor) -> list[dict[str, float]]:
-        """The scores of the best constant image, or row, which stands in for an answer that is missing, see `filled`."""
+        """Return the scores of the best constant image or row for each original, used by `fill_failures` for missing answers."""
         measured = measure(self.gallery.constants(len(truth)), truth, self.data.spec, self.lpips)
         return [{score: row[score] for score in FILLED if row[score] is not None} for row in measured]
 
@@ -213,7 +221,10 @@ class Scorer:
         return self.data.class_names[label] if 0 <= label < len(self.data.class_names) else str(label)
 
     def _write_pair(self, path: Path, truth: Tensor, x: Tensor) -> str:
-        """Original and reconstruction side by side; a table row as JSON."""
+        """Write original and reconstruction side by side as PNG, or as JSON for table rows.
+
+        Return the path relative to the run.
+        """
         if self.data.spec.is_image:
             path = path.with_name(path.name + ".png")
             pixels = (torch.cat([truth, x], dim=2) * 255).round().to(torch.uint8).numpy()
@@ -228,29 +239,29 @@ class Scorer:
         return str(path.relative_to(self.run))
 
 
-def _asked(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
-    """The cases to score: with one of several rounds of a client all of that client's, for it may supersede them."""
+def _select_cases(cases: Sequence[AttackFacts], only: Container[str] | None) -> list[AttackFacts]:
+    """Return the cases to score: those in `only`, and every case of several rounds of a client that has such a case in `only`."""
     if only is None:
         return list(cases)
     clients = {case["client"] for case in cases if "rounds" in case and case["key"] in only}
     return [case for case in cases if case["key"] in only or ("rounds" in case and case["client"] in clients)]
 
 
-CASE = re.compile(rb'"case": "([^"\\]*)"')
+CASE_PATTERN = re.compile(rb'"case": "([^"\\]*)"')
 
 
 def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Container[str] | None = None) -> None:
-    """Write rows of scores in place of those of their source, or of the cases `only` of it, that are there.
+    """Write score rows to a file, replacing the rows of the same source, or only those of its cases `only`.
 
-    Other lines stay as they are, unread where that can be told at a glance: a live run is scored round by round, and to read and
-    write all of its rows would take longer with each of them.
+    All other lines are kept byte by byte, and are parsed only if they may belong to the source. A live run is scored after every
+    round, and parsing all rows each time would take longer and longer.
     """
     mark = f'"source": {json.dumps(source)}'.encode()
 
     def stale(line: bytes) -> bool:
         if mark not in line:
             return False
-        found = CASE.search(line)
+        found = CASE_PATTERN.search(line)
         if only is not None and found is not None and found[1].decode(errors="replace") not in only:
             return False
         try:
@@ -269,19 +280,23 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
         append_json_lines(path, *written)
 
 
-def _read(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
-    """A case's reconstruction, its state, and why there is nothing that could be compared with `truth`, where that is so."""
+def _read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, State, str]:
+    """Return a case's reconstruction, its state, and the reason if there is no reconstruction of the shape of `truth`."""
     found, state, reason = read_case(folder, key)
     if found is None:
         return None, state, reason
     if found.x.shape[1:] != truth.shape[1:] or not found.x.shape[:1] == found.y.shape == found.confidence.shape:
         shapes = f"{tuple(found.x.shape)}, {tuple(found.y.shape)} labels and {tuple(found.confidence.shape)} confidences"
         path = folder / f"{key}.safetensors"
-        return None, "failed", f"{path}: holds examples {shapes}, and examples of this data are {tuple(truth.shape[1:])}"
+        return (
+            None,
+            "failed",
+            f"{path}: holds examples {shapes}, but examples of this data set have shape {tuple(truth.shape[1:])}",
+        )
     return found, state, ""
 
 
-def _common(folder: Path, facts: AttackFacts) -> AttackFacts:
+def _shared_fields(folder: Path, facts: AttackFacts) -> AttackFacts:
     """Return the fields that all rows of an attack share."""
     return {
         "run": facts["run"]["name"],
@@ -289,14 +304,14 @@ def _common(folder: Path, facts: AttackFacts) -> AttackFacts:
         **{key: facts[key] for key in ("attack", "spec", "null", "knows_defense", "seed")},
         "oracles": tuple(facts["oracles"]),
         **{key: facts.get(key, "") for key in ("network_code", "attack_code")},
-        **{key: facts["run"][key] for key in OF_THE_RUN},
+        **{key: facts["run"][key] for key in RUN_FIELDS},
         "ranges_from": facts["run"].get("ranges_from", ""),
         "limits": tuple(facts["run"].get("limits", ())),
     }
 
 
-def _without_answer(state: State, reason: str) -> AttackFacts:
-    """The fields of an example without a reconstruction: not recovered, unless the attack may still come to it."""
+def _make_missing_fields(state: State, reason: str) -> AttackFacts:
+    """Return the score fields of an example without a reconstruction: not recovered, or undecided if the case is waiting."""
     if state == "waiting":
-        return {**not_measured(reason), "success": None, "label_success": None, "failure": None}
-    return {**not_measured(reason), "label_success": False}
+        return {**make_empty_measures(reason), "success": None, "label_success": None, "failure": None}
+    return {**make_empty_measures(reason), "label_success": False}

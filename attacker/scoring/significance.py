@@ -1,4 +1,4 @@
-"""Tests of an attack against its null, and the smallest leak that they show."""
+"""Significance tests of an attack against its null, and the smallest leaks that they can detect."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,16 +15,18 @@ from attacker.scoring.rows import ScoreRow
 from attacker.scoring.statistics import mean
 
 Floats = NDArray[np.float64]
-ENUMERATED = 14
-"""Clusters with a difference up to which all of their signs are enumerated."""
-DRAWN = 1 << ENUMERATED
-MANY = 200
+MAX_ENUMERATED_CLUSTERS = 14
+"""Largest number of clusters for which the sign-flip test enumerates all signs; with more, signs are drawn at random."""
+SIGN_DRAWS = 1 << MAX_ENUMERATED_CLUSTERS
+"""Number of random draws of signs."""
+MAX_DRAWN_CLUSTERS = 200
+"""Largest number of clusters for which signs are drawn; with more, the normal approximation is used."""
 POWER = 0.95
-"""Chance that a detectable leak is seen."""
+"""Power: probability with which a leak called detectable is detected."""
 
 
 def adjust(values: Sequence[float]) -> list[float]:
-    """Adjust p-values of several tests so that the least of them may be compared with a level (Holm 1979)."""
+    """Return the p-values of several tests, adjusted for multiple testing (Holm 1979), in the same order."""
     order, largest = sorted(range(len(values)), key=lambda i: values[i]), 0.0
     adjusted = [0.0] * len(values)
     for place, i in enumerate(order):
@@ -34,9 +36,10 @@ def adjust(values: Sequence[float]) -> list[float]:
 
 
 def t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """Return the chance of so large a mean where there is no leak: one-sided, on means of clusters.
+    """Return the p-value of a one-sided t-test for a mean above 0, with cluster-robust standard error.
 
-    Without a leak the null and the attack are exchangeable, and a difference is as often negative as positive.
+    values: difference between attack and null of each example. groups: cluster of each example. Without a leak, attack and null
+    are exchangeable, so that a difference is as often negative as positive.
     """
     centre, error, count = _mean_and_error(values, groups)
     if error == 0:
@@ -45,7 +48,7 @@ def t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
 
 
 def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
-    """The mean over examples, its standard error by clusters, and their number."""
+    """Return the mean over examples, its cluster-robust standard error, and the number of clusters."""
     sums, sizes = _sums(values, groups)
     count, total = len(sums), float(sizes.sum())
     centre = float(sums.sum()) / total
@@ -53,6 +56,7 @@ def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tupl
 
 
 def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
+    """Return sum and number of the values of each cluster."""
     sums: dict[Hashable, float] = defaultdict(float)
     sizes: dict[Hashable, int] = defaultdict(int)
     for value, group in zip(values, groups, strict=True):
@@ -62,30 +66,30 @@ def _sums(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, 
 
 
 def sign_flip(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """Return the chance of so large a sum where each cluster's difference could as well have the other sign.
+    """Return the p-value of a one-sided sign-flip test for a sum above 0, which flips the signs of whole clusters.
 
-    Exact for up to `ENUMERATED` clusters that differ from zero, by as many draws as that enumerates for up to `MANY`, and by the
-    normal distribution beyond.
+    The test is exact for up to `MAX_ENUMERATED_CLUSTERS` clusters with a sum other than zero. It uses `SIGN_DRAWS` random draws
+    for up to `MAX_DRAWN_CLUSTERS`, and the normal approximation beyond.
     """
     sums, _ = _sums(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
     if not len(sums):
         return 1.0
-    if len(sums) <= ENUMERATED:
+    if len(sums) <= MAX_ENUMERATED_CLUSTERS:
         signs = 1 - 2.0 * ((np.arange(1 << len(sums))[:, None] >> np.arange(len(sums))) & 1)
         return float((signs @ sums >= sums.sum() - 1e-9).mean())
-    if len(sums) > MANY:
+    if len(sums) > MAX_DRAWN_CLUSTERS:
         return float(norm.sf(sums.sum() / sqrt(float((sums**2).sum()))))
-    drawn = np.random.default_rng(0).integers(0, 2, size=(DRAWN, len(sums))) * 2.0 - 1
-    return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + DRAWN))
+    drawn = np.random.default_rng(0).integers(0, 2, size=(SIGN_DRAWS, len(sums))) * 2.0 - 1
+    return float((1 + (drawn @ sums >= sums.sum() - 1e-9).sum()) / (1 + SIGN_DRAWS))
 
 
 def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any] | None:
-    """Test whether answers are nearer to their originals than to other examples; None where rows do not tell.
+    """Test whether reconstructions are nearer to their originals than to other examples. Return None if rows lack the fields.
 
-    Each case has the chance that as many other examples would have been as near to its answer (`case_chance`). Without a leak it
-    is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over them (Stouffer
-    1949). What the null reaches beyond chance, because the originals differ from the other examples, is taken off.
+    `case_chance` of a row is the probability that random other examples are as near to the case's reconstruction. Without a leak
+    it is uniform, so that its normal score is standard normal. Scores are averaged within clusters and summed over clusters
+    (Stouffer 1949). The null's own score is subtracted if it is positive, since originals may differ from the other examples.
     """
     mine, its = _normal_scores(both.attack, clusters), _normal_scores(both.null, clusters)
     ranks, others = both.differences("rank_share"), both.null
@@ -103,7 +107,7 @@ def reidentification(both: Paired, clusters: Mapping[Any, int]) -> dict[str, Any
 
 
 def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> float | None:
-    """The sum over clusters of their cases' mean normal score, in units of its standard deviation."""
+    """Return the sum over clusters of the mean normal score of `case_chance`, divided by its standard deviation."""
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
     found: dict[int, list[float]] = defaultdict(list)
     for cluster, chance in cases.values():
@@ -114,7 +118,7 @@ def _normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) -> flo
 
 
 def single(both: Paired) -> float | None:
-    """Return the chance that any answer comes as near to its original as the nearest one does (Bonferroni); None without rows."""
+    """Return a p-value for a leak of any single example: the smallest chance of all rows (Bonferroni); None without rows."""
     chances = [chance for one, other in zip(both.attack, both.null, strict=True) if (chance := _beyond(one, other)) is not None]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
@@ -132,9 +136,10 @@ def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
 
 
 def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
-    """Return the least mean difference that a sample with this spread shows with the chance `POWER`.
+    """Return the smallest mean difference that the t-test at `level` detects with probability `POWER`, given a sample's spread.
 
-    The spread is the upper limit of its one-sided 90 % interval: of few clusters it is known badly.
+    The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
+    poorly.
     """
     _, error, count = _mean_and_error(values, groups)
     wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
@@ -142,16 +147,20 @@ def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: 
 
 
 def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
-    """Return the chance of so many more successes of as many independent examples (Fisher's exact test, one-sided).
+    """Return the p-value of Fisher's exact test, one-sided, that the attack (`mine`) has more successes than the null (`its`).
 
-    Examples that both or neither recover for reasons of their own make it stricter, not laxer.
+    mine, its: success of the same independent examples, 0 or 1. The test ignores the pairing of examples, which makes it
+    conservative.
     """
     count, more, less = len(mine), sum(value > 0.5 for value in mine), sum(value > 0.5 for value in its)
     return float(hypergeom.sf(more - 1, 2 * count, more + less, count))
 
 
 def detectable_successes(its: Sequence[float], level: float) -> float | None:
-    """Return the least difference of shares that `fisher` shows beside this null with the chance `POWER`; None if none does."""
+    """Return the smallest difference of shares that `fisher` at `level` detects with probability `POWER`; None if there is none.
+
+    its: success of each example for the null, 0 or 1.
+    """
     count, less = len(its), sum(value > 0.5 for value in its)
     needed = np.arange(less, count + 1)
     shown = needed[hypergeom.sf(needed - 1, 2 * count, needed + less, count) <= level]
@@ -164,9 +173,11 @@ def detectable_successes(its: Sequence[float], level: float) -> float | None:
 
 @lru_cache(maxsize=256)
 def detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
-    """Return the least difference of shares that clusters of one example show with the chance `POWER`; None where none does.
+    """Return the smallest difference of shares that a sign test at `level` detects with probability `POWER`; None if there is
+    none.
 
-    null: its share of the examples, to which one success and one failure are added (Laplace).
+    null: share of the examples that the null recovered, to which one success and one failure are added (Laplace). Clusters are
+    treated as single examples.
     """
     count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)

@@ -10,39 +10,40 @@ from attacker.reconstruction import Reconstruction
 from fedsim.recording.safe_files import DamagedFile, read_json
 
 State = Literal["done", "failed", "interrupted", "waiting"]
-"""done: the attack came to its end and has a reconstruction. failed: it gave up with a reason, or its file cannot be read.
+"""State of a case.
 
-interrupted: the search was cut off, and there is the best so far. waiting: not attacked yet, or cut off before any answer.
+done: the attack finished and returned a reconstruction. failed: it stopped with a reason, or its file cannot be read.
+interrupted: the search was stopped, and its best result so far is kept. waiting: not attacked yet, or stopped without any result.
 """
 STATES: tuple[State, ...] = get_args(State)
 FINISHED: frozenset[State] = frozenset({"done", "failed"})
 UNFINISHED: tuple[State, ...] = ("waiting", "interrupted")
-WAITS = "not attacked yet"
-MATCHED_NO_MORE = "fewer reconstructions than examples"
-"""The failure of an example of a case that is done: others of the case have a reconstruction."""
+REASON_WAITING = "not attacked yet"
+REASON_UNMATCHED = "fewer reconstructions than examples"
+"""Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
 
 
 def state_of(row: Mapping[str, Any]) -> State:
-    """Return the state of a row's case, from the row as JSON; of rows written before they had one, by their failure."""
+    """Return the state of a score row's case, given the row as JSON. For rows of old versions without a state, infer it."""
     if (said := row.get("state")) in STATES:
         state: State = said
         return state
     if row.get("interrupted"):
         return "interrupted"
     failure = row.get("failure")
-    if failure == WAITS:
+    if failure == REASON_WAITING:
         return "waiting"
-    return "done" if failure is None or failure == MATCHED_NO_MORE else "failed"
+    return "done" if failure is None or failure == REASON_UNMATCHED else "failed"
 
 
 def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str]:
-    """Read what replay left of a case in its folder: the reconstruction, the state, and why there is no reconstruction.
+    """Read the result of a case from the folder of its attack: the reconstruction, the state, and why there is no reconstruction.
 
-    A case that was cut off, and failed when it was attacked again, has failed.
+    A case that was interrupted, and failed when it was attacked again, counts as failed.
     """
     path, failed = folder / f"{key}.safetensors", folder / f"{key}.failed.json"
     if not os.path.lexists(path):
-        return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", WAITS)
+        return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", REASON_WAITING)
     try:
         found = Reconstruction.read(path)
     except ValueError as error:
@@ -59,7 +60,7 @@ def read_reason(failed: Path) -> str:
     except DamagedFile as error:
         return str(error)
     except (KeyError, TypeError):
-        return f"{failed}: says no reason; replay the attack again"
+        return f"{failed}: holds no reason; replay the attack again"
 
 
 class CaseState(Protocol):
@@ -73,16 +74,16 @@ class CaseState(Protocol):
 
 
 def count_cases(rows: Iterable[CaseState]) -> dict[str, int]:
-    """The number of cases by state, each state that occurs, in the order of `STATES`."""
+    """Return the number of cases in each state that occurs, in the order of `STATES`."""
     counted = Counter({row.case: row.state for row in rows}.values())
     return {state: counted[state] for state in STATES if counted[state]}
 
 
-def unfinished(cases: Mapping[str, int]) -> int:
+def count_unfinished(cases: Mapping[str, int]) -> int:
     """Return the number of unfinished cases, given the number of cases by state."""
     return sum(count for state, count in cases.items() if state not in FINISHED)
 
 
-def count_in_words(cases: Mapping[str, int], states: Sequence[State] = STATES) -> str:
-    """ "2 done, 3 waiting"."""
+def format_counts(cases: Mapping[str, int], states: Sequence[State] = STATES) -> str:
+    """Return the number of cases by state as text, such as "2 done, 3 waiting"."""
     return ", ".join(f"{cases[state]:,} {state}" for state in states if cases.get(state))

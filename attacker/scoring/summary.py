@@ -1,4 +1,4 @@
-"""Summaries of the rows of one attack."""
+"""Summaries of the score rows of one attack."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from attacker.scoring.paired import by_example, filled
+from attacker.scoring.paired import average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
 from attacker.scoring.statistics import Distribution, Estimate, clusters_of, mean, share
@@ -16,20 +16,22 @@ from attacker.scoring.verdict import Verdict, judge
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The scores of one attack on one run, beside those of the same attack without a gradient.
+    """The scores of one attack on one run, with those of its null.
 
-    cases: how many there are, by state, see `states.State`.
-    examples: rows of finished cases, one for each example and case. The estimates are of these alone: None where no case is
-    finished. They count each distinct example once, by the mean of its rows: the same image attacked in five rounds is no five
-    independent images. Intervals are by clusters of examples that cases tie together, see `statistics`.
-    psnr to mse, continuous_error and categorical_right: over all of these, where an attack that gave no answer counts as its null
-    does, or as the best constant image, see `filled`; None where none has one. A mean counts no PSNR for more than 58.9 dB, see
-    `PSNR_OF_8_BITS`.
-    linked_right: share of the examples said to be in several rounds that were in all of these; None where none was said to be.
-    surplus: candidates beyond the examples that there are, over all cases: none of them was compared with truth.
-    lpips_net: the network of LPIPS, where there is one.
-    routes: how many cases were answered in which way.
-    verdict: on the attack against its null; None of a null itself.
+    cases: number of cases by state, see `states.State`.
+    examples: number of rows of finished cases, one per example and case. All estimates are over these rows, and None if no case
+    is finished. Each distinct example counts once, with the mean of its rows: an image attacked in five rounds is not five
+    independent images. Intervals are over clusters of examples that are connected by common cases, see `statistics`.
+    psnr to mse, continuous_error, categorical_right: means over all these examples. A missing answer counts with the scores of
+    the null's answer, or of the best constant image, see `fill_failures`. None if no row has the measure. In means, a PSNR counts
+    as at most 58.9 dB, see `PSNR_OF_8_BITS`.
+    seconds, iterations: total time, and median number of iterations per case. failures: number of examples without
+    reconstruction.
+    linked_right: of the examples for which the attack claims several rounds, the share for which all are right; None without any.
+    surplus: number of candidates beyond the number of examples, over all cases; they were dropped before comparison with truth.
+    lpips_net: the backbone of LPIPS, if it was computed.
+    routes: number of cases by the method that answered, such as a closed form or a search.
+    null: the summary of the null. verdict: on the attack against its null. Both are None in the summary of a null.
     """
 
     run: str
@@ -68,44 +70,47 @@ class Summary:
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the summary as plain JSON values."""
         verdict = {"verdict": self.verdict.as_json() if self.verdict else None}
         return {**asdict(self), **verdict, "null": self.null.as_json() if self.null else None}
 
 
 def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
-    """Return one summary for each attack, nulls beside the attacks that they belong to."""
+    """Return one summary per attack. The summary of an attack's null is its field `null`."""
     ordered = sorted(rows, key=lambda row: (row.run, row.source))
     groups = [list(group) for _, group in groupby(ordered, key=lambda row: (row.run, row.source))]
-    nulls = {_attack_of(group[0]): group for group in groups if group[0].null}
-    return [_beside(group, nulls.get(_attack_of(group[0]), [])) for group in groups if not group[0].null]
+    nulls = {_attack_key(group[0]): group for group in groups if group[0].null}
+    return [_summarise_with_null(group, nulls.get(_attack_key(group[0]), [])) for group in groups if not group[0].null]
 
 
-def _attack_of(row: ScoreRow) -> tuple[str, str, int, str, str]:
-    """What an attack and its null have in common: run, specification, seed and code."""
+def _attack_key(row: ScoreRow) -> tuple[str, str, int, str, str]:
+    """Return what identifies an attack and is equal for its null: run, specification, seed and digests of code."""
     return row.run, row.spec.removesuffix(" without gradient"), row.seed, row.network_code, row.attack_code
 
 
-def _beside(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
-    """A summary beside that of its null on the same cases, of which count those that both finished, and the verdict."""
+def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
+    """Return the summary of an attack with that of its null on the same finished cases, and the verdict."""
     cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
     same, counted = [row for row in null if row.case in cases], {row.case for row in done}
     other = [row for row in same if row.is_finished and row.case in counted]
-    beside = _summary(same, other, filled(other)) if same else None
-    return replace(_summary(rows, done, filled(done, other)), null=beside, verdict=judge(done, other))
+    beside = _summary(same, other, fill_failures(other)) if same else None
+    return replace(_summary(rows, done, fill_failures(done, other)), null=beside, verdict=judge(done, other))
 
 
 def _summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: Sequence[ScoreRow]) -> Summary:
-    """done: the rows that count. complete: the same, scores of failures filled in."""
+    """Return a summary without null and verdict.
+
+    rows: all rows of the attack. done: those of finished cases. complete: those with the scores of failures filled in.
+    """
     first = rows[0]
     clusters = clusters_of((row.index, row.case) for row in done)
 
     def estimate(key: str) -> Distribution | None:
-        values = by_example(complete, key)
+        values = average_by_example(complete, key)
         return mean(list(values.values()), [clusters[index] for index in values]) if values else None
 
     def part(key: str) -> Estimate | None:
-        values = by_example(done, key)
+        values = average_by_example(done, key)
         return share(list(values.values()), [clusters[index] for index in values]) if values else None
 
     efforts = [row for row in done if row.iterations is not None]

@@ -10,15 +10,16 @@ from fedsim.recording import Column
 
 
 def variables(columns: Sequence[Column]) -> list[tuple[int, ...]]:
-    """Return the columns of each categorical variable: adjacent one-hot columns of the same name."""
+    """Return the column indices of each categorical variable, which consists of adjacent one-hot columns with the same name."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 
 
 def continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
-    """Largest absolute error over the continuous columns, as a share of their range; NaN where there are none.
+    """Return the largest absolute error over the continuous columns of each row, (N,); NaN if there are none.
 
-    x, truth: (N, F), columns scaled to [0, 1]. Without `columns` all F are continuous. Returns (N,).
+    x, truth: (N, F), columns scaled to [0, 1], so that errors are fractions of a column's range. Without `columns` all F columns
+    are continuous.
     """
     chosen = [i for i in range(truth.shape[1]) if not columns or columns[i].kind == "continuous"]
     if not chosen:
@@ -27,10 +28,10 @@ def continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -
 
 
 def categorical_right(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
-    """Share of the categorical variables whose true category has the largest value of all in x; NaN where there are none.
+    """Return the share of categorical variables whose true category has the largest value in x, (N,); NaN if there are none.
 
-    x, truth: (N, F), variables one-hot as `columns` tell. Returns (N,). A tie is no answer. Where truth is all zeros, a
-    category that training never saw, there is nothing to be right about, and the variable does not count.
+    x, truth: (N, F), with one-hot variables as described by `columns`. A tie counts as wrong. A variable that is all zeros in
+    truth, a category not seen in training, is ignored.
     """
     right, known = torch.zeros(len(truth)), torch.zeros(len(truth))
     for variable in variables(columns):

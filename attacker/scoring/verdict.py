@@ -1,11 +1,11 @@
-"""Verdict on an attack: comparison with its null, example by example."""
+"""Verdict on an attack: statistical comparison of its scores with those of its null on the same examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from attacker.scoring.paired import Paired, by_example, pair
+from attacker.scoring.paired import Paired, average_by_example, pair
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.significance import (
     adjust,
@@ -22,14 +22,18 @@ from attacker.scoring.statistics import Estimate, mean
 
 Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
 LEVEL = 0.05
-"""Probability of reporting a leak if there is none, over all scores together."""
-FEWEST = 3
-"""Smallest number of clusters at which differences are tested by their mean."""
+"""Significance level: probability of reporting a leak if there is none, over all compared scores together."""
+MIN_CLUSTERS = 3
+"""Smallest number of clusters for which mean differences are tested."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score that is compared. sign: 1 where higher is nearer to the original, -1 where lower is. unit: as words end."""
+    """A score that is compared between attack and null.
+
+    name: field of `ScoreRow`. sign: 1 if a higher score is nearer to the original, -1 if a lower score is. unit: suffix of
+    printed values. is_share: whether the score is a success of each example, so that its mean is a share.
+    """
 
     name: str
     title: str
@@ -52,13 +56,13 @@ REIDENTIFIED, SINGLE = "reidentification", "single"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One score of an attack against its null.
+    """The comparison of one score of an attack with its null.
 
-    attack, null: means over the same examples. difference: attack less null, with its interval by clusters; of re-identification
-    in shares of the gallery that are nearer than the original.
-    p: the chance of so large a difference without a leak; adjusted: for all scores that are compared (Holm 1979).
+    attack, null: means over the same examples; for re-identification, shares of other examples nearer than the original.
+    difference: attack minus null, with its confidence interval over clusters.
+    p: p-value of the difference. adjusted: p-value adjusted for the number of compared scores (Holm 1979).
     leaks: whether `adjusted` is at most `LEVEL`.
-    detectable: the smallest mean difference that a sample like this one shows at 95 of 100 times; None where not known.
+    detectable: smallest mean difference that a sample like this one detects with probability 0.95; None if unknown.
     """
 
     score: str
@@ -74,13 +78,13 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """Say what the difference is."""
+        """Return the difference as text."""
         if self.score == SINGLE:
             return "single reconstructions nearer to their original than chance and the null allow"
         if self.attack is None or self.null is None or self.difference is None:
             return self.title
         if self.score == REIDENTIFIED:
-            nearer = f"{self.attack:.0%} of other examples are nearer than the original, of the null's answer {self.null:.0%}"
+            nearer = f"{self.attack:.0%} of other examples are nearer than the original; for the null's answer, {self.null:.0%}"
             return f"re-identification ({nearer})"
         if self.unit == " dB":
             d = self.difference
@@ -93,11 +97,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the comparison of an attack with its null comes to.
+    """The result of comparing an attack with its null.
 
-    examples, clusters: distinct examples compared, and the independent groups that they come in.
-    recovered, null_recovered: how many distinct examples pass the threshold of success, of `examples`. flat: of those of the
-    attack, how many are nearly of one colour, which passes, too.
+    examples, clusters: number of distinct examples compared, and of the independent groups that they form.
+    recovered, null_recovered: how many of the examples the attack and the null recovered. flat: how many of the examples that the
+    attack recovered are nearly of one colour, which a constant image recovers as well.
     reason: why there is no verdict, else "".
     """
 
@@ -112,57 +116,57 @@ class Verdict:
 
     @property
     def leaks(self) -> bool:
-        """Whether anything is shown to leak."""
+        """Return whether any score shows a leak."""
         return self.outcome in ("recovered", "partly leaked")
 
     @property
     def leaked(self) -> tuple[Comparison, ...]:
-        """The scores that show a leak."""
+        """Return the comparisons that show a leak."""
         return tuple(one for one in self.comparisons if one.leaks)
 
     @property
     def detectable(self) -> Mapping[str, float]:
-        """The smallest difference that this sample would have shown, by score."""
+        """Return the smallest difference that this sample would have detected, by name of the score."""
         return {one.score: one.detectable for one in self.comparisons if one.detectable is not None}
 
     @property
     def words(self) -> str:
-        """Say it in one sentence, without a full stop."""
+        """Return the verdict as one sentence without a full stop."""
         if self.outcome == "no verdict":
             return f"no verdict: {self.reason}"
         if self.outcome == "recovered":
             flat = f", {self.flat} of them nearly of one colour" if self.flat else ""
-            recovered = f"{self.recovered} of {_many(self.examples)}{flat}, the null {self.null_recovered}"
-            return f"recovered: {recovered}{_listed(self.leaked)}"
+            recovered = f"{self.recovered} of {_format_count(self.examples)}{flat}, the null {self.null_recovered}"
+            return f"recovered: {recovered}{_format_leaked(self.leaked)}"
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
-        sample = f"{_many(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
-        return f"not distinguishable from the null at this sample: {sample}; {_shown(self)}"
+        sample = f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
+        return f"not distinguishable from the null at this sample: {sample}; {_format_detectable(self)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the verdict as plain JSON values."""
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 
 
-def _many(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count:,} example{'s' * (count != 1)}"
 
 
-def _listed(leaked: Sequence[Comparison]) -> str:
+def _format_leaked(leaked: Sequence[Comparison]) -> str:
     told = [one.words for one in leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
     return f"; {'; '.join(told)}" if told else ""
 
 
-def _shown(verdict: Verdict) -> str:
-    """Say which leak would have been seen."""
+def _format_detectable(verdict: Verdict) -> str:
+    """Return as text how large a leak would have been detected."""
     sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None}
-    told = [_size(one) for one in sizes.values()]
+    told = [_format_size(one) for one in sizes.values()]
     if told:
         return f"a leak of {' or '.join(told)} would have shown"
-    return "of so few cases only a recovered example, or one much nearer to its original than its null is, would have shown"
+    return "with so few cases, only a recovered example, or one much nearer to its original than its null is, would have shown"
 
 
-def _size(one: Comparison) -> str:
+def _format_size(one: Comparison) -> str:
     assert one.detectable is not None
     if one.unit == "%":
         return f"{one.detectable:.0%} of {one.title}"
@@ -172,10 +176,7 @@ def _size(one: Comparison) -> str:
 
 
 def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
-    """Compare an attack with its null.
-
-    rows, null: of finished cases, see `ScoreRow.is_finished`.
-    """
+    """Return the verdict on an attack, given its rows and those of its null, both of finished cases (`ScoreRow.is_finished`)."""
     if not rows:
         return Verdict(outcome="no verdict", reason="no case is finished")
     if not null:
@@ -188,13 +189,16 @@ def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     compared = _compare(both, clusters)
     outcome: Outcome = "not distinguishable from the null at this sample"
     reason = ""
-    mine, its = by_example(both.attack, "success"), by_example(both.null, "success")
+    mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
     if any(one.leaks for one in compared):
         outcome = "recovered" if _recovers(both, compared) else "partly leaked"
     elif len(both.attack) < len(rows):
-        outcome, reason = "no verdict", f"the null was run on {len(both.attack)} of {len(rows)} examples alone"
-    elif not _tells_single(both) and (not compared or sum(mine.values()) > sum(its.values())):
-        outcome, reason = "no verdict", "an earlier version scored this and did not look at single examples; score it again"
+        outcome, reason = "no verdict", f"the null was run on only {len(both.attack)} of {len(rows)} examples"
+    elif not _has_chances(both) and (not compared or sum(mine.values()) > sum(its.values())):
+        outcome, reason = (
+            "no verdict",
+            "the scores come from an earlier version, without the test of single examples; score again",
+        )
     return Verdict(
         outcome=outcome,
         comparisons=compared,
@@ -208,7 +212,7 @@ def judge(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 
 
 def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...]:
-    """Test every score that there is, and adjust for their number."""
+    """Test every score that the rows have, and adjust the p-values for their number."""
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
     for score in SCORES:
@@ -217,7 +221,7 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
             continue
         values, groups = list(differences.values()), [clusters[index] for index in differences]
         count = len(set(groups))
-        if count < FEWEST:
+        if count < MIN_CLUSTERS:
             continue
         signed = [score.sign * value for value in values]
         found.append(
@@ -225,10 +229,10 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
                 "score": score.name,
                 "title": score.title,
                 "unit": "%" if score.is_share else score.unit,
-                "attack": _mean(by_example(both.attack, score.name), differences),
-                "null": _mean(by_example(both.null, score.name), differences),
+                "attack": _mean(average_by_example(both.attack, score.name), differences),
+                "null": _mean(average_by_example(both.null, score.name), differences),
                 "difference": mean(values, groups),
-                **(_of_shares(both, score.name, differences, groups) if score.is_share else _of_means(signed, groups)),
+                **(_test_shares(both, score.name, differences, groups) if score.is_share else _test_means(signed, groups)),
             }
         )
     if (test := reidentification(both, clusters)) is not None:
@@ -237,18 +241,18 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
         nothing = {"attack": None, "null": None, "difference": None}
         found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
     return tuple(
-        _comparison(one, adjusted, len(found)) for one, adjusted in zip(found, adjust([f["p"] for f in found]), strict=True)
+        _make_comparison(one, adjusted, len(found)) for one, adjusted in zip(found, adjust([f["p"] for f in found]), strict=True)
     )
 
 
-def _of_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
-    """The p-value, and what to call for the smallest difference that a test at a given level would show."""
+def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
+    """Return the p-value `p`, and a function `least` from a significance level to the smallest detectable difference."""
     return {"p": t_test(signed, groups), "least": partial(detectable_mean, signed, groups)}
 
 
-def _of_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
-    """The same of successes: by Fisher's test where every example is a cluster of its own, else by the signs of clusters."""
-    mine, its = ([by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
+def _test_shares(both: Paired, name: str, differences: Mapping[int, float], groups: Sequence[int]) -> dict[str, Any]:
+    """Return `p` and `least` as `_test_means` does, for shares: Fisher's test for independent examples, else a sign-flip test."""
+    mine, its = ([average_by_example(rows, name)[index] for index in differences] for rows in (both.attack, both.null))
     count = len(set(groups))
     if count == len(groups) and {*mine, *its} <= {0.0, 1.0}:
         return {"p": fisher(mine, its), "least": partial(detectable_successes, its)}
@@ -256,7 +260,7 @@ def _of_shares(both: Paired, name: str, differences: Mapping[int, float], groups
     return {"p": sign_flip(list(differences.values()), groups), "least": least}
 
 
-def _comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
+def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
     detectable = found["least"](LEVEL / tests) if "least" in found else None
     kept = {key: value for key, value in found.items() if key != "least"}
     return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= LEVEL, detectable=detectable)
@@ -266,14 +270,14 @@ def _mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
     return sum(values[index] for index in chosen) / len(chosen)
 
 
-def _tells_single(both: Paired) -> bool:
-    """Whether rows say how likely a single answer is by chance; those of earlier versions do not."""
+def _has_chances(both: Paired) -> bool:
+    """Return whether rows have the field `chance`, which rows of earlier versions lack."""
     answered = [row for row in both.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
 
 
 def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
-    """Whether examples pass the threshold of success that would not have passed it without the update."""
+    """Return whether the attack recovers examples that it would not have recovered without the update."""
     if any(one.leaks and one.score == "success" for one in compared):
         return True
     level = LEVEL / len(compared)
@@ -283,5 +287,5 @@ def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
             return True
     if answered:
         return False
-    mine, its = by_example(both.attack, "success"), by_example(both.null, "success")
-    return sum(mine.values()) - sum(its.values()) > len(mine) / 2  # of rows without a gallery: most of them
+    mine, its = average_by_example(both.attack, "success"), average_by_example(both.null, "success")
+    return sum(mine.values()) - sum(its.values()) > len(mine) / 2  # without `chance`, more than half must be recovered

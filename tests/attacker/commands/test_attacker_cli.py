@@ -173,7 +173,7 @@ def test_a_wrong_file_of_weights_is_refused_before_anything_is_scored(run: Path,
     assert replay(run, "--no-null").exit_code == 0
     save_file({"features.0.weight": torch.zeros(64, 3, 11, 11)}, tmp_path / "wrong.safetensors")
     for options, said in (
-        (["--lpips-weights", tmp_path / "wrong.safetensors"], "wrong.safetensors: not the features of AlexNet"),
+        (["--lpips-weights", tmp_path / "wrong.safetensors"], "wrong.safetensors: not the weights of AlexNet"),
         (["--lpips-weights", tmp_path / "absent"], "absent do not exist"),
         (["--lpips-net", "squeeze"], "unknown LPIPS net 'squeeze'"),
     ):

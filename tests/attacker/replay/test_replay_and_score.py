@@ -84,7 +84,7 @@ def test_every_example_of_every_observation_is_a_row_that_names_its_own_original
     assert {(row.codec, row.rounded) for row in rows} == {("dense", False)}
     assert {row.environment["torch"] for row in rows} == {version("torch")}
     assert all("commit" in row.environment and row.lpips is None for row in rows)
-    assert {row.lpips_reason for row in rows} == {"AlexNet needs images of 31x31 pixels at least, got 8x8"}
+    assert {row.lpips_reason for row in rows} == {"AlexNet needs images of at least 31x31 pixels, got 8x8"}
 
 
 def test_what_is_done_is_skipped_and_what_is_missing_is_made(run: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attacker.scoring import environment as module
-from attacker.scoring.environment import commit, environment
+from attacker.scoring.environment import environment, read_commit
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -30,22 +30,22 @@ def tree(tmp_path: Path) -> Path:
 
 def test_the_commit_is_that_of_the_tree_and_says_where_code_differs(tree: Path) -> None:
     head = git(tree, "rev-parse", "HEAD")
-    assert commit(tree) == head
+    assert read_commit(tree) == head
     (tree / "notes.txt").write_text("not code")
-    assert commit(tree) == head
+    assert read_commit(tree) == head
     (tree / "attacker" / "new.py").write_text("y = 2\n")
-    assert commit(tree) == f"{head}+dirty"
+    assert read_commit(tree) == f"{head}+dirty"
     (tree / "attacker" / "new.py").unlink()
     (tree / "attacker" / "code.py").write_text("x = 2\n")
-    assert commit(tree) == f"{head}+dirty"
+    assert read_commit(tree) == f"{head}+dirty"
 
 
 def test_where_there_is_no_tree_of_its_own_there_is_no_commit(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert commit(tree / "attacker") is None
+    assert read_commit(tree / "attacker") is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit(tree) is None
+    assert read_commit(tree) is None
 
 
 def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,5 +64,5 @@ def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_git_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     environment()
-    monkeypatch.setattr(module, "_git", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(module, "_run_git", lambda *_: pytest.fail("asked again"))
     assert environment() == environment()

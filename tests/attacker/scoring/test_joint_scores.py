@@ -10,8 +10,8 @@ import torch
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
-from attacker.scoring.counted import superseded
-from attacker.scoring.originals import Original, Use, link_fields, originals, uses
+from attacker.scoring.counted import find_superseded
+from attacker.scoring.originals import Original, Use, link_fields, list_uses, originals
 from fedsim import data as datasets
 from fedsim.recording.files import write_json
 from fedsim.truth import TruthWriter, Used, describe_dataset
@@ -147,8 +147,8 @@ def test_of_overlapping_replays_no_example_of_a_round_counts_twice(joint: Joint)
     writer.write(5, 1, [[13, 3]])
     joint.also("later", (4, 5))
     assert of_cases(joint) == {*ALL, ("later", 13), ("later", 3)}
-    found = superseded(joint.folder, json.loads((joint.folder / "attack.json").read_text())["cases"])
-    assert found["later"].words == "scored by examples of round 5 alone: its other rounds are counted in case joint"
+    found = find_superseded(joint.folder, json.loads((joint.folder / "attack.json").read_text())["cases"])
+    assert found["later"].words == "scored only on examples of round 5: its other rounds are counted in case joint"
 
 
 def test_what_a_live_replay_supersedes_loses_the_scores_it_had(joint: Joint) -> None:
@@ -167,10 +167,10 @@ def test_first_uses_and_rounds_by_hand() -> None:
 
 def test_the_observations_of_a_case_with_their_attempts_and_cohorts() -> None:
     case = {"round": 1, "attempt": 2, "client": "ada"}
-    assert uses(case) == [Use(1, 2, ("ada",))]
-    assert uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [Use(1, 2, ("ada", "bob"))]
+    assert list_uses(case) == [Use(1, 2, ("ada",))]
+    assert list_uses({**case, "client": "sum", "cohort": ["ada", "bob"]}) == [Use(1, 2, ("ada", "bob"))]
     several = {**case, "client": "sum", "rounds": [[1, 2], [3, 1]], "cohorts": [["ada"], ["ada", "bob"]]}
-    assert uses(several) == [Use(1, 2, ("ada",)), Use(3, 1, ("ada", "bob"))]
+    assert list_uses(several) == [Use(1, 2, ("ada",)), Use(3, 1, ("ada", "bob"))]
 
 
 def test_a_claim_of_one_round_is_no_link_even_where_it_is_wrong() -> None:

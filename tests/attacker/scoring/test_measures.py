@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.scoring.measures import MEASURES, measure, not_measured
+from attacker.scoring.measures import MEASURES, make_empty_measures, measure
 from attacker.scoring.metrics import ssim, ssim_global
 from attacker.scoring.perceptual import Lpips
 from fedsim.recording import DataSpec
@@ -92,7 +92,7 @@ def test_rows_are_json_whatever_an_attack_returns(pair: tuple[Tensor, Tensor]) -
     x = x.clone()
     x[0, 0, 0, 0], x[1, 0, 0, 0] = torch.nan, 3e38
     rows = measure(x, truth, COLOUR, "no weights")
-    json.dumps([*rows, not_measured("out of memory")], allow_nan=False)
+    json.dumps([*rows, make_empty_measures("out of memory")], allow_nan=False)
     assert [row["mse_raw"] for row in rows] == [None, None]
     assert all(row["mse"] < 0.05 for row in rows)
     assert measure(x[:0], truth[:0], COLOUR, "no weights") == []
@@ -122,6 +122,6 @@ def test_lpips_is_asked_on_clamped_images_only_where_it_can_answer(size: int, as
 
 def test_a_failure_has_the_same_fields(pair: tuple[Tensor, Tensor]) -> None:
     (row, _) = measure(*pair, COLOUR, "no weights")
-    failed = not_measured("out of memory")
+    failed = make_empty_measures("out of memory")
     assert set(failed) == set(row)
     assert (failed["success"], failed["failure"], failed["lpips_reason"]) == (False, "out of memory", "no reconstruction")

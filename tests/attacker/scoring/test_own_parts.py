@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attacker.scoring.holdings import holdings
+from attacker.scoring.holdings import load_holdings
 from attacker.scoring.score import Scorer
 from fedsim import data as datasets
 from fedsim.data import Dataset, Examples
@@ -62,12 +62,12 @@ def test_examples_other_than_those_that_truth_refers_to_are_refused(tmp_path: Pa
     parts.write_part(tmp_path / "one" / "data", data, changed)
     datasets._load.cache_clear()
     with pytest.raises(ValueError, match="its content differs"):
-        holdings([TruthReader(truth)])
+        load_holdings([TruthReader(truth)])
 
 
 def test_clients_of_different_federations_are_not_scored_together(tmp_path: Path) -> None:
     truth = [client(tmp_path / "one", [10], [0]), client(tmp_path / "two", [20], [1], classes=4)]
-    with pytest.raises(ValueError, match="have different specifications"):
+    with pytest.raises(ValueError, match="differ in shape, classes or columns"):
         Scorer(tmp_path, truth)
 
 

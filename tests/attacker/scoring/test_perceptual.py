@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 from attacker.scoring import perceptual
-from attacker.scoring.perceptual import BACKBONES, load, unable
+from attacker.scoring.perceptual import BACKBONES, explain_missing, load
 
 FILES = {"alex": "alexnet_features.safetensors", "vgg": "vgg16_features.safetensors"}
 
@@ -110,15 +110,15 @@ def test_each_image_is_measured_for_itself_and_in_chunks(
 def test_images_that_are_too_small_are_refused_at_the_true_limit(net: str, weights: Callable[[str], Path]) -> None:
     lpips, smallest = load(net, weights(net)), BACKBONES[net].smallest
     just, below = torch.rand(1, 3, smallest, smallest + 5), torch.rand(1, 3, smallest - 1, smallest + 5)
-    assert unable(net, tuple(just.shape[1:])) is None
+    assert explain_missing(net, tuple(just.shape[1:])) is None
     assert torch.isfinite(lpips(just, just.flip(3))).all()
-    assert f"{smallest}x{smallest}" in str(unable(net, tuple(below.shape[1:])))
-    with pytest.raises(ValueError, match="pixels at least"):
+    assert f"{smallest}x{smallest}" in str(explain_missing(net, tuple(below.shape[1:])))
+    with pytest.raises(ValueError, match="needs images of at least"):
         lpips(below, below)
     with pytest.raises(RuntimeError, match="too small"):
         lpips._model(below, below)
-    assert ("--lpips-net vgg takes 16x16" in str(unable(net, (1, 28, 28)))) == (net == "alex")
-    assert "1 or 3 channels, got 4" in str(unable(net, (4, 64, 64)))
+    assert ("--lpips-net vgg takes 16x16" in str(explain_missing(net, (1, 28, 28)))) == (net == "alex")
+    assert "1 or 3 channels, got 4" in str(explain_missing(net, (4, 64, 64)))
 
 
 def test_loading_draws_nothing_at_random_and_happens_once(weights: Callable[[str], Path]) -> None:
@@ -154,17 +154,17 @@ def infinite(given: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (dict, "features.0.weight is not torchvision's"),
+        (dict, "features.0.weight differs from torchvision's"),
         (lacking, "features.8.bias is missing"),
         (cut, r"features.3.weight has shape \(192, 64, 3, 3\), expected \(192, 64, 5, 5\)"),
-        (infinite, "features.6.bias holds what is no number"),
+        (infinite, "features.6.bias holds NaN or infinity"),
         (lambda given: {**given, "features.12.bias": torch.zeros(3)}, "features.12.bias is not one of them"),
     ],
 )
 def test_other_weights_than_the_true_ones_are_refused_by_name(tmp_path: Path, change: Callable, said: str) -> None:
     path = tmp_path / "given.safetensors"
     save_file(change(random_weights()), path)
-    with pytest.raises(ValueError, match=f"given.safetensors: not the features of AlexNet, --lpips-net alex: {said}"):
+    with pytest.raises(ValueError, match=f"given.safetensors: not the weights of AlexNet, --lpips-net alex: {said}"):
         load("alex", path)
 
 
@@ -177,7 +177,7 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path: Path, weights: Call
         load("alex", tmp_path / "absent.safetensors")
     with pytest.raises(ValueError, match="unknown LPIPS net 'squeeze'"):
         load("squeeze")
-    with pytest.raises(ValueError, match="not the features of AlexNet"):
+    with pytest.raises(ValueError, match="not the weights of AlexNet"):
         load("alex", weights("vgg"))
 
 

@@ -17,7 +17,7 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay, Replayed
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.comparison import labels_read
+from attacker.scoring.comparison import match_labels
 from attacker.scoring.perceptual import load
 from attacker.scoring.score import replace_rows
 from fedsim.config.experiment import validate
@@ -135,9 +135,9 @@ def test_what_replay_wrote_down_is_named_where_it_is_damaged(federate: Federate)
 
 
 def test_labels_are_read_as_a_multiset() -> None:
-    assert labels_read([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
-    assert labels_read([1, 1, 2], [1, 2, 2]) == [True, False, True]
-    assert labels_read([4], []) == [False]
+    assert match_labels([1, 1, 2, 3], [3, 1, 2, 1]) == [True] * 4
+    assert match_labels([1, 1, 2], [1, 2, 2]) == [True, False, True]
+    assert match_labels([4], []) == [False]
 
 
 OTHERS = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.scoring.measures import answered, measure
+from attacker.scoring.measures import clean_examples, measure
 from attacker.scoring.metrics import succeeded
 from attacker.scoring.tables import categorical_right, continuous_error, variables
 from fedsim.recording import Column, DataSpec
@@ -98,4 +98,4 @@ def test_categories_above_one_are_told_apart_and_numbers_are_clamped() -> None:
     assert (row["continuous_error"], row["categorical_right"], row["success"]) == (0, 1, True)
     assert row["mse"] == pytest.approx(1 / 7)
     assert row["mse_raw"] == pytest.approx((36 + 4 + 4 + 16) / 7)
-    assert answered(torch.tensor([[torch.nan, 2, torch.nan, -1, 0, 0, 5]]), SPEC).tolist() == [[0, 2, 0, -1, 0, 0, 1]]
+    assert clean_examples(torch.tensor([[torch.nan, 2, torch.nan, -1, 0, 0, 5]]), SPEC).tolist() == [[0, 2, 0, -1, 0, 0, 1]]

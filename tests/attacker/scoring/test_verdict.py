@@ -167,7 +167,7 @@ def test_rows_of_an_earlier_version_are_summarised() -> None:
     attack, null = rows([120.0, 10.0]), rows([9.0, 9.5], null=True)
     (summary,) = summarise(map(without_state, [*attack, *null]))
     assert summary.verdict is not None
-    assert "score it again" in summary.verdict.reason
+    assert "score again" in summary.verdict.reason
     json_of = summary.as_json()
     assert json_of["verdict"]["words"].startswith("no verdict")
     assert json_of["null"]["psnr"]["median"] == pytest.approx(9.25)
