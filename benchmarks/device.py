@@ -23,7 +23,7 @@ from splits import Images, images
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.precision import fast
-from attacker.replay.batching import COPIES
+from attacker.replay.batching import LIVE_TENSORS
 
 Row = dict[str, Any]
 TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
@@ -82,12 +82,12 @@ def memory(asked: Options) -> tuple[list[Row], Row]:
 
 def _planned(of: Client) -> float:
     """Return the number of values that the planner of chunks counts for one search of one example."""
-    from attacker.replay.batching import _activations
+    from attacker.replay.batching import count_activations
     from fedsim import models
 
     layout = models.layout(of.model, of.data)
     values = sum(weight.numel() for weight in of.weights.values())
-    return COPIES * (values + _activations(layout, of.data.shape))
+    return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 
 
 def speed(asked: Options) -> tuple[list[Row], Row]:

@@ -8,7 +8,7 @@ import torch
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.base import refused
-from attacker.replay.cases import trouble
+from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
 from defenses._registry import references
 from fedleak.federations import run_of
@@ -57,7 +57,7 @@ def attack(
     if not observations:
         raise ValueError("there is no observation to attack")
     case, built = Case(observations), spec.build(device=device)
-    if reason := next(filter(None, map(trouble, observations)), "") or refused(built, case):
+    if reason := next(filter(None, map(find_bad_numbers, observations)), "") or refused(built, case):
         raise ValueError(f"{name} cannot be used: {reason}")
     found = built([case], rng=torch.Generator().manual_seed(seed))
     return AttackResult(spec=spec, data=observations[0].data, reconstructions=found)

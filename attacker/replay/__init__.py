@@ -1,4 +1,4 @@
-"""Replay of attacks on a recording. Names are loaded when they are used: a worker's program begins in this package."""
+"""Replay of attacks on a recording. Names are imported lazily, so that worker processes start fast."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""Reads `attack.json`, which a replay wrote, and which may come from anywhere.
+"""Reader of `attack.json`, the metadata of a replay. The file may come from an untrusted source and is checked strictly.
 
-Its texts end up in score rows, and its keys in the names of files.
+Its texts are copied into score rows, and its keys become names of files.
 """
 
 import re
@@ -14,13 +14,13 @@ from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, read_json, sho
 from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
-"""Size of the largest file that is read: some million cases."""
+"""Largest size of the file in bytes, enough for some million cases."""
 MAX_TEXT = 10_000
 MAX_COUNT = 2**53
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-"""Names of cases, and of the folders of attacks: they name files."""
+"""Pattern of the names of cases and of attacks' folders, which become names of files."""
 STATUSES = ("complete", "masked", "failed", "late")
-KINDS = {
+FIELD_TYPES = {
     "attack": str,
     "spec": str,
     "null": bool,
@@ -30,14 +30,14 @@ KINDS = {
     "run": dict,
     "cases": list,
 }
-RUN_TEXTS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
+RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read the file of an attack. Raises DamagedFile, naming the file and the mend, where it is nothing that a replay writes."""
+    """Read and check an `attack.json`. Raises DamagedFile, naming the file and what to do, if no replay can have written it."""
     try:
         if not PLAIN.fullmatch(path.parent.name):
-            raise ValueError(f"lies in a folder {shorten(path.parent.name)}, which no replay makes")
+            raise ValueError(f"lies in a folder named {shorten(path.parent.name)}, a name that no replay uses")
         told = read_json(path, limit=MAX_BYTES)
         _check_facts(told)
         for case in told["cases"]:
@@ -50,16 +50,16 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def _check_facts(told: Any) -> None:
     if not isinstance(told, dict):
-        raise ValueError("is no JSON object")
-    for key, kind in KINDS.items():
+        raise ValueError("is not a JSON object")
+    for key, kind in FIELD_TYPES.items():
         if type(told.get(key)) is not kind:
-            raise ValueError(f"{key} is to be {kind.__name__}, got {shorten(told.get(key))}")
+            raise ValueError(f"{key} must be of type {kind.__name__}, got {shorten(told.get(key))}")
     for key in ("attack", "spec"):
         _check_text(key, told[key])
     for oracle in told["oracles"]:
         _check_text("oracles", oracle)
     run = told["run"]
-    for key in RUN_TEXTS:
+    for key in RUN_TEXT_FIELDS:
         _check_text(f"run.{key}", run.get(key, ""))
     limits = run.get("limits", [])
     for text in limits if isinstance(limits, list) else [limits]:
@@ -69,19 +69,19 @@ def _check_facts(told: Any) -> None:
     training = run.get("training", {})
     epochs = training.get("epochs") if isinstance(training, dict) else training
     if epochs is not None and not _is_count(epochs):
-        raise ValueError(f"run.training.epochs is to be a number, got {shorten(epochs)}")
+        raise ValueError(f"run.training.epochs must be a whole number, got {shorten(epochs)}")
 
 
 def _check_case(case: Any) -> None:
     key = case.get("key") if isinstance(case, dict) else case
     if not isinstance(case, dict) or not isinstance(key, str) or not PLAIN.fullmatch(key):
-        raise ValueError(f"case {shorten(key)} cannot name a file")
-    if wrong := _wrong(case):
-        raise ValueError(f"case {key}: {shorten(case.get(wrong))} is not to be in {wrong}")
+        raise ValueError(f"case {shorten(key)}: the key is not a valid file name")
+    if wrong := _find_wrong_key(case):
+        raise ValueError(f"case {key}: {shorten(case.get(wrong))} is not a valid value of {wrong}")
 
 
-def _wrong(case: Mapping[str, Any]) -> str:
-    """The first key of a case with a value that no replay writes, or nothing."""
+def _find_wrong_key(case: Mapping[str, Any]) -> str:
+    """Return the first key of a case whose value is invalid, or "" if all are valid."""
     client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM):
         return "client"
@@ -109,7 +109,7 @@ def _wrong(case: Mapping[str, Any]) -> str:
 
 def _check_text(where: str, text: Any) -> None:
     if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE.search(text):
-        raise ValueError(f"{where} is no text, too long, or holds characters that cannot be shown: {shorten(text)}")
+        raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(text)}")
 
 
 def _is_count(value: Any, least: int = 0) -> bool:

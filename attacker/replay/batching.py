@@ -1,4 +1,7 @@
-"""How many cases are attacked at once: as many as memory holds and as leave work for every core. The same on one machine."""
+"""Chunks of cases that are attacked at once, as large as memory allows while leaving work for every core.
+
+The result depends only on the recording, the attack and the machine, so that an interrupted replay forms the same chunks.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,24 +16,24 @@ from attacker.replay.cases import Planned
 from fedsim import models
 from fedsim.recording import Manifest
 
-COPIES = 12
-"""Tensors of the size of the model, and of the size of all activations, that one problem keeps alive at once."""
-LATENTS = 12
-"""Vectors as long as a latent that a search keeps of each problem, beside what its optimiser remembers."""
-TIMES = 2.5
-"""How often what an optimiser remembers is in memory at most: itself, as it is written down, and half of it while it grows."""
-LEAST = 3
-"""Tensors of the size of the model, and of the size of all examples, that no attack does without."""
-MOST = 64
-"""Cases that are attacked at once; more of them gain nothing."""
-SHARE = 0.5
-"""Of a machine's memory, for all workers together; of a device's for one."""
-BATCHED = 1_000_000
-"""Parameters above which a batch of cases costs as much as each by itself: what is saved is the overhead of small layers."""
+LIVE_TENSORS = 12
+"""Number of tensors of the model's size, and of the size of all activations, that one case keeps alive at once."""
+SEARCH_VECTORS = 12
+"""Number of vectors of the length of the optimised variable that a search keeps per case, besides the optimiser's state."""
+MEMORY_FACTOR = 2.5
+"""Largest number of copies of the optimiser's state in memory: the state, its copy in a checkpoint, and half while it grows."""
+MIN_TENSORS = 3
+"""Number of tensors of the model's size, and of the size of all examples, that every attack needs."""
+MAX_CASES_AT_ONCE = 64
+"""Largest number of cases attacked at once; more do not make it faster."""
+MEMORY_SHARE = 0.5
+"""Share of the machine's memory for all workers together, or of a GPU's free memory for one worker."""
+MAX_BATCHED_PARAMETERS = 1_000_000
+"""Number of parameters above which attacking cases together saves no time: only the overhead of small layers is saved."""
 
 
 def chunked(cases: Sequence[Planned], footprint: "CaseFootprint", chunk: int | None = None) -> list[tuple[Planned, ...]]:
-    """Cases of equal shape, in the order of their sizes; chunk: so many at once, where the user says."""
+    """Return the cases that can be attacked, grouped into chunks of equal shape. chunk: cases per chunk, by default automatic."""
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
     return [part for _, group in groupby(ordered, key=lambda case: case.sizes) for part in _parts(list(group), footprint, chunk)]
@@ -42,63 +45,64 @@ def _parts(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) 
 
 
 class CaseFootprint:
-    """What one case takes, about, from its model: parameters and activations on the meta device.
+    """An estimate of the memory and time that one case takes, from the model's parameters and activations on the meta device.
 
-    remembers: vectors as long as a latent that the attack's optimiser keeps of each case; 0 of an attack without one.
+    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 without
+    one.
     """
 
     def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:
         model = models.layout(manifest.model, manifest.data)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.activations = _activations(model, manifest.data.shape) or 20 * manifest.data.size
-        self.latents = int(manifest.data.size * (LATENTS + TIMES * remembers if remembers else 0))
+        self.activations = count_activations(model, manifest.data.shape) or 20 * manifest.data.size
+        self.latents = int(manifest.data.size * (SEARCH_VECTORS + MEMORY_FACTOR * remembers if remembers else 0))
         self.values, self.device = manifest.data.size, device
 
     def bytes(self, sizes: Sequence[int]) -> int:
-        """Of a case with observations of `sizes` examples."""
+        """Return the memory in bytes of a case whose observations have `sizes` examples."""
         examples = sum(max(1, size) for size in sizes)
-        return 4 * (COPIES * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
+        return 4 * (LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations) + examples * self.latents)
 
     def too_large(self, sizes: Sequence[int]) -> str:
-        """Why a case cannot be attacked on this machine, in words: the model and the examples alone fill its memory; or ""."""
+        """Return the reason why a case does not fit into this machine's memory, or "" if it may fit."""
         examples = sum(max(1, size) for size in sizes)
-        least, there = 4 * LEAST * (self.parameters + examples * self.values), memory(self.device)
+        least, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), memory(self.device)
         if least <= there:
             return ""
         return (
             f"{examples:,} examples of {self.values:,} values, and a model of {self.parameters:,} parameters, take at least "
-            f"{least / 1e9:,.1f} GB of memory, and {self.device} has {there / 1e9:,.1f} GB; attack fewer rounds at once, or "
-            "elsewhere"
+            f"{least / 1e9:,.1f} GB of memory, but {self.device} has {there / 1e9:,.1f} GB; attack fewer rounds at once, or "
+            "use a machine with more memory"
         )
 
     def seconds(self, sizes: Sequence[int], cases: int) -> float:
-        """Of one evaluation of the gradient of so many cases at once, on one core, about."""
+        """Return the rough time in seconds of one gradient evaluation of `cases` cases at once on one core."""
         values = len(sizes) * self.parameters + sum(max(1, size) for size in sizes) * self.activations
         return 5e-3 + 2e-8 * cases * values
 
     def cases_at_once(self, sizes: Sequence[int], count: int) -> int:
-        """How many of `count` such cases make one chunk."""
+        """Return the size of a chunk for `count` cases whose observations have `sizes` examples."""
         room, workers = budget(self.device)
-        fitting = max(1, min(MOST, int(room // self.bytes(sizes))))
-        worthwhile = max(1, min(16, BATCHED // max(1, self.parameters)))  # fewer would cost as much
+        fitting = max(1, min(MAX_CASES_AT_ONCE, int(room // self.bytes(sizes))))
+        worthwhile = max(1, min(16, MAX_BATCHED_PARAMETERS // max(1, self.parameters)))  # fewer would cost as much
         return min(fitting, max(worthwhile, ceil(count / workers)))
 
 
 def budget(device: str) -> tuple[float, int]:
-    """Bytes for one chunk, and how many workers there may be.
+    """Return the memory in bytes for one chunk, and the number of workers that may run at once.
 
-    Of a GPU, a share of what is free now, for other searches may be on it. Of the machine, a share of all memory: what is free of
-    that changes from day to day.
+    On a GPU it is a share of the memory that is free now, since other processes may use it. On the CPU it is a share of all
+    memory, so that chunks do not depend on the momentary load.
     """
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(torch.device(device))
-        return SHARE * free, 1
+        return MEMORY_SHARE * free, 1
     cores = os.cpu_count() or 1
-    return SHARE * memory(device) / cores, cores
+    return MEMORY_SHARE * memory(device) / cores, cores
 
 
 def memory(device: str) -> int:
-    """Bytes of a device; of the CPU those of this machine, or of the container that this is."""
+    """Return the memory of a device in bytes; for the CPU, that of the machine or the limit of this container."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -107,8 +111,8 @@ def memory(device: str) -> int:
     return min(total, int(text)) if text.isdigit() else total
 
 
-def _activations(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Values that all layers of a model put out for one example; 0 where the model cannot be run without values."""
+def count_activations(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the number of output values of all layers for one example; 0 if the model cannot run on the meta device."""
     sizes: list[int] = []
 
     def count(module: nn.Module, given: tuple[Tensor, ...], output: object) -> None:
@@ -119,7 +123,7 @@ def _activations(model: nn.Module, shape: tuple[int, ...]) -> int:
     try:
         with torch.no_grad():
             model.eval()(torch.empty(1, *shape, device=next(model.parameters()).device))
-    except Exception:  # code of others may not run without values
+    except Exception:  # foreign code may fail in any way on the meta device
         return 0
     finally:
         for hook in hooks:

@@ -1,4 +1,4 @@
-"""Rows of a recording -> the cases of an attack, before any of them is attacked."""
+"""Cases of a replay, planned from the rows of a recording before any of them is attacked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +16,11 @@ from fedsim.recording.masked_vectors import SUM
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A case to be attacked.
+    """A case that is to be attacked.
 
-    rows:     of its observations, in order of rounds; never empty.
-    left_out: rounds of its client that are no part of it, and why.
-    reason:   why it cannot be attacked at all; empty where it can.
+    rows:     rows of its observations in the order of rounds; never empty.
+    left_out: rounds of its client that are omitted, each with a reason.
+    reason:   why the case cannot be attacked; "" if it can.
     """
 
     key: str
@@ -30,13 +30,17 @@ class Planned:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Examples of each observation, 0 where the client reported no number: cases of equal sizes are of equal shape."""
+        """Return the number of examples of each observation, 0 if not reported. Cases of equal sizes can be attacked together."""
         return tuple(row.num_examples or 0 for row in self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What there is to attack. idle: rows that hold no update, or not that of one client alone. whole: see `planned`."""
+    """All cases of a replay.
+
+    idle:  rows that cannot be attacked: without an update, or with a masked one. whole: whether each case holds all rounds of one
+           client, see `plan_cases`.
+    """
 
     cases: tuple[Planned, ...]
     idle: tuple[Row, ...] = ()
@@ -44,7 +48,7 @@ class Plan:
 
     @property
     def left_out(self) -> dict[str, list[tuple[int, str]]]:
-        """Rounds that are no part of their client's case, by the case's key."""
+        """Return the omitted rounds with their reasons, by key of the case."""
         return {case.key: list(case.left_out) for case in self.cases if case.left_out}
 
 
@@ -55,11 +59,12 @@ class _Client:
     left_out: list[tuple[int, str]] = field(default_factory=list)
 
 
-def planned(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
-    """The cases that `attack` makes of `rows`: one for each complete row, or, of an attack of whole clients, one for each client.
+def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
+    """Return the cases of `attack` on `rows`: one per complete row or, if the attack needs all rounds of a client, one per
+    client.
 
-    For the latter every update is read once, so that a round that cannot be used is left out, in words, and does not spoil the
-    others: one that is missing or damaged, holds what is no number, or lacks what the attack needs.
+    In the second case every update is read once, and unusable rounds are omitted with a reason: missing or damaged updates,
+    updates with NaN or infinity, and updates without something that the attack needs.
     """
     complete = [_counted(recording, row) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
@@ -75,25 +80,14 @@ def planned(recording: Recording, rows: Sequence[Row], attack: Attack) -> Plan:
             client.left_out.append((row.round, ": ".join(filter(None, (row.status, row.reason)))))
             continue
         client.complete.append(row)
-        if reason := _unusable(recording, row, attack):
+        if reason := _explain_unusable(recording, row, attack):
             client.left_out.append((row.round, reason))
         else:
             client.used.append(row)
-    return Plan(cases=tuple(_whole(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
+    return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
 
 
-def _counted(recording: Recording, row: Row) -> Row:
-    """The row with an estimated number of examples where none is known; as it is where its update cannot be read."""
-    if row.num_examples is not None or row.client == SUM:
-        return row
-    try:
-        observation = recording.observation(row)
-        return row if trouble(observation) else replace(row, num_examples=with_estimate(observation)[0].num_examples)
-    except ValueError:
-        return row
-
-
-def _whole(name: str, client: _Client) -> Planned:
+def _plan_client(name: str, client: _Client) -> Planned:
     rows = client.used or client.complete
     reasons = dict.fromkeys(reason for _, reason in client.left_out)
     return Planned(
@@ -104,41 +98,42 @@ def _whole(name: str, client: _Client) -> Planned:
     )
 
 
-def _unusable(recording: Recording, row: Row, attack: Attack) -> str:
-    """Why the observation of a row is of no use to `attack`; empty where it is."""
+def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
+    """Return why `attack` cannot use the observation of a row, or "" if it can."""
     try:
         observation = recording.observation(row)
     except ValueError as error:
         return str(error)
-    return trouble(observation) or refused(attack, Case((observation,)))
+    return find_bad_numbers(observation) or refused(attack, Case((observation,)))
 
 
-def trouble(observation: Observation) -> str:
-    """What is wrong with the numbers of an observation, in words; empty where nothing is."""
+def find_bad_numbers(observation: Observation) -> str:
+    """Return a sentence on NaN, infinite or overflowing values in an observation, or "" if there are none."""
     parts = {
         "weights that were sent hold": observation.weights,
         "buffers that were sent hold": observation.buffers,
         "update holds": observation.update,
     }
     for words, tensors in parts.items():
-        bad = {name: count for name, t in tensors.items() if (count := _not_finite(t))}
+        bad = {name: count for name, t in tensors.items() if (count := _count_not_finite(t))}
         if bad:
             total = sum(bad.values())
-            values = "1 value that is no number" if total == 1 else f"{total} values that are no numbers"
+            values = "1 value that is NaN or infinite" if total == 1 else f"{total} values that are NaN or infinite"
             return f"round {observation.round}: the {words} {values}, the first in {next(iter(bad))}"
         if long := next((name for name, t in tensors.items() if not torch.isfinite(t.square().sum())), ""):
             return f"round {observation.round}: the {words} values so large that their squares overflow, in {long}"
     return ""
 
 
-def _not_finite(tensor: Tensor) -> int:
+def _count_not_finite(tensor: Tensor) -> int:
     return int(tensor.numel() - torch.isfinite(tensor).sum())
 
 
 def entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]:
-    """What scoring and report need to know of a case.
+    """Return the entry of a case in `attack.json`.
 
-    Of a whole client also its rounds, each with its attempt, those that were left out, and of a sum the cohort of each round.
+    whole: whether the case holds all rounds of a client. Then the entry lists the rounds with their attempts, the omitted rounds,
+    and for secure sums the clients of each round.
     """
     first, sizes = case.rows[0], [row.num_examples for row in case.rows]
     told = {**row_entry(recording, first), "key": case.key}
@@ -150,12 +145,12 @@ def entry(recording: Recording, case: Planned, *, whole: bool) -> dict[str, Any]
         "num_examples": None if None in sizes else sum(size for size in sizes if size is not None),
         "codec": ", ".join(sorted({str(row.codec) for row in case.rows})),
         "left_out": [list(one) for one in case.left_out],
-        "cohorts": [_cohort(recording, row) for row in case.rows],
+        "cohorts": [_list_cohort(recording, row) for row in case.rows],
     }
 
 
 def row_entry(recording: Recording, row: Row) -> dict[str, Any]:
-    """The same of a row by itself, also of one that was not received."""
+    """Return the entry of a single row in `attack.json`, also of a row whose update was not received."""
     return {
         "key": row.key,
         "round": row.round,
@@ -165,9 +160,10 @@ def row_entry(recording: Recording, row: Row) -> dict[str, Any]:
         "codec": row.codec,
         "status": row.status,
         "reason": row.reason,
-        "cohort": _cohort(recording, row),
+        "cohort": _list_cohort(recording, row),
     }
 
 
-def _cohort(recording: Recording, row: Row) -> list[str]:
+def _list_cohort(recording: Recording, row: Row) -> list[str]:
+    """Return the clients that a row's update depends on: those of a secure sum, or the row's own client."""
     return list(recording.summed(row.round)) if row.client == SUM else [row.client]

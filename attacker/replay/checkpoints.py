@@ -1,4 +1,4 @@
-"""What a replay needs to go on where it was killed: one file for each task under way, beside its reconstructions."""
+"""Checkpoints of a replay: one file per running task, next to the reconstructions, from which a killed replay resumes."""
 
 import hashlib
 import json
@@ -17,35 +17,38 @@ from fedsim.recording.files import remove, write_tensors
 from fedsim.recording.safe_files import opened_tensors, parse_json
 
 SUFFIX = ".checkpoint"
-FORM = 4
-"""Grows when what searches keep changes its meaning."""
-FORMS = (3, 4)
-"""Forms that are gone on from: in form 3 searches kept all that they keep now but the losses of their starts."""
+CHECKPOINT_FORMAT = 4
+"""Format version of the kept tensors; increased whenever their meaning changes."""
+READABLE_FORMATS = (3, 4)
+"""Format versions that can be resumed. Checkpoints of format 3 lack only the losses of the searches' starts."""
 MAX_BYTES = 16 * 2**30
-"""Size of the largest checkpoint that is read: histories of L-BFGS are many times the images."""
+"""Largest size in bytes of a checkpoint that is read; histories of L-BFGS are many times as large as the images."""
 
 
 def run_of(folder: Path) -> Path:
-    """The folder below which no link is followed for what is written of an attack: it holds that of all reconstructions."""
+    """Return the run that an attack's folder belongs to. Below it, no symbolic links are followed when files are written."""
     return folder.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a checkpoint must agree in to be gone on from. attack: its printed specification. device: cpu or cuda."""
+    """The settings that must be equal for a replay to resume from a checkpoint.
+
+    attack: the printed specification. device: cpu or cuda. torch, fedleak: versions. form: `CHECKPOINT_FORMAT`.
+    """
 
     attack: str
     seed: int
     device: str
     torch: str = field(default_factory=lambda: torch.__version__)
     fedleak: str = field(default_factory=lambda: version("fedleak"))
-    form: int = FORM
+    form: int = CHECKPOINT_FORMAT
 
     def as_json(self) -> str:
         return json.dumps([self.attack, self.seed, self.device, self.torch, self.fedleak, self.form])
 
     def differs(self, other: str) -> str:
-        """How `other`, written by `as_json`, differs, in words; empty where it does not."""
+        """Return as text how `other`, an origin written by `as_json`, differs from this one, or "" if it does not."""
         try:
             theirs = parse_json(other)
             pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.as_json()), strict=True)
@@ -53,15 +56,15 @@ class Origin:
         except (ValueError, TypeError):
             return "cannot be read"
         return ", ".join(
-            f"is of {what} {them}, and this is {me}" for what, them, me in different if what != "form" or them not in FORMS
+            f"is of {what} {them}, and this is {me}" for what, them, me in different if what != "form" or them not in READABLE_FORMATS
         )
 
 
 @dataclass
 class FileMemory:
-    """The memory of one task, in one file that is replaced at once. Also an empty one says that the task is not done.
+    """The checkpoint of one task, kept in one file that is replaced atomically. The file exists until the task is done.
 
-    cases: their keys, in the order in which they are attacked. every: seconds between two calls of `keep`. look: see `Memory`.
+    cases: keys of the task's cases in the order of the attack. every: seconds between two calls of `keep`. look: see `Memory`.
     """
 
     folder: Path
@@ -80,7 +83,7 @@ class FileMemory:
         return run_of(self.folder)
 
     def begin(self) -> None:
-        """Take up what an earlier process kept for these cases, or else write down that they are under way."""
+        """Load the state that an earlier process kept for these cases, or create an empty checkpoint."""
         self._kept = {}
         if (
             os.path.lexists(self.path)
@@ -97,13 +100,13 @@ class FileMemory:
         return None if found is None else {name: tensor.clone() for name, tensor in found.items()}
 
     def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
-        for gone in (key, drop):  # before there are two of them: histories of L-BFGS may be most of the memory
+        for gone in (key, drop):  # free the old state before copying: histories of L-BFGS may be most of the memory
             self._kept.pop(gone, None)
         self._kept[key] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         self._write()
 
     def forget(self) -> None:
-        """The task is done."""
+        """Remove the checkpoint, because the task is done."""
         self._kept = {}
         remove(self.path, below=self._below)
 
@@ -117,7 +120,7 @@ class FileMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCheckpoint:
-    """What a file holds: keys of the cases, what wrote it, and what was kept, by key and by name."""
+    """The content of a checkpoint: keys of the cases, its origin, and the kept tensors by key of the case and by name."""
 
     cases: tuple[str, ...]
     origin: str
@@ -125,7 +128,7 @@ class ReplayCheckpoint:
 
 
 def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
-    """What `FileMemory` wrote; None where it is something else, or gone meanwhile. tensors: whether to read these, too."""
+    """Read a checkpoint; return None if the file is no checkpoint or no longer exists. tensors: whether to read the tensors."""
     try:
         with opened_tensors(path, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
@@ -143,22 +146,24 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
 def unfinished(
     folder: Path, origin: Origin, wanted: Iterable[str], *, most: int | None = None
 ) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Tasks that were under way when a replay ended, as the keys of their cases, and in words what cannot be gone on from.
+    """Return the unfinished tasks of an earlier replay, as keys of their cases, and notes on checkpoints that cannot be used.
 
-    Only those whose cases are all among `wanted`, and no part of a larger one. most: cases that one task may have.
+    wanted: keys of the cases to attack; tasks with other cases are ignored, and so are parts of a larger task. most: largest
+    number of cases per task.
     """
     wanted, tasks, notes = set(wanted), [], []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         found = _read(path, tensors=False)
         if found is None:
-            notes.append(f"{path.name} is no checkpoint that can be read: its cases start again")
+            notes.append(f"{path.name} cannot be read as a checkpoint: its cases start again")
         elif not wanted.issuperset(found.cases):
             continue
         elif difference := origin.differs(found.origin):
-            notes.append(f"the checkpoint of {_some(found.cases)} {difference}: they start again")
+            notes.append(f"the checkpoint of {_describe_cases(found.cases)} {difference}: they start again")
         elif most is not None and len(found.cases) > most:
             notes.append(
-                f"the checkpoint of {_some(found.cases)} is of more cases than the {most} at once asked for: they start again"
+                f"the checkpoint of {_describe_cases(found.cases)} holds more cases than the chosen chunk of {most}: they "
+                f"start again"
             )
         else:
             tasks.append(found.cases)
@@ -166,12 +171,13 @@ def unfinished(
     return [task for i, task in enumerate(largest) if not set(task) & {key for other in largest[:i] for key in other}], notes
 
 
-def _some(cases: Sequence[str]) -> str:
+def _describe_cases(cases: Sequence[str]) -> str:
+    """Return the key of a single case, or the number of cases and the first key, as text."""
     return cases[0] if len(cases) == 1 else f"{len(cases)} cases, the first {cases[0]},"
 
 
 def tidy(folder: Path, done: Iterable[str]) -> None:
-    """Remove what is left of tasks whose cases are all done: of other chunks, of another version."""
+    """Remove checkpoints whose cases are all done, and unreadable ones. done: keys of the finished cases."""
     done = set(done)
     for path in folder.glob(f"*{SUFFIX}"):
         found = _read(path, tensors=False)

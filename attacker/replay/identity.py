@@ -1,4 +1,4 @@
-"""What defines the results of a replay, and the folder that is named after it."""
+"""Identity of a replay: everything that determines its results, and the folder that is named after it."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from fedsim.recording.safe_files import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Everything that defines the results of a replay, as plain data; two replays that differ in any of it share no folder.
+    """Everything that determines the results of a replay, as plain data. Replays with different identities use different folders.
 
-    arguments: of the attack, with its defaults: results of an earlier default are not those of a later one.
-    oracles:   names of those that the user asked for. recording: its fingerprint. truth: digest of what oracles are told from.
-    network, attack_code: `module:name@digest` of code that is not this project's; "" for its own.
+    arguments: all arguments of the attack, including defaults, since defaults may change between versions.
+    oracles:   names of the oracles that the user asked for. recording: its fingerprint.
+    network, attack_code: `module:name@digest` of code that is not part of this project; "" otherwise.
     """
 
     spec: AttackSpec
@@ -35,8 +35,8 @@ class Identity:
     truth: str = ""
 
     @classmethod
-    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
-        """The identity of a replay. Raises ValueError where the recording's network is code that was not admitted."""
+    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...]) -> "Identity":
+        """Return the identity of a replay. Raises ValueError if the recording's network has code that was not imported."""
         factory = ATTACKS[spec.name]
         bound = signature(factory).bind(**spec.arguments)
         bound.apply_defaults()
@@ -53,19 +53,19 @@ class Identity:
 
     @property
     def digest(self) -> str:
-        """Of all that is in it."""
+        """Return a hash of all fields, as 8 hexadecimal digits."""
         everything = [str(self.spec), self.arguments, self.seed, self.oracles, self.recording, self.network, self.attack_code]
         return _digest([*everything, self.truth] if self.truth else everything)
 
     def folder(self, out: Path) -> Path:
-        """The replay's own folder in `out`, that of all reconstructions.
+        """Return the replay's folder in `out`, the folder of all reconstructions.
 
-        A folder that was written before arguments and code were part of the name is gone on with, unless the network or the
-        attack is somebody else's: it does not say which code it was made with, so that it is only read by scoring and report.
+        An existing folder with the shorter name of older versions is used if network and attack belong to this project. Otherwise
+        it does not say which code wrote it, so that only scoring and report read it.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_digest([str(self.spec), self.seed, self.oracles, self.recording])}"
-        if not self.network and not self.attack_code and not self.truth and _written_by(before) in ("", self.digest):
+        if not self.network and not self.attack_code and _read_identity(before) in ("", self.digest):
             return before
         return out / f"{name}-{self.digest}"
 
@@ -74,8 +74,8 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()[:8]
 
 
-def _written_by(folder: Path) -> str | None:
-    """The identity of the replay that wrote `folder`; "" where it does not say, None where there is no such folder."""
+def _read_identity(folder: Path) -> str | None:
+    """Return the digest of the replay that wrote `folder`; "" if its `attack.json` has none, None if there is no such file."""
     path = folder / "attack.json"
     if not os.path.lexists(path):
         return None

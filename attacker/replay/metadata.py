@@ -1,4 +1,4 @@
-"""What a replay writes down of itself, for scoring and report."""
+"""Metadata of a replay in `attack.json`, which scoring and report read."""
 
 import json
 import os
@@ -17,7 +17,10 @@ from fedsim.recording.files import alone, write_bytes
 
 
 def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan, *, oracles: Sequence[str]) -> None:
-    """What scoring and report need to know of a replay; cases of earlier calls stay. Rows that hold no update are listed, too."""
+    """Write what scoring and report need to know about a replay. Cases in an existing file are kept.
+
+    Rows without a usable update are listed as well. oracles: names of the oracles that the attack was given.
+    """
     spec = identity.spec
     told = [row_entry(recording, row) for row in plan.idle]
     told += [entry(recording, case, whole=plan.whole) for case in plan.cases]
@@ -35,21 +38,21 @@ def write_facts(path: Path, recording: Recording, identity: Identity, plan: Plan
         "run": facts(recording.manifest),
     }
     below = run_of(path.parent)
-    with alone(path.with_name(".lock"), below=below, wait=True):  # another replay may be at other rounds
+    with alone(path.with_name(".lock"), below=below, wait=True):  # another replay may attack other rounds at the same time
         cases = {case["key"]: case for case in read_facts(path)["cases"]} if os.path.lexists(path) else {}
         cases |= {case["key"]: case for case in told}
-        write_bytes(path, _written(about, [cases[key] for key in sorted(cases)]), below=below)
+        write_bytes(path, _to_json(about, [cases[key] for key in sorted(cases)]), below=below)
 
 
-def _written(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
-    """As JSON, a case a line: a live run writes all of them anew with each round, and indented that takes ten times as long."""
+def _to_json(about: dict[str, Any], cases: Sequence[dict[str, Any]]) -> bytes:
+    """Return the file's content as JSON with one case per line, which is ten times faster to write than indented JSON."""
     head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
     lines = ",\n".join(f"    {json.dumps(case, allow_nan=False)}" for case in cases)
     return f'{head},\n  "cases": [\n{lines}\n  ]\n}}\n'.encode()
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
-    """The public facts of a run, for rows and reports."""
+    """Return the public settings of a federation, from its manifest, for score rows and reports."""
     return {
         "name": manifest.name,
         "model": str(manifest.model),
@@ -68,24 +71,13 @@ def facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _limits_of_network(manifest: Manifest) -> list[str]:
-    """What no attack simulates of how the network is trained; nothing where it cannot be built, which the attack itself says."""
-    if manifest.training.mode != "train":
-        return []
-    try:
-        network = models.build(manifest.model, manifest.data)
-    except ValueError:
-        return []
-    return models.unsimulated(network, manifest.training, manifest.data)
-
-
-def listed(names: Sequence[str], most: int = 10) -> str:
-    """The first of many names."""
+def join_names(names: Sequence[str], most: int = 10) -> str:
+    """Return the first `most` names as text, separated by commas, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers as users write them: 1-3,7."""
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Return integers as ranges, such as "1-3,7"."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:

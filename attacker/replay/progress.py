@@ -1,4 +1,4 @@
-"""How far all tasks of a replay are, together."""
+"""Progress of all tasks of a replay together."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,11 +6,11 @@ from attacker.attacks import Progress
 from attacker.replay.tasks import Task
 
 Watch = Callable[[float, int, str], None]
-"""Is called with (cases done, those under way by their share; cases in all; a few words)."""
+"""Callback with (number of cases done, fractional for those under way; number of all cases; a few words)."""
 
 
 class Meter:
-    """Adds up the shares of the tasks that run, in cases."""
+    """The progress of several tasks, added up in units of cases and reported to `watch`."""
 
     def __init__(self, tasks: Sequence[Task], watch: Watch | None) -> None:
         self._cases = [len(task.members) for task in tasks]
@@ -18,22 +18,22 @@ class Meter:
         self._watch = watch
 
     def told(self, number: int, share: float, words: str) -> None:
-        """Task `number` is done by this share, in [0, 1]."""
+        """Record that the share `share`, in [0, 1], of task `number` is done, and report the total."""
         self._shares[number] = share
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))
             self._watch(done, sum(self._cases), words)
 
     def of_attack(self, number: int) -> Progress:
-        """The progress of an attack as that of its task."""
+        """Return a progress callback for the attack that runs task `number`."""
         return lambda done, most, words: self.told(number, share_of(done, most), words_of(done, most, words))
 
 
 def share_of(done: int, most: int) -> float:
-    """The share of an attack that is done: a task is done when its files are written."""
+    """Return the share done / most of an attack, at most 0.99, since a task is done only once its files are written."""
     return min(0.99, done / max(1, most))
 
 
 def words_of(done: int, most: int, words: str) -> str:
-    """What an attack says, for one line."""
+    """Return the progress of an attack as one line, such as "40 of 100, loss 0.1"."""
     return f"{done} of {most}, {words}"

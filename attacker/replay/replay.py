@@ -1,4 +1,4 @@
-"""Recording x attack -> reconstruction files. What is done is skipped, so a replay that was stopped goes on."""
+"""Replay: runs one attack on a recording and writes reconstruction files. Finished cases are skipped, so it can be resumed."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -12,11 +12,11 @@ from torch import Tensor
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
-from attacker.replay.cases import Plan, Planned, planned
+from attacker.replay.cases import Plan, Planned, plan_cases
 from attacker.replay.checkpoints import run_of, tidy, unfinished
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.identity import Identity
-from attacker.replay.metadata import listed, spans, write_facts
+from attacker.replay.metadata import format_numbers, join_names, write_facts
 from attacker.replay.progress import Meter, Watch
 from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome, here, is_done, path_of, write_failure
 from fedsim.recording import DamagedFile, Recording, Row
@@ -27,16 +27,19 @@ from fedsim.recording.safe_files import COPY_ADVICE
 from fedsim.recording.selection import Rounds, complete_names
 
 Oracle = Callable[[Row], Tensor]
-"""From a row, what no server knows of its examples."""
+"""Function from a row of the recording to true labels or logits of its examples, which no server knows."""
 
 
 @dataclass
 class Replayed:
-    """folder: of the reconstructions. done, skipped: numbers of cases. routes: how many of those done came about in which way.
+    """The result of a replay.
 
-    failed:   reasons by case, and by round and client as the index has them for rows that cannot be read.
-    left_out: rounds that are no part of their client's case, each with its reason, by the case.
-    notes:    what else there is to say, in words.
+    folder:   folder of the reconstructions.
+    done:     number of cases attacked now. skipped: number of cases that were done before.
+    failed:   reason of failure by key of the case; for rows that cannot be read, by round and client.
+    routes:   number of cases attacked now, by the method that answered, such as a closed form or a search.
+    left_out: by key of a case of many rounds, the rounds that were omitted from it, each with a reason.
+    notes:    remarks on the replay, one sentence each.
     """
 
     folder: Path
@@ -48,7 +51,7 @@ class Replayed:
     notes: list[str] = field(default_factory=list)
 
     def add(self, outcome: TaskOutcome) -> None:
-        """Count what became of a task."""
+        """Add the outcome of a task."""
         self.done += len(outcome.done)
         self.notes += outcome.notes
         self.failed |= outcome.failed
@@ -58,10 +61,11 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is left of a replay, before it begins.
+    """The remaining work of a replay, estimated before it begins.
 
-    cases, chunks: numbers of those to attack. evaluations: of the gradient at most, by a search of one start; 1 of no search.
-    core_seconds:  about, by the size of the network and of the batches, where every search takes all of its evaluations.
+    cases, chunks: number of cases to attack, and of the chunks that they are grouped into.
+    evaluations:   largest number of gradient evaluations of one search; 1 if the attack does not search.
+    core_seconds:  rough processor time on one core, from the sizes of network and batches, if every search uses all evaluations.
     """
 
     cases: int
@@ -72,19 +76,22 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """An attack on a recording.
+    """One attack on a recording.
 
-    out:     folder of all reconstructions; this replay's own is named after the attack and a digest, see `Identity`.
-    rounds, clients: only these, where given; a unique beginning of a client's name is enough.
-    chunk:   cases attacked at once; None chooses by the model and the machine.
-    oracle_labels, oracle_logits: the true labels of a row, and what its model made of the true examples, where the user asked for
-             that oracle. oracle_truth: digest of the truth that they are told from, a part of the results' identity.
-    threads: of PyTorch, for each worker; None: 1 where there are several chunks, and else what PyTorch has.
-    workers: processes; 1: this one; None: one for each core, where there is enough work to pay for their start.
-    ray:     address of a Ray cluster that does the work instead, or `local` for one of this machine's own.
-    model:   the network of somebody else's federation, as `module:function`, for workers to import.
+    out:     folder of all reconstructions; this replay writes into a folder in it that is named after the attack and a digest,
+    see
+             `Identity`.
+    rounds, clients: the rounds and clients to attack, by default all; a unique beginning of a client's name is enough.
+    chunk:   number of cases attacked at once; None chooses it from the model and the machine.
+    oracle_labels, oracle_logits: functions from a row to its true labels, and to the model's logits of its true examples; only if
+    the
+             user asked for that oracle.
+    threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
+    workers: number of processes; 1 works in this process; None means one per core if there is enough work.
+    ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
+    model:   a network with its own code as `module:function`, which workers import.
     every:   seconds between two checkpoints.
-    look:    who watches what emerges, see `Memory`; only of work in this process.
+    look:    callback that receives intermediate results, see `Memory`; only for work in this process.
     """
 
     recording: Recording
@@ -107,8 +114,8 @@ class Replay:
 
     @cached_property
     def identity(self) -> Identity:
-        """Everything that defines the results. Raises ValueError where the network is code that was not imported."""
-        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles, truth=self.oracle_truth)
+        """Return everything that determines the results. Raises ValueError if the network's code was not imported."""
+        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles)
 
     @cached_property
     def folder(self) -> Path:
@@ -116,19 +123,19 @@ class Replay:
 
     @property
     def _oracles(self) -> tuple[str, ...]:
-        """By name, those that the user asked for."""
+        """Return the names of the oracles that the user asked for."""
         told = {"labels": self.oracle_labels, "logits": self.oracle_logits}
         return tuple(name for name, oracle in told.items() if oracle is not None)
 
     @cached_property
     def _rows(self) -> tuple[list[Row], list[DamagedFile]]:
-        """The rows asked for, and what is wrong with those of them that cannot be read."""
+        """Return the selected rows of the recording, and an error for each selected row that cannot be read."""
         damage: list[DamagedFile] = []
         return self.recording.rows(rounds=self.rounds, clients=self._clients, on_damage=damage.append), damage
 
     @cached_property
     def _clients(self) -> frozenset[str]:
-        """The clients asked for, by their whole names. Raises ValueError where a beginning is that of several."""
+        """Return the selected clients by their whole names. Raises ValueError if several names begin with a given text."""
         if not self.clients:
             return frozenset()
         return complete_names(self.clients, {row.client for row in self.recording.rows(on_damage=lambda error: None)})
@@ -139,30 +146,35 @@ class Replay:
 
     @cached_property
     def plan(self) -> Plan:
-        """The cases that there are, done or not. Raises as `run` does."""
+        """Return all cases of the replay, finished or not. Raises the same errors as `run`."""
         recording = self.recording.folder
         check_run(recording.parent if recording.name == "recording" else recording)
         for folder in (self.out, self.folder):
             if folder.is_symlink():
-                raise DamagedFile(folder, f"is a symbolic link, and reconstructions are written there; {COPY_ADVICE}")
+                raise DamagedFile(folder, f"is a symbolic link, but reconstructions are written there; {COPY}")
         check_run(self.folder)
         rows, damage = self._rows
         if not any(row.status == "complete" for row in rows):
             if damage:
                 raise damage[0]
             self._check_asked(rows)
-            raise ValueError(f"{self.recording.folder} holds no complete observation of the rounds and clients asked for")
+            raise ValueError(
+                f"{self.recording.folder} holds no complete observation of the chosen rounds and clients; choose others"
+            )
         self._check_asked(rows)
-        found = planned(self.recording, rows, self._attack)
+        found = plan_cases(self.recording, rows, self._attack)
         return replace(found, cases=tuple(map(self._if_it_fits, found.cases)))
 
     def _if_it_fits(self, case: Planned) -> Planned:
-        """The case, with a reason against it where this machine cannot hold it: a manifest may claim examples of any size."""
+        """Return the case, with a reason of failure if it needs more memory than this machine has.
+
+        A damaged manifest may claim examples of any size.
+        """
         reason = case.reason or self._footprint.too_large(case.sizes)
         return replace(case, reason=reason) if reason else case
 
     def _check_asked(self, found: Sequence[Row]) -> None:
-        """Raises ValueError, with those that there are, where a client, or each round, that was asked for is not there."""
+        """Raise ValueError, listing what exists, if a chosen client, or all chosen rounds, are not in the recording."""
         clients = self._clients - {row.client for row in found}
         rounds = self._absent(found)
         if not clients and rounds != self.rounds:
@@ -170,26 +182,26 @@ class Replay:
         rows = self.recording.rows(on_damage=lambda error: None)
         if unknown := sorted(clients - {row.client for row in rows}):
             names = sorted({row.client for row in rows} - {SUM})
-            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {listed(names)}")
+            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {join_names(names)}")
         if self.rounds and not self.rounds & {row.round for row in rows}:
-            known = spans(row.round for row in rows)
+            known = format_numbers(row.round for row in rows)
             raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known or 'none'}")
 
     def _absent(self, found: Sequence[Row]) -> Rounds:
-        """Rounds that were asked for and of which there is nothing."""
+        """Return the chosen rounds without any row in the recording."""
         return Rounds.of(self.rounds or ()) - {row.round for row in found}
 
     def extent(self) -> tuple[int, float]:
-        """How many observations are still to be attacked, and about how many megabytes that writes.
+        """Return the number of observations still to be attacked, and roughly how many megabytes that writes.
 
-        Those of more examples than any attack makes are not among them, nor rows that cannot be read.
+        Rows that cannot be read, or with more than `MAX_EXAMPLES` examples, are not counted.
         """
         rows = [row for case in self._pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
         values = self.recording.manifest.data.size
         return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
 
     def forecast(self) -> Forecast:
-        """Say what is left to do, and about what it costs; observations of more examples than any attack makes are left out."""
+        """Return an estimate of the remaining work. Observations with more than `MAX_EXAMPLES` examples are not counted."""
         pending = {case.key for case in self._pending()}
         chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
         chunks = [chunk for chunk in chunks if chunk]
@@ -201,14 +213,14 @@ class Replay:
         return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
 
     def left(self) -> tuple[int, int]:
-        """How many cases could be attacked and have no answer that came to its end, and how many cases there are."""
+        """Return the number of cases that can be attacked and are not finished, and the number of all cases."""
         return len(self._pending()), len(self.plan.cases)
 
     def run(self, watch: Watch | None = None) -> Replayed:
-        """Attack every case that is not done yet.
+        """Attack every case that is not done yet, and write reconstructions. watch: callback for progress.
 
-        Raises ValueError where nothing can be attacked, DamagedFile where that is because no row can be read, and
-        KeyboardInterrupt after the best so far is written.
+        Raises ValueError if nothing can be attacked, DamagedFile if that is because no row can be read, and KeyboardInterrupt
+        after Ctrl-C, once the best results so far are written.
         """
         plan, pending = self.plan, self._pending()
         make_private(self.folder, below=run_of(self.folder))
@@ -219,7 +231,7 @@ class Replay:
             if case.reason:
                 self._fail(case.key, case.reason, replayed)
         if absent := self._absent(self._rows[0]):
-            replayed.notes.append(f"of round {absent} there is nothing in the recording")
+            replayed.notes.append(f"the recording holds nothing of round {absent}")
         tasks = self._tasks(pending, replayed)
         replayed.skipped = sum(is_done(self.folder, case.key) for case in plan.cases)
         for outcome in self._outcomes(tasks, Meter(tasks, watch)):
@@ -228,7 +240,7 @@ class Replay:
         return replayed
 
     def path(self, key: str) -> Path:
-        """The file of a case's reconstruction."""
+        """Return the path of a case's reconstruction."""
         return path_of(self.folder, key)
 
     @cached_property
@@ -247,7 +259,7 @@ class Replay:
         )
 
     def _tasks(self, pending: Sequence[Planned], replayed: Replayed) -> list[Task]:
-        """What is left to do: first what was under way when an earlier replay ended, together as it was, then chunk by chunk."""
+        """Return the remaining tasks: first those with a checkpoint of an interrupted replay, unchanged, then the rest."""
         able = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
         begun, notes = unfinished(self.folder, self._job.origin, able, most=self.chunk)
@@ -265,17 +277,17 @@ class Replay:
 
     @cached_property
     def _chunks(self) -> list[tuple[Planned, ...]]:
-        """All cases that can be attacked, as an undisturbed replay attacks them."""
+        """Return all cases that can be attacked, grouped into chunks as in a replay without interruption."""
         return chunked(self.plan.cases, self._footprint, self.chunk)
 
     def _seconds(self, tasks: Sequence[Task]) -> float:
-        """About how long the tasks take, one after the other on one core; of an attack of unknown length, next to nothing."""
+        """Estimate the seconds that tasks take on one core; almost 0 if the attack's number of evaluations is unknown."""
         sizes = {case.key: case.sizes for case in self.plan.cases}
         once = sum(self._footprint.seconds(sizes[task.keys[0]], len(task.keys)) for task in tasks)
         return once * effort_of(self._attack).evaluations
 
     def _members(self, cases: Sequence[Planned], replayed: Replayed) -> Iterator[Member]:
-        """Cases as plain data, with what oracles tell of them; one of which they cannot tell anything has failed."""
+        """Yield cases as plain data, with the oracle knowledge that was asked for. A case without that knowledge fails."""
         for case in cases:
             labels = logits = None
             try:
@@ -290,7 +302,10 @@ class Replay:
             yield Member(key=case.key, rows=rows, labels=labels, logits=logits)
 
     def _outcomes(self, tasks: Sequence[Task], meter: Meter) -> Iterator[TaskOutcome]:
-        """What becomes of the tasks, one after the other as they end. Raises KeyboardInterrupt after one that was cut off."""
+        """Run the tasks and yield their outcomes as they end.
+
+        Raises KeyboardInterrupt after the outcome of an interrupted task.
+        """
         if not tasks:
             return
         count = self.workers or process_pool.worth(self._seconds(tasks), len(tasks), self.device, self.threads)
@@ -312,7 +327,7 @@ class Replay:
 
 
 def _by_row(damage: Sequence[DamagedFile]) -> dict[str, str]:
-    """What is wrong with each row, by round and client as its reason names them; cut short, two may have the same name."""
+    """Return the errors of unreadable rows by round and client, with a number appended if two have the same name."""
     failed: dict[str, str] = {}
     for error in damage:
         row = error.reason.partition(": ")[0]

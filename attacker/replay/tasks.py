@@ -1,4 +1,4 @@
-"""One task of a replay: some cases, attacked together and written as files. Plain data in and out: it may run anywhere."""
+"""Tasks of a replay: cases that are attacked together and written as files. Jobs and tasks are plain data for other processes."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 from attacker.attacks import AttackSpec, Case, Progress
 from attacker.attacks.base import Look, refused
 from attacker.reconstruction import Reconstruction
-from attacker.replay.cases import trouble
+from attacker.replay.cases import find_bad_numbers
 from attacker.replay.checkpoints import FileMemory, Origin, run_of
 from attacker.replay.example_counts import with_estimate
 from fedsim import models
@@ -26,10 +26,10 @@ RoundAndClient = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJob:
-    """What all tasks of a replay share.
+    """The settings that all tasks of a replay share.
 
-    recording, folder: of what is attacked, and of the reconstructions. attack, arguments, null: see `AttackSpec`.
-    threads: None leaves PyTorch's number. model: somebody else's network, as `module:function`.
+    recording, folder: paths of the recording and of the reconstructions. attack, arguments, null: see `AttackSpec`.
+    threads: PyTorch threads; None keeps PyTorch's default. model: a network with its own code, as `module:function`.
     every:   seconds between two checkpoints.
     """
 
@@ -62,7 +62,7 @@ class ReplayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One case of a task: the rows of its observations, in order of rounds. labels, logits: where an oracle tells them."""
+    """One case of a task as plain data: rows of its observations in the order of rounds, and oracle labels and logits, if any."""
 
     key: str
     rows: tuple[RoundAndClient, ...]
@@ -101,9 +101,10 @@ class Task:
 
 @dataclass
 class TaskOutcome:
-    """What became of a task.
+    """The outcome of a task.
 
-    done: the route of each case that was answered; failed: the reason of each that was not. notes: what else there is to say.
+    done: by key of each answered case, its route (the method that answered). failed: by key of each failed case, the reason.
+    interrupted: whether Ctrl-C ended the task early. notes: remarks, one sentence each.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class TaskOutcome:
 
 
 class Bench:
-    """Does the tasks of one job, one after the other. look: who watches, see `Memory`."""
+    """A runner of the tasks of one job. look: callback for intermediate results, see `Memory`."""
 
     def __init__(self, job: ReplayJob, recording: Recording | None = None, look: Look | None = None) -> None:
         self.job, self.folder, self.look = job, Path(job.folder), look
@@ -124,7 +125,10 @@ class Bench:
         self._estimated: dict[RoundAndClient, str] = {}
 
     def run(self, task: Task, progress: Progress | None = None) -> TaskOutcome:
-        """Attack the cases of a task and write what comes out; Ctrl-C leaves the best so far, and says so."""
+        """Attack the cases of a task, write their reconstructions, and return the outcome.
+
+        Ctrl-C keeps the best results so far.
+        """
         outcome = TaskOutcome()
         with _threads(self.job.threads):
             if cases := self._cases(task, outcome):
@@ -132,7 +136,7 @@ class Bench:
         return outcome
 
     def _cases(self, task: Task, outcome: TaskOutcome) -> list[Case]:
-        """The cases that can be attacked; the others are written down as failed."""
+        """Return the cases of a task that can be attacked, and record the others as failed."""
         observations, problems = self._observations({row for member in task.members for row in member.rows})
         cases = []
         for member in task.members:
@@ -148,7 +152,10 @@ class Bench:
         return cases
 
     def _observations(self, places: set[RoundAndClient]) -> tuple[dict[RoundAndClient, Observation], dict[RoundAndClient, str]]:
-        """Round after round: observations of one round share what was sent. And why some cannot be had."""
+        """Read observations by round and client, and reasons for those that cannot be used.
+
+        They are read round by round, since observations of one round share the weights that the server sent.
+        """
         damage: list[DamagedFile] = []
         rows = self.recording.rows(
             rounds={round for round, _ in places}, clients={client for _, client in places}, on_damage=damage.append
@@ -165,7 +172,7 @@ class Bench:
             except ValueError as error:
                 problems[place] = str(error)
                 continue
-            if reason := trouble(observation):
+            if reason := find_bad_numbers(observation):
                 problems[place] = reason
             else:
                 observations[place], words = with_estimate(observation)
@@ -174,7 +181,7 @@ class Bench:
         return observations, problems
 
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack cases together; where that fails, by halves: one bad case must not take its neighbours along."""
+        """Attack cases together. If that fails, attack each half on its own, so that one bad case does not make others fail."""
         keys = tuple(case.key for case in cases)
         if all(self._is_done(key) for key in keys):
             return
@@ -186,7 +193,7 @@ class Bench:
             reconstructions = self.attack(cases, rng=rng, progress=progress, memory=memory)
         except (RuntimeError, ValueError, MemoryError) as error:
             failure = f"{type(error).__name__}: {error}".removesuffix(": ")
-        if failure:  # and the error is gone, with all tensors that its traceback kept: the halves need the memory
+        if failure:  # outside the except block, so that the tensors in the traceback are freed before the halves run
             self._attack_halves(cases, failure, outcome, progress)
         else:
             outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
@@ -199,24 +206,24 @@ class Bench:
             memory.forget()
 
     def _attack_halves(self, cases: Sequence[Case], failure: str, outcome: TaskOutcome, progress: Progress | None) -> None:
-        """Attack each half of cases that failed together; a single case has failed."""
+        """Attack each half of the cases that failed together, or record the failure of a single case."""
         if len(cases) == 1:
             self._fail(cases[0].key, failure, outcome)
             return
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # its blocks are of the size that did not fit
+            torch.cuda.empty_cache()  # cached blocks have the size that did not fit
         half = len(cases) // 2
         for part in (cases[:half], cases[half:]):
             if not outcome.interrupted:
                 self._attack(part, outcome, progress)
 
     def _keep(self, reconstruction: Reconstruction, outcome: TaskOutcome) -> None:
-        """Write an answer, unless it is no number, or was cut off and an earlier one is better by the attack's own loss."""
+        """Write a reconstruction, unless it has NaN, or it is interrupted and an earlier one has a lower loss."""
         key = reconstruction.case
-        if self._is_done(key):  # before the task was cut off
+        if self._is_done(key):  # finished before an earlier run of the task was interrupted
             return
         if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
-            self._fail(key, "the search ran away: its loss is not a number", outcome)
+            self._fail(key, "the search diverged: its loss or its result is NaN or infinite", outcome)
             return
         path = path_of(self.folder, key)
         if not (reconstruction.interrupted and path.exists() and _loss(path) <= float(reconstruction.loss[-1])):
@@ -241,19 +248,19 @@ class Bench:
 def here(
     job: ReplayJob, recording: Recording, tasks: Sequence[Task], progress: Callable[[int], Progress], look: Look | None = None
 ) -> Iterator[tuple[int, TaskOutcome]]:
-    """Numbers of tasks and what became of each, in this process. progress: from the number of a task, a callback for it."""
+    """Run tasks in this process, and yield the number and outcome of each. progress: returns a progress callback for a task."""
     bench = Bench(job, recording, look)
     for number, task in enumerate(tasks):
         yield number, bench.run(task, progress(number))
 
 
 def path_of(folder: Path, key: str) -> Path:
-    """The file of a case's reconstruction."""
+    """Return the path of a case's reconstruction in the folder of its attack."""
     return folder / f"{key}.safetensors"
 
 
 def is_done(folder: Path, key: str) -> bool:
-    """Whether a case has an answer that was not cut off."""
+    """Return whether a case has a reconstruction that was not interrupted."""
     path = path_of(folder, key)
     if not os.path.lexists(path):
         return False
@@ -264,12 +271,12 @@ def is_done(folder: Path, key: str) -> bool:
 
 
 def write_failure(folder: Path, key: str, reason: str) -> None:
-    """Say beside the reconstructions why a case has none."""
+    """Write the reason why a case has no reconstruction next to the reconstructions."""
     write_json(folder / f"{key}.failed.json", {"case": key, "reason": reason}, below=run_of(folder))
 
 
 def write_failures(job: ReplayJob, task: Task, reason: str) -> TaskOutcome:
-    """The cases of a task that did not come to its end have failed, save those that were answered before."""
+    """Record the cases of a lost task as failed, except those already done, and return the outcome."""
     folder = Path(job.folder)
     failed = {key: reason for key in task.keys if not is_done(folder, key)}
     for key in failed:

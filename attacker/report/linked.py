@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.reconstruction import Reconstruction
-from attacker.replay.metadata import spans
+from attacker.replay.metadata import format_numbers
 from attacker.scoring.counted import Superseded, find_superseded
 
 Record = dict[str, Any]
@@ -35,7 +35,7 @@ class Linked:
     @property
     def which(self) -> str:
         """The rounds in words."""
-        return spans(self.rounds).replace("-", " to ").replace(",", ", ")
+        return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
 
 
 def linked(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:

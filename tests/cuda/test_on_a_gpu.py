@@ -11,7 +11,7 @@ from torch import Tensor
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.gradients.precision import fast
 from attacker.reconstruction import Reconstruction
-from attacker.replay.batching import SHARE, CaseFootprint, budget
+from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, budget
 from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
@@ -83,7 +83,7 @@ def test_memory_is_planned_by_what_is_free() -> None:
     before, _ = budget("cuda")
     held = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     during, _ = budget("cuda")
-    assert before - during == pytest.approx(SHARE * held.numel(), rel=0.2)
+    assert before - during == pytest.approx(MEMORY_SHARE * held.numel(), rel=0.2)
 
 
 @pytest.mark.parametrize(("model", "limit"), [("lenet_cpl", 1.5), ("resnet20_4", 1.5)])

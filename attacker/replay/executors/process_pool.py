@@ -1,4 +1,4 @@
-"""Tasks of a replay on several processes of this machine, each with its own threads; one that dies has its task done again."""
+"""Process pool that runs the tasks of a replay. If a worker dies, its task is retried by another one."""
 
 import json
 import time
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from attacker.replay.executors import PATIENCE, RETRIES, OnProgress
+from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
 from attacker.replay.executors.process_usage import cores
 from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.progress import share_of, words_of
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
 
 PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
-PAYS = 20.0
-"""Seconds of work that pay for the start of workers, each of which takes some to import PyTorch."""
+MIN_POOL_SECONDS = 20.0
+"""Seconds of work from which on workers are started, each of which takes some seconds to import PyTorch."""
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Yield the number of each task and what became of it, as they end.
+    """Run tasks on `count` worker processes, and yield the number and outcome of each task as it ends.
 
-    count: of workers. After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
+    After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
     """
     pool = _Pool(job, tasks, min(count, len(tasks)), told)
     try:
@@ -29,7 +29,7 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
     except KeyboardInterrupt:
         yield from pool.interrupted()
         raise
-    except GeneratorExit:  # Ctrl-C came while an outcome was looked at
+    except GeneratorExit:  # Ctrl-C came while the caller handled an outcome
         list(pool.interrupted())
         raise
     finally:
@@ -37,7 +37,7 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], count: int, told: OnProgres
 
 
 class _Worker(WorkerProcess[dict[str, Any]]):
-    """A process, and the number of the task that it is at."""
+    """A worker process, with the number of its current task (`at`; None while it is idle)."""
 
     def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
@@ -60,17 +60,17 @@ class _Pool:
 
     def outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
         while self.waiting or any(worker.at is not None for worker in self.workers):
-            self._hire()
+            self._assign_idle()
             worker, message = self.heard.get()
             if message is None:
-                yield from self._buried(worker)
+                yield from self._requeue(worker)
             elif "outcome" in message:
-                yield self._ended(worker, message)
+                yield self._finish(worker, message)
             elif "progress" in message and worker.at is not None:
                 done, most, words = message["progress"]
                 self.told(worker.at, share_of(done, most), words_of(done, most, words))
 
-    def _hire(self) -> None:
+    def _assign_idle(self) -> None:
         """Give each idle worker a task, and replace those that died while there is work for them."""
         while self.waiting and len(self.workers) < self.count:
             self.workers.append(_Worker(self.job, self.heard))
@@ -83,14 +83,14 @@ class _Pool:
         number = self.waiting.popleft()
         worker.begin(number, self.tasks[number])
 
-    def _ended(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, TaskOutcome]:
+    def _finish(self, worker: _Worker, message: dict[str, Any]) -> tuple[int, TaskOutcome]:
         assert worker.at is not None
         number, worker.at = worker.at, None
-        notes = [f"a worker died: {reason}; its task was done again" for reason in self.died.get(number, ())]
+        notes = [f"a worker died: {reason}; its task was repeated" for reason in self.died.get(number, ())]
         return number, TaskOutcome(**{**message["outcome"], "notes": notes})
 
-    def _buried(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
-        """A worker has died: its task goes to another one, which goes on from the last checkpoint, or has failed."""
+    def _requeue(self, worker: _Worker) -> Iterator[tuple[int, TaskOutcome]]:
+        """Requeue the task of a dead worker, which resumes from its checkpoint, or yield its failure after too many deaths."""
         self.workers.remove(worker)
         number, reason = worker.at, worker.last_words().splitlines()[0]
         worker.end()
@@ -98,19 +98,19 @@ class _Pool:
             return
         died = self.died.setdefault(number, [])
         died.append(reason)
-        if len(died) <= RETRIES:
+        if len(died) <= MAX_RETRIES:
             self.waiting.appendleft(number)
-            self.told(number, 0.0, f"a worker died: {reason}; its task is done again")
+            self.told(number, 0.0, f"a worker died: {reason}; its task is repeated")
             return
-        words = f"its worker died {len(died)} times, at last: {reason}"
+        words = f"its worker died {len(died)} times, the last time because: {reason}"
         yield number, write_failures(self.job, self.tasks[number], words)
 
     def interrupted(self) -> Iterator[tuple[int, TaskOutcome]]:
-        """What workers have got so far, as they write it down."""
+        """Interrupt the workers, and yield the outcomes of their tasks with the best results so far."""
         busy = [worker for worker in self.workers if worker.at is not None]
         for worker in busy:
             worker.interrupt()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + INTERRUPT_SECONDS
         while any(worker.at is not None for worker in busy):
             try:
                 worker, message = self.heard.get(timeout=max(0.0, until - time.monotonic()))
@@ -119,7 +119,7 @@ class _Pool:
             if message is None:
                 worker.at = None
             elif "outcome" in message:
-                yield self._ended(worker, message)
+                yield self._finish(worker, message)
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -127,8 +127,8 @@ class _Pool:
         self.workers.clear()
 
 
-def worth(seconds: float, tasks: int, device: str, threads: int | None) -> int:
-    """How many workers to start for so many tasks, which take about so many seconds one after the other; 1 for none."""
-    if device.startswith("cuda") or tasks < 2 or seconds < PAYS:
+def choose_workers(seconds: float, tasks: int, device: str, threads: int | None) -> int:
+    """Return how many workers to start for `tasks` tasks of `seconds` seconds in total on one core; 1 means this process."""
+    if device.startswith("cuda") or tasks < 2 or seconds < MIN_POOL_SECONDS:
         return 1
     return max(1, min(tasks, cores() // (threads or 1)))

@@ -1,4 +1,4 @@
-"""What a process and all that it started take, by the kernel's own count, and what this machine has."""
+"""Memory and processor time of a process tree, as counted by the kernel, and the limits of this machine."""
 
 import os
 from contextlib import suppress
@@ -11,24 +11,27 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a process and its descendants. megabytes: resident now; cpu_seconds: since each began."""
+    """The resources used by a process and its descendants. megabytes: resident memory now. cpu_seconds: since each began."""
 
     megabytes: float = 0.0
     cpu_seconds: float = 0.0
 
 
 def measurable() -> bool:
-    """Whether this system tells."""
+    """Return whether this system has /proc, from which the usage of processes is read."""
     return (PROC / "self" / "stat").exists()
 
 
 def cores() -> int:
-    """Processor cores that this process may run on."""
+    """Return the number of processor cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> float | None:
-    """Megabytes that this process and all that it starts may take: the machine's, or the limit of its control group."""
+    """Return the megabytes that this process and its children may use: the machine's memory, or its control group's limit.
+
+    None if the system does not say.
+    """
     found = []
     with suppress(OSError, StopIteration, ValueError):
         lines = (PROC / "meminfo").read_text().splitlines()
@@ -40,7 +43,7 @@ def memory() -> float | None:
 
 
 def oom_kills() -> dict[str, int]:
-    """Processes that the kernel has killed for lack of memory so far, by where it counts them; empty where it does not tell."""
+    """Return how many processes the kernel has killed for lack of memory, by the file that counts them; empty if none does."""
     found = {}
     for path in (PROC / "vmstat", CGROUP / "memory.events"):
         with suppress(OSError, ValueError):
@@ -51,23 +54,26 @@ def oom_kills() -> dict[str, int]:
 
 
 def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
-    """What is known of a process that was killed by SIGKILL, which the kernel, a user or another program may have sent.
+    """Return as text what is known about a process that was killed by SIGKILL, and whether it ran out of memory.
 
-    megabytes: its memory when it was last measured; None: never. limit: what it might take. before: `oom_kills` at its start.
+    megabytes: its memory when it was last measured; None if never. limit: its memory limit. before: `oom_kills` at its start.
     """
-    took = "its memory was not measured" if megabytes is None else f"it had {megabytes:.0f} MB when it was last measured"
-    allowed = "" if limit is None else f", and might take {limit:.0f} MB"
+    if megabytes is None:
+        took = "its memory was not measured"
+    else:
+        allowed = "" if limit is None else f" of at most {limit:.0f} MB"
+        took = f"it used {megabytes:.0f} MB{allowed} when it was last measured"
     now = oom_kills()
     moved = [f"{where} by {now[where] - count}" for where, count in before.items() if now.get(where, count) > count]
     if moved:
-        kernel = f"killed processes for lack of memory meanwhile ({', '.join(moved)})"
+        kernel = f"killed processes for lack of memory in the meantime ({', '.join(moved)})"
     else:
-        kernel = "killed none for lack of memory meanwhile" if before else "does not tell whether it was out of memory"
-    return f"{took}{allowed}; the kernel {kernel}"
+        kernel = "killed no process for lack of memory in the meantime" if before else "does not report lack of memory"
+    return f"{took}; the kernel {kernel}"
 
 
 def usage(process: int) -> Usage:
-    """Zeros where the process is gone, or the system does not tell."""
+    """Return the resources used by the process with this id and its descendants; zeros if it has ended or is not measurable."""
     pages, ticks, tree = 0, 0, [process]
     while tree:
         at = PROC / str(tree.pop())
@@ -77,7 +83,7 @@ def usage(process: int) -> Usage:
                 tree += map(int, children.read_text().split())
         except OSError:  # it has ended meanwhile
             continue
-        fields = text[text.rindex(")") + 2 :].split()  # its name, before, may hold anything
+        fields = text[text.rindex(")") + 2 :].split()  # the process name before it may contain any character
         pages += int(fields[21])
-        ticks += sum(map(int, fields[11:15]))  # its own, and of children that have ended
+        ticks += sum(map(int, fields[11:15]))  # of the process and of its children that have ended
     return Usage(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, ticks / os.sysconf("SC_CLK_TCK"))

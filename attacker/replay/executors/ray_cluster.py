@@ -1,4 +1,4 @@
-"""Tasks of a replay on a Ray cluster: files appear in the folder of reconstructions, written there or brought back."""
+"""Ray executor of a replay. Workers write reconstructions to the shared folder or, if they cannot see it, send them back."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.checkpoints import run_of
-from attacker.replay.executors import PATIENCE, RETRIES, OnProgress
+from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
 from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome, write_failures
 from defenses._registry import references
 from fedsim.models.source_code import find_code_to_ship
@@ -22,15 +22,15 @@ from fedsim.recording.index_database import INDEX, JOURNAL, MAX_BYTES
 from fedsim.recording.safe_files import opened
 
 Parcel = Mapping[str, bytes]
-"""Files by their names."""
+"""Contents of files by name."""
 
 
 def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgress) -> Iterator[tuple[int, TaskOutcome]]:
-    """Yield the number of each task and what became of it, as they end.
+    """Run tasks on a Ray cluster, and yield the number and outcome of each task as it ends.
 
-    address: of a cluster, which is left as it was; or `local`, which starts one on this machine, and ends it.
-    After Ctrl-C, the workers' best so far is written, and KeyboardInterrupt raised once that is done.
-    Raises RuntimeError where there is no such cluster.
+    address: of a running cluster, or `local`, which starts one on this machine and stops it at the end.
+    After Ctrl-C, the workers' best results so far are written, then KeyboardInterrupt is raised.
+    Raises RuntimeError if there is no cluster at the address.
     """
     with joined(address):
         yield from _Cluster(replace(job, threads=job.threads or 1), tasks, told).outcomes()
@@ -38,15 +38,15 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str, told: OnProgr
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Connected to a cluster, see `run_tasks`; where that is so already, nothing is done: several replays can share a connection.
+    """Connect this process to a Ray cluster within a `with` block. An existing connection is kept, so that replays can share it.
 
-    Raises RuntimeError where there is no such cluster.
+    address: see `run_tasks`. Raises RuntimeError if there is no cluster at the address.
     """
     import ray
 
     mine = not ray.is_initialized()
     if mine:
-        _connect(address)
+        _init_ray(address)
     try:
         yield
     finally:
@@ -54,7 +54,7 @@ def joined(address: str) -> Iterator[None]:
             ray.shutdown()
 
 
-def _connect(address: str) -> None:
+def _init_ray(address: str) -> None:
     import ray
 
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
@@ -63,18 +63,18 @@ def _connect(address: str) -> None:
     elif references.admitted():
         settings["runtime_env"] = _foreign_code()
     try:
-        _knock(address)
-        for left in reversed(range(TRIES if address == "local" else 1)):
+        _check_address(address)
+        for left in reversed(range(CONNECT_TRIES if address == "local" else 1)):
             try:
                 ray.init(**settings)
                 return
-            except Exception:  # a busy machine: Ray waits thirty seconds for itself, and no longer
+            except Exception:  # on a busy machine, Ray's own timeout of thirty seconds is too short
                 ray.shutdown()
                 if not left:
                     raise
-    except Exception as error:  # Ray raises plain ones, too
+    except Exception as error:  # Ray raises exceptions of many types
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        mend = "is there less to do on this machine?" if address == "local" else "--ray local starts one on this machine"
+        mend = "try again when this machine is less busy" if address == "local" else "--ray local starts one on this machine"
         raise RuntimeError(f"no Ray cluster at {address!r}: {first}; {mend}") from None
 
 
@@ -88,12 +88,12 @@ def _foreign_code() -> dict[str, Any]:
     return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.VARIABLE: ",".join(names)}}
 
 
-TRIES = 3
-"""How often a cluster of this machine's own is started before that is given up."""
+CONNECT_TRIES = 3
+"""Number of attempts to start a local cluster."""
 
 
-def _knock(address: str) -> None:
-    """Raises OSError where an address of host and port does not answer: Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise OSError if an address HOST:PORT does not answer within ten seconds. Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -108,7 +108,7 @@ class _Cluster:
         self.fingerprint = self.recording.fingerprint()
         resources = {"num_cpus": job.threads, **({"num_gpus": 1} if job.device.startswith("cuda") else {})}
         remote: Any = ray.remote
-        self._work = remote(max_retries=RETRIES, **resources)(work)
+        self._work = remote(max_retries=MAX_RETRIES, **resources)(work)
         self.under_way = {self._send(number): number for number in range(len(tasks))}
 
     def _send(self, number: int, parcel: Parcel | None = None) -> Any:
@@ -120,17 +120,17 @@ class _Cluster:
         try:
             while self.under_way:
                 (ended, *_), _ = ray.wait(list(self.under_way), num_returns=1)
-                yield from self._ended(ended)
+                yield from self._finish(ended)
         except KeyboardInterrupt:
             for reference in self.under_way:
                 ray.cancel(reference)
-            ended, _ = ray.wait(list(self.under_way), num_returns=len(self.under_way), timeout=PATIENCE)
+            ended, _ = ray.wait(list(self.under_way), num_returns=len(self.under_way), timeout=INTERRUPT_SECONDS)
             for reference in ended:
-                yield from self._ended(reference)
+                yield from self._finish(reference)
             raise
 
-    def _ended(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
-        """What became of a task that has ended; one whose worker cannot see the files is sent again, with them."""
+    def _finish(self, reference: Any) -> Iterator[tuple[int, TaskOutcome]]:
+        """Yield the outcome of a task that has ended. If its worker cannot see the files, send the task again with the files."""
         import ray
 
         number = self.under_way.pop(reference)
@@ -143,7 +143,7 @@ class _Cluster:
             yield number, write_failures(self.job, self.tasks[number], f"its worker was lost: {lines[-1]}")
             return
         if result is None:
-            self.under_way[self._send(number, parcelled(self.recording, self.tasks[number]))] = number
+            self.under_way[self._send(number, read_parcel(self.recording, self.tasks[number]))] = number
             return
         outcome, files = result
         for name, content in files.items():
@@ -152,14 +152,14 @@ class _Cluster:
 
 
 def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
-    """Do one task, wherever this runs: what became of it, and the files that it could not put into the folder by itself.
+    """Run one task on any machine of a cluster. Return its outcome, and the contents of files if it cannot write to the folder.
 
-    job, task: as JSON. fingerprint: of the recording. None where this machine sees neither recording nor folder, and was given
-    no parcel of what is needed.
+    job, task: as JSON. fingerprint: of the recording, to recognise it. parcel: the files that the task needs. Returns None if
+    this machine can see neither recording nor folder and got no parcel; then the caller sends one.
     """
     told, mine = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:
-        if not _sees(told, fingerprint):
+        if not _can_see_files(told, fingerprint):
             return None
         return asdict(Bench(told).run(mine)), {}
     with tempfile.TemporaryDirectory(prefix="fedleak-") as temporary:
@@ -172,8 +172,8 @@ def work(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[
         return asdict(outcome), {path.name: path.read_bytes() for path in made}
 
 
-def _sees(job: ReplayJob, fingerprint: str) -> bool:
-    """Whether this machine has the folder, and the recording itself and not another one of its name."""
+def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
+    """Return whether this machine can read the folder of reconstructions and the same recording, not another one of that name."""
     if not (Path(job.folder) / "attack.json").is_file():
         return False
     try:
@@ -182,8 +182,8 @@ def _sees(job: ReplayJob, fingerprint: str) -> bool:
         return False
 
 
-def parcelled(recording: Recording, task: Task) -> Parcel:
-    """All files of a recording that a task needs."""
+def read_parcel(recording: Recording, task: Task) -> Parcel:
+    """Return the contents of all files of a recording that a task needs."""
     places = {place for member in task.members for place in member.rows}
     names = {path_of(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX, JOURNAL}

@@ -1,4 +1,4 @@
-"""The program of a replay's worker: the first line of stdin is the job, the others are its tasks."""
+"""Program of a replay's worker process. The first line of stdin is the job, the other lines are its tasks."""
 
 from dataclasses import asdict
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from attacker.replay.executors.worker_loop import Throttle, Work, WorkerChannel, serve
 
 PROGRESS_SECONDS = 0.2
-"""Between two messages about one task."""
+"""Seconds between two progress messages of one task."""
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def prepare(channel: WorkerChannel) -> Work:
-    """Read the job and load what its tasks need."""
+    """Read the job from the channel, load recording and attack, and return the function that runs one task."""
     from attacker.replay.tasks import Bench, ReplayJob, Task, TaskOutcome
 
     bench = Bench(ReplayJob.from_json(channel.read()))

@@ -1,7 +1,7 @@
-"""A worker process as it runs: tasks come on stdin, messages go to stdout, one JSON document a line.
+"""Main loop of a worker process, which reads tasks from stdin and writes messages to stdout, one JSON document per line.
 
-The end of stdin is the end of the process, at any time: nobody is left who could hear of it. SIGINT ends the task under way with
-the best so far. This module imports nothing slow: stdout is taken over before anything else is imported that may print.
+The process ends at once when stdin is closed, since its parent is then gone. SIGINT ends the current task with its best result so
+far. Nothing slow is imported here: stdout is redirected before other modules are imported that may print.
 """
 
 import json
@@ -15,11 +15,14 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TextIO
 
 Work = Callable[[str], dict[str, Any]]
-"""From the line of a task, the message that says how it ended."""
+"""Function that runs one task, given its line of JSON, and returns the message about its outcome."""
 
 
 class Interrupt:
-    """Lets one SIGINT through to the task under way, or else to the next one: what is kept of it is not cut off, too."""
+    """Handler of SIGINT that raises KeyboardInterrupt once, inside a `with` block around the current or the next task.
+
+    A second SIGINT is ignored, so that it cannot interrupt the writing of the best result.
+    """
 
     def __init__(self) -> None:
         self._came = self._listening = False
@@ -43,7 +46,7 @@ class Interrupt:
 
 
 class WorkerChannel:
-    """The worker's end of the conversation with its parent. interrupt: to be entered while a task is under way."""
+    """The worker's connection to its parent process. interrupt: context manager to enter while a task runs, see `Interrupt`."""
 
     def __init__(self, tasks: TextIO, messages: TextIO, interrupt: Interrupt) -> None:
         self.interrupt = interrupt
@@ -54,25 +57,25 @@ class WorkerChannel:
     def _listen(self, tasks: TextIO) -> None:
         for line in tasks:
             self._lines.put(line)
-        os._exit(1)  # who gave the task may have been killed in the middle of it
+        os._exit(1)  # the parent process is gone
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task waits yet."""
+        """Return whether no unread line is waiting."""
         return self._lines.empty()
 
     def read(self) -> str:
-        """The next line; waits for it."""
+        """Return the next line; block until there is one."""
         return self._lines.get()
 
     def say(self, **message: Any) -> None:
-        """Send one message."""
+        """Send one message to the parent process."""
         self._messages.write(json.dumps(message) + "\n")
         self._messages.flush()
 
 
 class Throttle:
-    """True when called at least `seconds` after the call that was last True; True at first."""
+    """A callable that returns True at most once in `seconds` seconds, and False otherwise. The first call returns True."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, float("-inf")
@@ -86,7 +89,7 @@ class Throttle:
 
 
 def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
-    """Do tasks until stdin ends. prepare: is called once, before the worker says that it is ready, and may read lines itself."""
+    """Run tasks until stdin ends. prepare: called once before the worker reports that it is ready; it may read lines itself."""
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     channel = WorkerChannel(sys.stdin, private_stdout(), interrupt)
@@ -97,7 +100,7 @@ def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
 
 
 def private_stdout() -> TextIO:
-    """The stdout that only messages go to; what anything else prints goes to stderr."""
+    """Return the process's stdout for messages only, and redirect everything else that is printed to stderr."""
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return messages

@@ -1,6 +1,6 @@
-"""A worker process as its parent sees it: spawned, given tasks, listened to, measured, and ended.
+"""Parent's handle of a worker process: starts it, sends tasks, receives messages, measures and ends it.
 
-Its program is one of `worker_loop`. The process pool of a replay and the supervisor of the service start their workers here.
+The worker runs the loop of `worker_loop`. The process pool of a replay and the supervisor of the service use this class.
 """
 
 import os
@@ -18,19 +18,21 @@ from attacker.replay.executors.process_usage import Usage, describe_kill, oom_ki
 Message = TypeVar("Message")
 
 MAX_LINE = 64 * 2**20
-"""Bytes of the longest line that a worker may write, unless its owner says otherwise."""
+"""Default limit of the length of a worker's line, in bytes."""
 MAX_STDERR = 4000
 """Bytes of a worker's stderr that are kept in `last_words`."""
 
 
 class WorkerProcess(Generic[Message]):
-    """A process that does tasks, one at a time: it reads them from stdin and writes messages to stdout, one JSON document a line.
+    """A process that runs one task at a time. It reads tasks from stdin and writes messages to stdout, one JSON document per
+    line.
 
-    program, arguments: Python source, and `sys.argv[1:]` of it.
-    heard:       is called, on a thread of its own, with each message, and with None once the worker has died or has written
-                 what `read` does not understand, which kills it.
-    read:        makes a message of a line; raises ValueError where it is none.
-    environment: variables beside those of this process.
+    program, arguments: Python source code, and its `sys.argv[1:]`.
+    heard:       callback, on a thread of its own, with each message, and with None once the worker has died. A worker that writes
+    an
+                 invalid line is killed.
+    read:        function that parses a line; raises ValueError if the line is invalid.
+    threads:     see `environment_of`. environment: variables in addition to those of this process. max_line: limit in bytes.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class WorkerProcess(Generic[Message]):
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env={**environment_of(threads), **(environment or {})},
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which interrupts or ends its workers
+            start_new_session=True,  # Ctrl-C reaches only the parent, which interrupts or ends its workers
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -71,14 +73,14 @@ class WorkerProcess(Generic[Message]):
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        while (line := self._process.stdout.readline(self._max_line)).endswith(b"\n"):  # else it died while it wrote
+        while (line := self._process.stdout.readline(self._max_line)).endswith(b"\n"):  # otherwise it died while writing
             try:
                 message = self._read(line)
             except ValueError:
                 break
             self._heard(message)
         if len(line) == self._max_line or line.endswith(b"\n"):
-            self._nonsense = f"it said what nobody understands: {line[:200]!r}"
+            self._nonsense = f"it wrote an invalid message: {line[:200]!r}"
         self.kill()
         self._heard(None)
 
@@ -86,7 +88,7 @@ class WorkerProcess(Generic[Message]):
         """Send a task, as one line of JSON."""
         self.tasks, self._stderr_before = self.tasks + 1, self._stderr_size()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end is told by the thread that listens
+        with suppress(BrokenPipeError):  # the listening thread reports the worker's death
             self._process.stdin.write(task.encode() + b"\n")
             self._process.stdin.flush()
 
@@ -94,23 +96,23 @@ class WorkerProcess(Generic[Message]):
         return os.fstat(self._stderr.fileno()).st_size
 
     def interrupt(self) -> None:
-        """Have it end its task with the best so far."""
+        """Ask the worker to end its task with the best result so far."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill it at once, with what it started in its group; `heard` is told as of any other death."""
+        """Kill the worker and its process group at once; `heard` is called as for any other death."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def usage(self) -> Usage:
-        """Memory and processor time of the process and of all that it started."""
+        """Return memory and processor time of the worker and its descendants."""
         found = usage(self.pid)
         self._megabytes = found.megabytes or self._megabytes  # 0 once it is dead
         return found
 
     def end(self) -> None:
-        """Kill it, if it still lives, and release its pipes and files. What it started ends when its pipes close."""
+        """Kill the worker if it is alive, and close its pipes and files."""
         self.kill()
         self._process.wait()
         self._listener.join(timeout=10)
@@ -121,9 +123,9 @@ class WorkerProcess(Generic[Message]):
         self._stderr.close()
 
     def last_words(self, limit: float | None = None) -> str:
-        """How it ended, once it has: the reason in the first line, then its stderr since it got its task, where there is any.
+        """Return why the worker ended: the reason in the first line, then its stderr since it got its last task, if any.
 
-        limit: megabytes that it might take, for the reason.
+        limit: its memory limit in megabytes, which the reason mentions.
         """
         status = self._process.wait()
         if self._nonsense:
@@ -140,6 +142,6 @@ class WorkerProcess(Generic[Message]):
 
 
 def environment_of(threads: int | None) -> dict[str, str]:
-    """This process's environment with its module path; libraries that count threads get `threads`, unless that is None."""
+    """Return the environment of a worker: this process's variables and module path, and the number of threads, if given."""
     counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **counted}

@@ -121,15 +121,13 @@ def test_unfinished_tasks_are_those_of_wanted_cases_that_are_no_part_of_a_larger
     assert sorted(unfinished(tmp_path, ORIGIN, wanted)[0]) == [("a", "b", "c"), ("d",)]
     tasks, notes = unfinished(tmp_path, ORIGIN, wanted, most=2)
     assert sorted(tasks) == [("b",), ("d",)]
-    assert "is of more cases than the 2 at once asked for" in notes[0]
+    assert "holds more cases than the chosen chunk of 2" in notes[0]
 
 
 def test_a_damaged_checkpoint_is_said_and_leftovers_of_what_is_done_are_removed(tmp_path: Path) -> None:
     broken, left = memory(tmp_path, "a"), memory(tmp_path, "b", "c")
     broken.path.write_bytes(b"cut off")
-    assert unfinished(tmp_path, ORIGIN, {"a"})[1] == [
-        f"{broken.path.name} is no checkpoint that can be read: its cases start again"
-    ]
+    assert unfinished(tmp_path, ORIGIN, {"a"})[1] == [f"{broken.path.name} cannot be read as a checkpoint: its cases start again"]
     tidy(tmp_path, ["b"])
     assert list(tmp_path.iterdir()) == [left.path]
     tidy(tmp_path, ["b", "c", "d"])

@@ -79,11 +79,11 @@ def test_of_a_killed_worker_it_is_said_what_is_known(
     if moved:
         (proc / "vmstat").write_text(f"oom_kill {7 + moved}\n")
     said = worker.last_words(limit=2000)
-    assert re.match(r"killed by SIGKILL: it had \d+ MB when it was last measured, and might take 2000 MB; the kernel ", said)
+    assert re.match(r"killed by SIGKILL: it used \d+ MB of at most 2000 MB when it was last measured; the kernel ", said)
     expected = {
-        0: "killed none for lack of memory meanwhile",
-        2: f"killed processes for lack of memory meanwhile ({proc / 'vmstat'} by 2)",
-        None: "does not tell whether it was out of memory",
+        0: "killed no process for lack of memory in the meantime",
+        2: f"killed processes for lack of memory in the meantime ({proc / 'vmstat'} by 2)",
+        None: "does not report lack of memory",
     }
     assert said.endswith(expected[moved])
 
@@ -95,7 +95,7 @@ def test_a_worker_that_writes_what_is_no_message_is_killed(start: Start, line: s
         f"import sys, time; sys.stdout.write({line + end!r}); sys.stdout.flush(); time.sleep(600)", max_line=1000
     )
     assert heard.get(timeout=SECONDS) is None
-    assert "nobody understands" in worker.last_words()
+    assert "invalid message" in worker.last_words()
     assert not worker.is_alive
 
 
@@ -149,7 +149,7 @@ def test_a_replay_worker_that_writes_nonsense_has_its_task_done_again_and_fails_
     task = Task(members=(Member(key="case", rows=((1, "a"),)),))
     ((number, outcome),) = run_tasks(job, [task], 1, lambda number, share, words: told.append(words))
     assert number == 0
-    assert "nobody understands" in outcome.failed["case"]
-    assert (tmp_path / "starts").read_text() == "x" * (1 + process_pool.RETRIES)
-    assert len(told) == process_pool.RETRIES
+    assert "invalid message" in outcome.failed["case"]
+    assert (tmp_path / "starts").read_text() == "x" * (1 + process_pool.MAX_RETRIES)
+    assert len(told) == process_pool.MAX_RETRIES
     assert os.path.exists(tmp_path / "case.failed.json")

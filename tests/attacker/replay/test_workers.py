@@ -16,8 +16,8 @@ from compared import answers, check_equal
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.executors import process_pool as workers
-from attacker.replay.executors.process_pool import run_tasks, worth
-from attacker.replay.executors.ray_cluster import parcelled, work
+from attacker.replay.executors.process_pool import choose_workers, run_tasks
+from attacker.replay.executors.ray_cluster import read_parcel, work
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.replay.tasks import Member, ReplayJob, Task
@@ -116,7 +116,7 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
     assert (number, list(outcome.done)) == (0, [keys[0]])
     (note,) = outcome.notes
     assert note.startswith("a worker died: killed by SIGKILL: its memory was not measured; the kernel ")
-    assert note.endswith("; its task was done again")
+    assert note.endswith("; its task was repeated")
     name = f"{keys[0]}.safetensors"
     assert torch.equal(answers(there.folder)[name].x, answers(here.folder)[name].x)
 
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_has_its_task_done_again(run: Path) -> None:
 def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_others_are_done(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "RETRIES", 1)
+    monkeypatch.setattr(workers, "MAX_RETRIES", 1)
     there = replay(run, "there")
     job, rows = there._job, Recording(run / "recording").rows()
     there.folder.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_task_that_kills_every_worker_fails_with_their_last_words_and_the_othe
     outcomes = dict(run_tasks(job, [deadly, good], 1, lambda number, share, words: None))
     assert list(outcomes[1].done) == [rows[0].key]
     reason = outcomes[0].failed[rows[1].key]
-    assert reason.startswith("its worker died 2 times, at last: ")
+    assert reason.startswith("its worker died 2 times, the last time because: ")
     assert "no label" in reason or "str" in reason
     assert rows[1].key in (there.folder / f"{rows[1].key}.failed.json").read_text()
 
@@ -194,13 +194,13 @@ def test_an_interrupt_reaches_a_task_once_and_waits_for_the_next_where_there_is_
     [(5.0, 8, "cpu", 1, 1), (500.0, 1, "cpu", 1, 1), (500.0, 8, "cuda:0", 1, 1), (500.0, 8, "cpu", 10_000, 1)],
 )
 def test_workers_are_not_started_where_they_do_not_pay(seconds: float, tasks: int, device: str, threads: int, count: int) -> None:
-    assert worth(seconds, tasks, device, threads) == count
+    assert choose_workers(seconds, tasks, device, threads) == count
 
 
 def test_there_are_as_many_workers_as_cores_and_not_more_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert [worth(500.0, tasks, "cpu", None) for tasks in (2, 8, 20)] == [2, 8, 8]
-    assert worth(500.0, 20, "cpu", 4) == 2
+    assert [choose_workers(500.0, tasks, "cpu", None) for tasks in (2, 8, 20)] == [2, 8, 8]
+    assert choose_workers(500.0, 20, "cpu", 4) == 2
 
 
 def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_machine_that_sees_no_files_is_sent_them_and_sends_its_own_back(run: P
     task = Task(members=(Member(key=row.key, rows=((row.round, row.client),)),))
     away = ReplayJob.from_json(job.as_json().replace(str(run), str(tmp_path / "not there")))
     assert work(away.as_json(), task.as_json(), recording.fingerprint(), None) is None
-    told = work(away.as_json(), task.as_json(), recording.fingerprint(), parcelled(recording, task))
+    told = work(away.as_json(), task.as_json(), recording.fingerprint(), read_parcel(recording, task))
     assert told is not None
     outcome, files = told
     assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])

@@ -198,7 +198,7 @@ def test_a_worker_that_says_what_nobody_understands_is_ended(queue: Queue, work:
     work(lines)
     now = ended(queue, job)
     assert now.state == "set_aside"
-    assert "nobody understands" in (now.error or "")
+    assert "invalid message" in (now.error or "")
 
 
 def test_a_job_that_fails_says_why_and_is_not_tried_again(queue: Queue, work: Work, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_an_update_that_is_no_number_is_left_out_of_its_client_in_words(run: Pat
     (case,) = (case for case in entries(done).values() if case["client"] == bad)
     ((round, reason),) = case["left_out"]
     assert round == 2
-    assert reason.startswith("round 2: the update holds 1 value that is no number, the first in ")
+    assert reason.startswith("round 2: the update holds 1 value that is NaN or infinite, the first in ")
     assert done.left_out == {case["key"]: [(2, reason)]}
     assert (case["rounds"], case["num_examples"]) == ([[1, 1], [3, 1]], 4)
     assert (done.done, done.failed) == (2, {})
@@ -297,4 +297,4 @@ def test_a_client_or_round_that_is_not_there_is_refused_with_those_that_are(run:
         replay(run, clients=frozenset({"nobody", clients(run)[0]})).run()
     with pytest.raises(ValueError, match=r"holds no round 5-6,9\. Its rounds: 1-3"):
         replay(run, rounds=frozenset({5, 6, 9})).run()
-    assert replay(run, rounds=frozenset({3, 4})).run().notes == ["of round 4 there is nothing in the recording"]
+    assert replay(run, rounds=frozenset({3, 4})).run().notes == ["the recording holds nothing of round 4"]
