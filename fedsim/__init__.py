@@ -1,8 +1,8 @@
-"""Federations and their recordings by an honest-but-curious server."""
+"""Federated training, recorded as an honest-but-curious server sees it."""
 
 import os
 
-# Before Flower or Ray is imported: nothing is reported to anyone, and clients without a GPU are left as they are.
+# Set before Flower or Ray is imported: no telemetry, and Ray does not hide GPUs from clients that reserve none.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""The command line of the federation."""
+"""Command line `fedsim`."""
 
 from fedsim.commands.console import make_command_line, run_and_exit
 from fedsim.commands.deploy import enrol, keys, part, prepare, split, start
@@ -11,7 +11,7 @@ from fedsim.commands.show import show
 EXPERIMENT = "deploy/experiments/photos.toml"
 TRUST = "--root-certificates federation/trust/ca.crt"
 
-app = make_command_line("Run a federation and write down what its honest-but-curious server sees.")
+app = make_command_line("Run a federation and record what its honest-but-curious server sees.")
 app.command(epilog="Example:  fedsim init imagefolder mine --data ~/pictures")(init)
 app.command(epilog=f"Example:  fedsim run {EXPERIMENT} --out runs/first --set 'defense=clip(1) | gaussian(0.1)'")(run)
 app.command(epilog="Example:  fedsim show runs/first")(show)
@@ -28,5 +28,5 @@ app.command(epilog=f"Example:  fedsim enrol federation/keys --superlink 10.0.0.1
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line `fedsim`."""
     run_and_exit(app)

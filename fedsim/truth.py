@@ -13,7 +13,7 @@ from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, make_priv
 from fedsim.recording.safe_files import DamagedFile, read_bytes, read_json, shorten
 
 DESCRIBED = {"name": str, "arguments": dict, "content_hash": str}
-"""What `dataset.json` says of the data set, and its types."""
+"""Required keys of `dataset.json`, which describes the data set, and their types."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Used:
 
 
 class TruthWriter:
-    """Writer of one client's truth, to a file of its own, so that clients in several processes never share one."""
+    """Writer of one client's truth to its own file, so that clients in different processes never write to the same file."""
 
     def __init__(self, folder: Path, client: str) -> None:
         self._path = make_private(folder) / f"{client}.jsonl"
@@ -67,17 +67,17 @@ class TruthReader:
             raise ValueError(f"{self.folder} holds no truth: it has no dataset.json")
         self.dataset: dict[str, Any] = read_json(path)
         if not isinstance(self.dataset, dict):
-            raise DamagedFile(path, "is no JSON object; copy the file that the clients wrote")
+            raise DamagedFile(path, "is not a JSON object; copy the file that the clients wrote")
         self._steps = lru_cache(maxsize=None)(self._read_steps)
 
     def check_described(self) -> None:
-        """Raise DamagedFile where `dataset.json` does not tell the data set from others."""
+        """Raise DamagedFile if `dataset.json` lacks name, arguments or content hash of the data set."""
         if wrong := [key for key, kind in DESCRIBED.items() if not isinstance(self.dataset.get(key), kind)]:
-            words = f"says no {wrong[0]} of the data set; copy the file that the clients wrote"
+            words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)
 
     def used(self, round: int, attempt: int, client: str) -> Used:
-        """Return the examples used in one attempt of a round. Raises KeyError if this client wrote none."""
+        """Return the examples that a client used in one attempt of a round. Raises KeyError if the client wrote none."""
         steps = self._steps(client).get((round, attempt))
         if not steps:
             raise KeyError(f"{self.folder}: no truth of client {client} in round {round}, attempt {attempt}")
@@ -91,7 +91,7 @@ class TruthReader:
             indices = row.get("indices")
             counts = _are_counts(row.get("round"), row.get("attempt"), row.get("step"))
             if not (counts and isinstance(indices, list) and _are_counts(*indices)):
-                raise DamagedFile(path, f"row {number} is none of a client: {shorten(row)}; copy the file that the client wrote")
+                raise DamagedFile(path, f"row {number} is not valid truth: {shorten(row)}; copy the file that the client wrote")
             found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
         return found
 

@@ -1,1 +1,1 @@
-"""Commands of the `fedsim` command line; what is slow to import is imported where it is used."""
+"""Commands of `fedsim`, one or a few per module. Packages that are slow to import are imported inside the functions."""

@@ -1,4 +1,4 @@
-"""What both command lines share: progress on stderr, results on stdout, and errors in one line with an exit status."""
+"""Console output that both command lines share: progress on stderr, results on stdout, errors in one line with an exit status."""
 
 import errno
 import json
@@ -24,9 +24,9 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stder
 
 
 EXIT_FAILURES = 1
-"""Exit status if the command came to its end and some clients or cases failed, or the model diverged."""
+"""Exit status of a command that finished, but with failed clients or cases, or a diverged model."""
 EXIT_UNFINISHED = 3
-"""Exit status if nothing failed and some cases are not attacked yet or were interrupted."""
+"""Exit status of a command without failures, after which some cases are waiting or interrupted."""
 
 ALLOW_FAILURES = "End with status 0 although some clients or cases failed."
 Code = Annotated[
@@ -37,9 +37,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 def make_command_line(words: str) -> typer.Typer:
-    """Return a command line without commands that says `words` of itself, with --version, --code and shell completion.
+    """Return a command line without commands, with the help text `words` and the options --version and --code.
 
-    An unknown command is refused with those whose names are close to it.
+    For an unknown command, similar names are suggested.
     """
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
     app.suggest_commands = False  # Click does
@@ -59,11 +59,11 @@ def make_command_line(words: str) -> typer.Typer:
     return app
 
 
-VERSION = "Print the versions of fedleak, Python and what its results depend on, and stop."
+VERSION = "Print the versions of fedleak, Python and the packages that results depend on, and exit."
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the versions, one package a line, and end the command."""
+    """Print the versions, one package per line, and exit, if the option was given."""
     if wanted:
         print(f"fedleak {version('fedleak')}")
         print(f"python {platform.python_version()}")
@@ -73,14 +73,14 @@ def _print_version(wanted: bool) -> None:
 
 
 PROGRESS_SECONDS = 30.0
-"""Seconds between two lines of progress where stderr is no terminal."""
+"""Seconds between two lines of progress if stderr is not a terminal."""
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show a bar on stderr with the time that is left; each task gives `words`.
+    """Show a progress bar on stderr within a `with` block. Tasks are added with a field `words`, which is shown beside the bar.
 
-    Where stderr is no terminal, print a line for each task that is under way every `PROGRESS_SECONDS` instead.
+    If stderr is not a terminal, print one line per running task every `PROGRESS_SECONDS` instead.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.fields[words]}"), console=err, transient=True, disable=not err.is_terminal)
@@ -102,7 +102,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def describe_progress(task: Task) -> str:
-    """Return one line on a task: how far it is, its last words, and the time it took so far."""
+    """Return the progress of a task as one line: its share done, its field `words`, and the elapsed time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
     words = task.fields.get("words", "")
     return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"
@@ -110,15 +110,14 @@ def describe_progress(task: Task) -> str:
 
 @contextmanager
 def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -> Iterator[None]:
-    """Turn what went wrong into one message and an exit status: 2 for usage, 1 for work that failed, 130 for Ctrl-C.
+    """Turn exceptions into one message on stderr and an exit status: 2 for wrong usage, 1 for failed work, 130 for Ctrl-C.
 
-    A command itself ends with `EXIT_FAILURES` or `EXIT_UNFINISHED` where its work was done in part.
-
-    kept: what Ctrl-C leaves behind, in words.
+    verbose: raise the exception instead. kept: text on what is kept after Ctrl-C.
+    Commands whose work was done only in part exit with `EXIT_FAILURES` or `EXIT_UNFINISHED` themselves.
     """
     try:
         yield
-    except (typer.Exit, typer.Abort):  # said already
+    except (typer.Exit, typer.Abort):  # the command has printed its message
         raise
     except KeyboardInterrupt:
         err.print(f"interrupted; {kept}")
@@ -133,22 +132,22 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
         raise typer.Exit(2 if usage else 1) from None
 
 
-ADVICE_BY_ERRNO = {
+ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
     errno.ENOTDIR: "a part of this path is a file; name a folder",
-    errno.ENOSPC: "make room, and run the same command again",
-    errno.EDQUOT: "make room, and run the same command again",
+    errno.ENOSPC: "free disk space, and run the same command again",
+    errno.EDQUOT: "free disk space, and run the same command again",
     errno.EROFS: "choose a folder that can be written to",
-    errno.EACCES: "ask its owner for the rights, or choose another",
-    errno.EPERM: "ask its owner for the rights, or choose another",
-    errno.EISDIR: "name a file",
+    errno.EACCES: "ask its owner for permission, or choose another path",
+    errno.EPERM: "ask its owner for permission, or choose another path",
+    errno.EISDIR: "name a file instead of a folder",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "let the process open more files, with ulimit -n",
-    errno.EIO: "the disk may be broken; look into the system's log",
+    errno.EIO: "the disk may be broken; see the system's log",
 }
 
 
 def describe_error(error: Exception) -> str:
-    """Return what went wrong in words, with the file and the mend where the system gives no more than a number."""
+    """Return the message for an error. Errors of the operating system get the file and advice, see `ADVICE_BY_ERRNO`."""
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""
@@ -156,19 +155,19 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"there is not enough memory{': ' * bool(str(error))}{error}; attack fewer cases at once with --chunk"
     if isinstance(error, RecursionError):
-        return "what was read is nested too deeply; no file of this project has more than a few levels"
+        return "the file is nested too deeply; files of this project have only a few levels"
     if isinstance(error, sqlite3.Error):
-        return f"the index of the recording cannot be used: {error}; look at it with fedsim verify"
+        return f"the index of the recording cannot be used: {error}; check it with fedsim verify"
     return str(error)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print a value as one JSON document on stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def run_and_exit(app: typer.Typer) -> None:
-    """Run a command line; its end is the end of the process, also where a thread of Flower's still waits for clients."""
+    """Run a command line and exit with its status, even if a thread of Flower is still waiting for clients."""
     status: Any = 0
     try:
         app()
@@ -183,7 +182,7 @@ def run_and_exit(app: typer.Typer) -> None:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Key and value of `KEY=VALUE`; the value as TOML writes it, or else as a string."""
+    """Return key and value of a text `KEY=VALUE`. The value is parsed as TOML, or kept as a string if it is not valid TOML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"--set {text}: write it as KEY=VALUE")

@@ -1,4 +1,4 @@
-"""The commands that hand out what the parties of a deployment need: data, certificates, keys."""
+"""Commands that prepare and start a deployment: data parts, certificates, keys, parties."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,25 +11,25 @@ from fedsim.commands.console import Json, out, parse_assignment, print_json, rep
 if TYPE_CHECKING:
     from fedsim.deployment.commands import Link
 
-Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Of the SuperLink, HOST:PORT.")]
-Certificate = Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")]
+Address = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the SuperLink, HOST:PORT.")]
+Certificate = Annotated[Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")]
 HostNames = Annotated[
     list[str] | None,
-    typer.Option("--host", help="Name or address of the SuperLink, beside those of its own machine; repeatable."),
+    typer.Option("--host", help="Further host name or address of the SuperLink; may be repeated."),
 ]
-Days = Annotated[int, typer.Option(min=1, help="For which the certificates hold, 825 at most.")]
+Days = Annotated[int, typer.Option(min=1, help="Days that the certificates are valid, at most 825.")]
 
 
 def prepare(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment, new.")],
+    folder: Annotated[Path, typer.Option("--out", help="New folder of the deployment.")],
     overrides: Overrides = None,
     hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
-    """Make the folder of a deployment: split, keys, and an empty folder for all that is written."""
+    """Create the folder of a deployment: the clients' data, certificates and keys, and empty folders for results."""
     with report_errors():
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
@@ -41,11 +41,11 @@ def prepare(
 
 def split(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    folder: Annotated[Path, typer.Option("--out", help="Folder that gets public/ and clients/NUMBER/data/.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write public/ and clients/NUMBER/data/ to.")],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Cut the data of an experiment into one folder for each client, and one with what the server may know."""
+    """Split the data of an experiment into one folder per client, and one folder with what the server may know."""
     with report_errors():
         from fedsim.config.experiment import read
         from fedsim.data.export import split as cut
@@ -61,10 +61,10 @@ def split(
 
 def part(
     data: Annotated[str, typer.Argument(help="Your data: npz:FILE, csv:FILE, imagefolder:FOLDER, or a data set by name.")],
-    public: Annotated[Path, typer.Option(help="What the server told of the data: the folder public/ of fedsim split.")],
-    folder: Annotated[Path, typer.Option("--out", help="Folder that gets the client's part.")],
+    public: Annotated[Path, typer.Option(help="The folder public/ of fedsim split, which describes the data.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write the client's part to.")],
 ) -> None:
-    """Make a client's part of data that only this machine has; nothing of it is sent anywhere."""
+    """Convert data that only this machine has into a client's part. The data stay on this machine."""
     with report_errors():
         from fedsim.data.export import own_part
 
@@ -72,12 +72,12 @@ def part(
 
 
 def keys(
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment; what is there is kept.")],
-    clients: Annotated[int, typer.Option(min=0, help="Number of clients: 0 makes no keys.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder of the deployment; existing keys are kept.")],
+    clients: Annotated[int, typer.Option(min=0, help="Number of clients; 0 creates no keys.")],
     hosts: HostNames = None,
     days: Days = 365,
 ) -> None:
-    """Make certificates for TLS, and a key for each client."""
+    """Create certificates for TLS, and a key pair for each client."""
     with report_errors():
         from fedsim.deployment import certificates
 
@@ -88,7 +88,7 @@ def keys(
             (made.authority, "everybody's"),
             (made.certificate.parent, "the SuperLink's"),
             (made.secret.parent, "the SuperLink's and the server's"),
-            (made.authority_key.parent, "nobody's: signs further certificates"),
+            (made.authority_key.parent, "for no party: it signs further certificates"),
         ):
             out.print(f"[bold]{escape(str(path))}[/]  {whose}")
 
@@ -99,13 +99,13 @@ def enrol(
     root_certificates: Certificate = None,
     insecure: Insecure = False,
 ) -> None:
-    """Tell a SuperLink which clients may take part."""
+    """Register the clients' public keys at a SuperLink, so that only these clients may take part."""
     with report_errors():
         from tempfile import TemporaryDirectory
 
         from fedsim.deployment.flower_commands import enrol as tell
 
-        link = link_of(superlink, root_certificates, insecure=insecure)
+        link = make_link(superlink, root_certificates, insecure=insecure)
         assert link is not None
         with TemporaryDirectory(prefix="fedleak-") as home:
             number = tell(link, folder, home=Path(home))
@@ -114,7 +114,7 @@ def enrol(
 
 def start(
     party: Annotated[str, typer.Argument(help="superlink, server, or client-0, client-1, ...")],
-    folder: Annotated[Path, typer.Argument(help="Folder of the deployment, or what was carried here of it.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the deployment, or the part of it that was copied here.")],
     superlink: Address = "127.0.0.1:8000",
     bind: Annotated[
         str, typer.Option(metavar="HOST", help="Address that the SuperLink listens on; 0.0.0.0 for other machines.")
@@ -129,7 +129,7 @@ def start(
     ] = None,
     insecure: Insecure = False,
 ) -> None:
-    """Start one party of a deployment; it goes on until Ctrl-C."""
+    """Start one party of a deployment, which runs until Ctrl-C."""
     with report_errors():
         from fedsim.deployment.folders import Layout
         from fedsim.deployment.parties import become, command_of
@@ -141,23 +141,26 @@ def start(
 
 
 def check_address(superlink: str) -> None:
-    """Raises ValueError where `superlink` is no HOST:PORT."""
+    """Raise ValueError if `superlink` is not of the form HOST:PORT."""
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"--superlink {superlink}: write it as HOST:PORT, such as 127.0.0.1:8000")
 
 
-def link_of(superlink: str | None, root_certificates: Path | None, *, insecure: bool) -> "Link | None":
-    """How to reach a SuperLink; None where none is named. Raises ValueError for no address, or no way to trust it."""
+def make_link(superlink: str | None, root_certificates: Path | None, *, insecure: bool) -> "Link | None":
+    """Return the connection to a SuperLink from the command's options, or None if no SuperLink is given.
+
+    Raises ValueError for an invalid address, or unless exactly one of certificate and `insecure` is given.
+    """
     from fedsim.deployment.commands import Link
 
     if superlink is None:
         if root_certificates or insecure:
-            raise ValueError("--root-certificates and --insecure go with --superlink ADDRESS")
+            raise ValueError("--root-certificates and --insecure require --superlink ADDRESS")
         return None
     check_address(superlink)
     if insecure == (root_certificates is not None):
-        raise ValueError("reach the SuperLink with --root-certificates FILE, or with --insecure, and not both")
+        raise ValueError("--superlink needs either --root-certificates FILE or --insecure, and not both")
     if root_certificates is not None and not root_certificates.is_file():
-        raise ValueError(f"--root-certificates {root_certificates}: there is no such file")
+        raise ValueError(f"--root-certificates {root_certificates}: the file does not exist")
     return Link(address=superlink, authority=str(root_certificates) if root_certificates else None)

@@ -1,4 +1,4 @@
-"""`fedsim init`: a starting point, an experiment or a recorded Flower app, to be changed by its user."""
+"""Command `fedsim init`, which writes a template: an experiment, or a Flower app that is recorded."""
 
 import json
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from fedsim.commands.console import err, out, report_errors
 
 TEMPLATES = Path(__file__).with_name("templates")
 SUFFIX = "-tpl"
-"""End of the names of templates of Python files, which are no modules of this package."""
+"""Suffix of templates of Python files, so that they are not modules of this package."""
 EXPERIMENT = "experiment.toml"
 DATA = {"imagefolder": "pictures", "csv": "table.csv"}
-"""Where one's own data lie by default, by the kind of starting point that has any."""
+"""Default path of the user's data, by kind of template."""
 KINDS = ("photos", "imagefolder", "csv", "flower")
 
 
@@ -24,16 +24,16 @@ def init(
     kind: Annotated[
         str,
         typer.Argument(
-            help="photos: an experiment that runs at once. imagefolder: on your own pictures. csv: on your own table. "
+            help="photos: an experiment that runs as it is. imagefolder: one on your own pictures. csv: one on your own table. "
             "flower: a Flower app with the line that records it."
         ),
     ],
-    folder: Annotated[Path, typer.Argument(help="Folder to write to; by default this one.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; by default the current one.")] = Path(),
     data: Annotated[
-        Path | None, typer.Option(help="Of imagefolder and csv, where your data are; by default pictures or table.csv.")
+        Path | None, typer.Option(help="Path of your data for imagefolder and csv; by default pictures or table.csv.")
     ] = None,
 ) -> None:
-    """Write a starting point, and say what to run next."""
+    """Write a template of an experiment or of a Flower app, and print the commands to run next."""
     with report_errors():
         for path in write_starting_point(kind, folder, data):
             err.print(f"wrote {escape(str(path))}")
@@ -46,14 +46,14 @@ def init(
 
 
 def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> list[Path]:
-    """Write the files of a kind of starting point and return their paths.
+    """Write the files of a kind of template and return their paths.
 
-    Raises ValueError for an unknown kind, and FileExistsError, before anything is written, where a file is there already.
+    Raises ValueError for an unknown kind, and FileExistsError, before anything is written, if one of the files exists.
     """
     if kind not in KINDS:
         from defenses._registry import suggest
 
-        raise ValueError(f"unknown starting point {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
+        raise ValueError(f"unknown template {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
     if data is not None and kind not in DATA:
         raise ValueError(f"--data {data}: {kind} has its own data; give --data with {' or '.join(DATA)}")
     values = {"data": str(data or DATA.get(kind, "")), "recorded": str((folder / "recorded").absolute())}
@@ -69,7 +69,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
 
 def _read_templates(kind: str) -> Iterator[tuple[str, str]]:
-    """Names below the folder that is written, and texts."""
+    """Yield the relative path and the text of each file of a template."""
     at = TEMPLATES / kind
     if not at.is_dir():
         yield EXPERIMENT, at.with_suffix(".toml").read_text()

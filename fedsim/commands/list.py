@@ -1,4 +1,4 @@
-"""`fedsim list`: what an experiment can name."""
+"""Command `fedsim list`, which lists the names that an experiment can use."""
 
 import inspect
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def list_(
     ],
     as_json: Json = False,
 ) -> None:
-    """List what an experiment can name."""
+    """List the names that an experiment can use, with their arguments."""
     with report_errors():
-        found = listed(kind)
+        found = describe_names(kind)
         if as_json:
             print_json(found)
             return
@@ -34,8 +34,8 @@ def list_(
                     out.print(f"    {key:<10} {escape(told[key])}", style="dim")
 
 
-def listed(kind: str) -> dict[str, dict[str, Any]]:
-    """By name: one line, the arguments with their defaults, and the reference. Raises ValueError for an unknown kind."""
+def describe_names(kind: str) -> dict[str, dict[str, Any]]:
+    """Return summary, arguments with defaults, and reference of each name of a kind. Raises ValueError for an unknown kind."""
     if kind not in KINDS:
         from defenses._registry import suggest
 
@@ -44,19 +44,20 @@ def listed(kind: str) -> dict[str, dict[str, Any]]:
         from fedsim.strategies import names as strategies
 
         return {name: {"summary": "Flower's own", "arguments": "", "reference": ""} for name in strategies.NAMES}
-    registry, factory_of = _registry(kind)
-    return {name: _told(registry, name, factory_of) for name in registry}
+    registry, factory_of = _find_registry(kind)
+    return {name: _describe_or_explain(registry, name, factory_of) for name in registry}
 
 
-def _told(registry: "Registry[Any]", name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
-    """What a name stands for, or why it cannot be used: one broken package does not hide the rest."""
+def _describe_or_explain(registry: "Registry[Any]", name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
+    """Return the description of a name, or why it cannot be loaded: one broken package must not hide the others."""
     try:
-        return _described(factory_of(registry[name]))
+        return _describe(factory_of(registry[name]))
     except ValueError as error:
         return {"summary": str(error), "arguments": "", "reference": ""}
 
 
-def _registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]":
+def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., Any]]]":
+    """Return the registry of a kind, and the function that turns an entry into its factory."""
     from defenses.gradients import GRADIENTS
     from defenses.inputs import INPUTS
     from defenses.networks import NETWORKS
@@ -77,7 +78,8 @@ def _registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[..., 
     return registries[kind], (lambda thing: thing.defense) if kind == "defenses" else (lambda thing: thing)
 
 
-def _described(factory: Callable[..., Any]) -> dict[str, Any]:
+def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return summary, arguments and reference of a factory function, from its signature and docstring."""
     from defenses._registry import reference, summary
 
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN]
@@ -86,4 +88,4 @@ def _described(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 HIDDEN = ("shape", "num_classes", "examples", "clients", "rng", "model")
-"""What a factory gets from the program."""
+"""Parameters of factories that the program fills in, so that they are not listed."""

@@ -1,4 +1,4 @@
-"""`fedsim verify`, `fedsim delete` and `fedsim import`: recordings checked, removed, and made of files."""
+"""Commands `fedsim verify`, `fedsim delete` and `fedsim import`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from fedsim.commands.console import Json, err, out, print_json, report_errors
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
-    """Read every file of a recording and say which are damaged; exit status 1 where any is."""
+    """Read every file of a recording and list the damaged ones. Exit status 1 if any file is damaged."""
     with report_errors():
         from fedsim.commands import maintenance
 
@@ -32,24 +32,24 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run: its recording, truth, clients' secrets, reconstructions and scores."""
-    with report_errors(kept="deleting it again removes what is left"):
+    with report_errors(kept="run the command again to delete the rest"):
         from fedsim.commands import maintenance
 
         kind = maintenance.kind_of(folder)
-        if not yes and not typer.confirm(f"Delete the {kind} {folder} with all that is in it?", err=True):
+        if not yes and not typer.confirm(f"Delete the {kind} {folder} with everything in it?", err=True):
             raise typer.Exit(1)
         maintenance.delete(folder)
         err.print(f"{escape(str(folder))} is deleted")
 
 
 def import_(
-    before: Annotated[Path, typer.Argument(help="State dict that a client was sent: .safetensors, .npz or .pt.")],
-    after: Annotated[Path, typer.Argument(help="State dict that it sent back.")],
-    settings: Annotated[Path, typer.Option(help="Model, data and training, a TOML file: an example is deploy/import.toml.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run that gets the recording.")],
-    model: Annotated[str | None, typer.Option(help="module:function that makes the network; imports that code.")] = None,
+    before: Annotated[Path, typer.Argument(help="State dict that the server sent to a client: .safetensors, .npz or .pt.")],
+    after: Annotated[Path, typer.Argument(help="State dict that the client sent back.")],
+    settings: Annotated[Path, typer.Option(help="TOML file with model, data and training; an example is deploy/import.toml.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run to write the recording to.")],
+    model: Annotated[str | None, typer.Option(help="module:function that builds the network; imports that module.")] = None,
 ) -> None:
-    """Make a recording out of two state dicts of any framework."""
+    """Write a recording of one update, given as two state dicts of any framework."""
     with report_errors():
         from fedsim import models
         from fedsim.commands.import_updates import ImportSettings, import_recording

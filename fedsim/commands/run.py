@@ -1,4 +1,4 @@
-"""`fedsim run`: a federation, from an experiment to a recording."""
+"""Command `fedsim run`, which runs the federation of an experiment and records it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +17,8 @@ from fedsim.commands.console import (
     progress_bar,
     report_errors,
 )
-from fedsim.commands.deploy import link_of
-from fedsim.commands.show import shown
+from fedsim.commands.deploy import make_link
+from fedsim.commands.show import describe_run
 
 if TYPE_CHECKING:
     from fedsim.config.experiment import Experiment
@@ -27,62 +27,67 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file; examples in deploy/experiments/.")],
+    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file; examples are in deploy/experiments/.")],
     out_folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default in runs/.")] = None,
     engine: Annotated[
         str,
         typer.Option(
-            help="ray: clients in parallel; local: one after the other in this process; deployment: each party a process."
+            help="ray: clients in parallel; local: clients one after the other in this process; deployment: one process per "
+            "party."
         ),
     ] = "ray",
     superlink: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Of a deployment that is there; its server has --out and --public.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="SuperLink of a running deployment, whose server has --out and --public."),
     ] = None,
-    root_certificates: Annotated[Path | None, typer.Option(help="Certificate that the SuperLink's is signed by.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Reach the SuperLink without TLS.")] = False,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the authority that signed the SuperLink's.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")] = False,
     public: Annotated[
-        Path | None, typer.Option(help="What the server knows of data that only clients have, from fedsim split.")
+        Path | None, typer.Option(help="Folder with the public description of the clients' data, from fedsim split.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run from its last whole round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an unfinished run after its last complete round.")] = False,
     record_rounds: Annotated[str | None, typer.Option(metavar="R", help="Record only these rounds: 1-20 or 1-3,7.")] = None,
     record_clients: Annotated[
         str | None,
         typer.Option(
             metavar="C",
-            help="Record only the first so many clients that answer, or those named (see fedsim show): 5 or 3f2a,77b0.",
+            help="Record only this number of clients, those that answer first, or the named clients (see fedsim show): 5 or "
+            "3f2a,77b0.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA where there is one.")] = "auto",
-    client_cpus: Annotated[float, typer.Option(help="CPUs that one client occupies on Ray.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")] = "auto",
+    client_cpus: Annotated[float, typer.Option(help="CPUs reserved per client on Ray.")] = 1,
     client_gpus: Annotated[
-        float | None, typer.Option(help="GPUs that one client occupies; by default all clients share.")
+        float | None, typer.Option(help="GPUs reserved per client on Ray; by default all clients share them.")
     ] = None,
     client_seed: Annotated[
-        int | None, typer.Option(help="Draw the clients' secrets from this number, so that the run repeats exactly.")
+        int | None, typer.Option(help="Draw the clients' secrets from this seed, so that the run can be repeated exactly.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of one client.")] = 1,
-    print_config: Annotated[bool, typer.Option(help="Print the resolved experiment and stop.")] = False,
-    verbose: Annotated[bool, typer.Option(help="Show Flower's and Ray's own messages, and where errors come from.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch threads per client.")] = 1,
+    print_config: Annotated[bool, typer.Option(help="Print the resolved experiment and exit.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Show messages of Flower and Ray, and tracebacks of errors.")] = False,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
     as_json: Json = False,
 ) -> None:
     """Run a federation to its end and record it.
 
-    Exit status: 0 if every client that was asked sent an update; 1 if some failed or the model diverged, unless --allow-failures
-    is given, and if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
+    Exit status: 0 if every sampled client sent an update; 1 if some failed or the model diverged, unless --allow-failures is given,
+    or if the federation failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
-    with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; go on with --resume"):
+    with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
             from defenses._registry import suggest
 
             hint = suggest(engine, ("ray", "local", "deployment"))
             raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")
         if engine != "deployment" and (superlink or root_certificates or insecure or public):
-            raise ValueError("--superlink, --root-certificates, --insecure and --public go with --engine deployment")
-        link = link_of(superlink, root_certificates, insecure=insecure)
+            raise ValueError("--superlink, --root-certificates, --insecure and --public require --engine deployment")
+        link = make_link(superlink, root_certificates, insecure=insecure)
         from fedsim.config.experiment import read
 
         recorded = {"record.rounds": record_rounds, "record.clients": record_clients}
@@ -96,7 +101,7 @@ def run(
             return
         folder = out_folder or Path("runs") / experiment.stem
         if resume and not folder.exists():
-            err.print(f"{escape(str(folder))} holds nothing to go on with; starting")
+            err.print(f"{escape(str(folder))} holds no run to resume; starting a new one")
         federate(
             resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
             client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose, superlink=link, public=public,
@@ -104,7 +109,7 @@ def run(
         if not (folder / "recording").exists():
             err.print(f"done; {escape(str(folder))} is on the server")
             return
-        result = shown(folder)
+        result = describe_run(folder)
         if as_json:
             print_json(result)
         else:
@@ -113,12 +118,12 @@ def run(
                 f"in {result['rounds']} rounds, {result['megabytes']:.1f} MB"
             )
         if not allow_failures and (words := failures_in(folder, result)):
-            err.print(f"[yellow]{escape(words)}[/]; --allow-failures accepts that")
+            err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
             raise typer.Exit(EXIT_FAILURES)
 
 
 def failures_in(folder: Path, result: dict[str, Any]) -> str:
-    """What went wrong in a run that came to its end, in words; empty where nothing did. result: of `shown`."""
+    """Return a sentence on what went wrong in a finished run, or "" if nothing did. result: the output of `describe_run`."""
     from fedsim.recording import Recording
     from fedsim.recording.round_metrics import read_metrics
 
@@ -126,10 +131,10 @@ def failures_in(folder: Path, result: dict[str, Any]) -> str:
         return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
     losses = [row["loss"] for row in read_metrics(folder) if "loss" in row]
     if losses and losses[0] is not None and losses[-1] is None:
-        return "the model diverged: its loss is no number after the last round; lower training.learning_rate"
+        return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
     observations = Recording(folder / "recording").observations(on_damage=lambda error: None)
     if result["complete"] and not any(_is_finite(observation) for observation in observations):  # ends at the first that is
-        return "every update holds NaN or infinities; lower training.learning_rate"
+        return "every update holds NaN or infinite values; lower training.learning_rate"
     return ""
 
 
@@ -152,9 +157,10 @@ def federate(
     superlink: "Link | None" = None,
     public: Path | None = None,
 ) -> None:
-    """Run a federation under a progress bar, unless it has run in `folder` already.
+    """Run a federation with a progress bar, unless the run in `folder` is already done.
 
-    Raises DiskFull where it cannot fit, EngineError where it fails, and EmptyRunError where nobody answered when it had run.
+    Raises DiskFull if there is not enough disk space, EngineError if the federation fails, and EmptyRunError if no client
+    answered.
     """
     from fedsim.engine import engines
     from fedsim.engine.locations import Places
@@ -188,8 +194,8 @@ def federate(
     check_room(
         folder,
         int(1e6 * megabytes),
-        "what is left of the run writes" if resume else "the run writes",
-        "go on later" if resume else "record less with --record-rounds, --record-clients",
+        "the rest of the run writes" if resume else "the run writes",
+        "resume later" if resume else "record less with --record-rounds, --record-clients",
     )
     with progress_bar() as bar:
         task = bar.add_task(f"federation ({engine})", total=experiment.rounds, words="starting")

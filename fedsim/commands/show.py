@@ -1,4 +1,4 @@
-"""`fedsim show`: what was recorded, by round and by client."""
+"""Command `fedsim show`, which prints what was recorded, by round and by client."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from fedsim.recording import Row
 
-MOST_CLIENTS = 50
-"""Clients that are listed for people."""
+MAX_CLIENTS = 50
+"""Largest number of clients that are listed on the terminal."""
 EPSILONS = {
     "epsilon_client": "epsilon (client)",
     "epsilon_example": "epsilon (example)",
@@ -26,9 +26,9 @@ EPSILONS = {
 
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
-    """Show what was recorded, round by round, and the names of the clients."""
+    """Show what was recorded in each round, and the names of the clients."""
     with report_errors():
-        result = shown(folder)
+        result = describe_run(folder)
         if as_json:
             print_json(result)
             return
@@ -57,19 +57,19 @@ def _without_defaults(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_clients(clients: list[dict[str, Any]]) -> None:
-    """The names that `attacker replay --client` and `--record-clients` take, or beginnings of which."""
+    """Print the clients' names, which `attacker replay --client` and `--record-clients` take, with their numbers of rounds."""
     table = Table("client", "rounds", "complete", "examples a round", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in clients[:MOST_CLIENTS]:
+    for row in clients[:MAX_CLIENTS]:
         least, most = row["num_examples"]
         examples = "not reported" if least is None else str(least) if least == most else f"{least}-{most}"
         table.add_row(escape(row["client"]), str(row["rounds"]), str(row["complete"]), examples)
     out.print(table)
-    if len(clients) > MOST_CLIENTS:
-        out.print(f"and {len(clients) - MOST_CLIENTS} more clients; --json names all")
+    if len(clients) > MAX_CLIENTS:
+        out.print(f"and {len(clients) - MAX_CLIENTS} more clients; --json lists all")
 
 
-def _per_client(rows: "Iterable[Row]") -> list[dict[str, Any]]:
-    """By client, in order of names: in how many rounds it was, and the least and largest number of examples that it reported."""
+def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
+    """Return number of rounds, number of updates and range of the reported numbers of examples per client, sorted by name."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.client, []).append(row)
@@ -86,22 +86,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _measured(row: dict[str, Any]) -> dict[str, Any]:
-    """What `show` tells of a round's row of metrics; epsilon of all rounds so far, by what it is about."""
-    privacy = _table(row.get("privacy"))
-    epsilons = {"client": None, "example": None, "central": _table(privacy.get("central")).get("epsilon")}
+def _read_measures(row: dict[str, Any]) -> dict[str, Any]:
+    """Return loss, accuracy and the privacy budgets epsilon from a round's row of metrics; None where a value is missing.
+
+    epsilon_client, epsilon_example: for a client's whole data, or for one example. epsilon_central: for an observer of the global
+    model alone.
+    """
+    privacy = _to_mapping(row.get("privacy"))
+    epsilons = {"client": None, "example": None, "central": _to_mapping(privacy.get("central")).get("epsilon")}
     if privacy.get("unit") in ("client", "example"):
         epsilons[privacy["unit"]] = privacy.get("epsilon")
     measured = {key: row[key] if _is_number(row.get(key)) else None for key in ("loss", "accuracy")}
     return measured | {f"epsilon_{about}": value for about, value in epsilons.items()}
 
 
-def _table(value: Any) -> dict[str, Any]:
+def _to_mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def shown(folder: Path) -> dict[str, Any]:
-    """What a run holds, as data."""
+def describe_run(folder: Path) -> dict[str, Any]:
+    """Return settings, rounds, clients and size of a run as plain JSON values."""
     from dataclasses import asdict
 
     from fedsim.recording import Recording
@@ -113,7 +117,7 @@ def shown(folder: Path) -> dict[str, Any]:
     recording = Recording(folder / "recording")
     m, counts = recording.manifest, recording.counts()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl") if type(row.get("round")) is int}
-    per_round = [asdict(own) | _measured(metrics.get(own.round, {})) for own in counts]
+    per_round = [asdict(own) | _read_measures(metrics.get(own.round, {})) for own in counts]
     return {
         "run": str(folder),
         "model": str(m.model),
@@ -129,7 +133,7 @@ def shown(folder: Path) -> dict[str, Any]:
         "rounds": len(counts),
         "complete": sum(own.complete for own in counts),
         "clients": recording.clients(),
-        "per_client": _per_client(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM),
+        "per_client": _summarise_clients(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM),
         "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
         "per_round": per_round,
     }

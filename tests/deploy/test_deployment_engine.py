@@ -99,12 +99,12 @@ def test_a_native_run_that_nobody_answered_fails_with_the_reason_though_its_runn
     ("words", "status", "said"),
     [
         (["--engine", "deployment", "--superlink", "127.0.0.1:{port}", "--insecure"], 1, "no SuperLink answers at 127.0.0.1:"),
-        (["--engine", "deployment", "--superlink", "127.0.0.1:{port}"], 2, "with --root-certificates FILE, or with --insecure"),
+        (["--engine", "deployment", "--superlink", "127.0.0.1:{port}"], 2, "either --root-certificates FILE or --insecure"),
         (["--engine", "deployment", "--superlink", "nowhere", "--insecure"], 2, "write it as HOST:PORT"),
         (["--engine", "deployment", "--superlink", "127.0.0.1:99999", "--insecure"], 2, "write it as HOST:PORT"),
-        (["--engine", "deployment", "--insecure"], 2, "go with --superlink ADDRESS"),
-        (["--engine", "local", "--superlink", "127.0.0.1:{port}", "--insecure"], 2, "go with --engine deployment"),
-        (["--engine", "deployment", "--superlink", "a:1", "--root-certificates", "no.crt"], 2, "no.crt: there is no such file"),
+        (["--engine", "deployment", "--insecure"], 2, "require --superlink ADDRESS"),
+        (["--engine", "local", "--superlink", "127.0.0.1:{port}", "--insecure"], 2, "require --engine deployment"),
+        (["--engine", "deployment", "--superlink", "a:1", "--root-certificates", "no.crt"], 2, "no.crt: the file does not exist"),
     ],
 )
 def test_a_superlink_that_cannot_be_reached_is_said_with_the_mend(

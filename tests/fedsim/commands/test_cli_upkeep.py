@@ -91,7 +91,7 @@ def test_an_unfinished_run_is_gone_on_with(finished: Path) -> None:
         for name in ("done", "cut")
     )
     assert whole == resumed
-    assert "holds nothing to go on with" in run("run", "e.toml", "--out", "new", "--engine", "local", "--resume").stderr
+    assert "holds no run to resume" in run("run", "e.toml", "--out", "new", "--engine", "local", "--resume").stderr
 
 
 def test_only_some_rounds_and_clients_are_recorded(finished: Path) -> None:
