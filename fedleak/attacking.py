@@ -34,7 +34,7 @@ def attack(
     out:     of a recording: folder of all reconstructions, by default beside it. What is done there already is not done again.
     workers: of a recording: processes; None for one a core where the work pays for their start.
 
-    Raises ValueError where the name or an argument is unknown, or the attack cannot be used on an observation.
+    Raises ValueError if the name or an argument is unknown, or the attack cannot be used on an observation.
     """
     for named in (name, arguments.get("decoder")):
         if isinstance(named, str) and references.is_reference(named):

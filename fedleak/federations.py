@@ -28,7 +28,7 @@ def run(
     out:        folder of the run; by default a new folder for temporary files, which is not removed.
     engine:     local: clients one after the other in this process; ray: in parallel.
 
-    Raises ExperimentError where the experiment cannot be run, and ValueError where `out` holds another one.
+    Raises ExperimentError if the experiment cannot be run, and ValueError where `out` holds another one.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate
@@ -47,7 +47,7 @@ def run(
 
 
 def load(path: Path | str) -> Recording:
-    """Open a recording, or the one of a run. Raises ValueError where `path` holds none."""
+    """Open a recording, or the one of a run. Raises ValueError if `path` holds none."""
     folder = Path(path)
     return Recording(folder / "recording" if (folder / "recording").is_dir() else folder)
 

@@ -21,7 +21,7 @@ CELL = 1.2
 
 
 def can_draw() -> bool:
-    """Whether Matplotlib is installed."""
+    """Return whether Matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -42,7 +42,7 @@ def observe(
     mean, std:    the normalisation between values in [0, 1] and the model's input, one value a channel.
     defense:      what was done to the negative gradient before it was seen, such as "clip(1) | gaussian(0.01)".
 
-    Raises ValueError where the gradient does not fit the model, or the loss is another one.
+    Raises ValueError if the gradient does not fit the model, or the loss is another one.
     """
     kind, reduction = _loss(loss)
     if num_examples < 1:

@@ -92,7 +92,7 @@ def score(
             recording, or a result on one, which are scored by the truth that clients wrote.
     truth:  folders of truth, by default the run's own.
 
-    Raises ValueError where x and y are missing, do not fit, or there is no truth.
+    Raises ValueError if x and y are missing, do not fit, or there is no truth.
     """
     if isinstance(target, AttackResult) and target.run is None:
         if x is None or y is None:

@@ -105,7 +105,7 @@ class AttackOnRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether every case that it came to failed."""
+        """Return whether every case that it came to failed."""
         return bool(self.states.get("failed")) and not self.states.get("done") and not self.states.get("interrupted")
 
     @property

@@ -32,7 +32,7 @@ PlaceKey = tuple[str, int, int, int]
 
 
 def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
-    """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, where there is none.
+    """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, if there is none.
 
     scored: False leaves aside what comes of truth: scores, and originals.
     """

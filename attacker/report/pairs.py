@@ -70,7 +70,7 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
 
 
 def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
-    """Read the original and the reconstruction of a pair, each (C, H, W) in [0, 1] or (F,). Raises ValueError where it cannot."""
+    """Read the original and the reconstruction of a pair, each (C, H, W) in [0, 1] or (F,). Raises ValueError if it cannot."""
     pair = read_pair(run, file, ())
     if pair.problem:
         raise ValueError(pair.problem)

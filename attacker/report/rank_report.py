@@ -28,7 +28,7 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def check_picture(path: Path) -> None:
-    """Raises ValueError, before any work, where no picture can be written to `path`."""
+    """Raise ValueError, before any work, if no picture can be written to `path`."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--out {path}: a picture's name ends in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -38,7 +38,7 @@ def check_picture(path: Path) -> None:
 def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
     """The chain of a model by its name, or of `module:function`, which is imported.
 
-    Raises ValueError where there is no such model, or it does not fit, and RuntimeError, with the reason, where it is no chain.
+    Raises ValueError if there is no such model, or it does not fit, and RuntimeError, with the reason, where it is no chain.
     """
     if ":" in model:
         models.admit(model)
@@ -50,7 +50,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
 
 
 def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
-    """The rank analysis. Raises RuntimeError, with the reason, where a layer cannot be analysed."""
+    """The rank analysis. Raises RuntimeError, with the reason, if a layer cannot be analysed."""
     try:
         return rank_report(chain, dead=dead, prove=PROVED if prove else 0)
     except NotAChain as reason:

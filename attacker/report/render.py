@@ -37,7 +37,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report of `runs`, in their order, to `out`: one HTML file that loads nothing else. Returns its path.
 
     out: by default report.html in the folder of the first run.
-    Only its owner can read it: it shows private originals. Raises ValueError where a folder is no run.
+    Only its owner can read it: it shows private originals. Raises ValueError if a folder is no run.
     """
     if not runs:
         raise ValueError("a report needs one run at least")

@@ -159,7 +159,7 @@ def _failed(run: ReportedRun) -> str:
 
 
 def is_finished(run: ReportedRun) -> bool:
-    """Whether any attack came to the end of any case."""
+    """Return whether any attack came to the end of any case."""
     return any(attack.states.get(state) for attack in run.attacks for state in FINISHED)
 
 

@@ -1,4 +1,4 @@
-"""Makes a recording out of two state dicts: what a client of any framework was sent, and what it sent back."""
+"""Import of one update, given as two state dicts of any framework: what a client was sent, and what it sent back."""
 
 import tomllib
 from collections.abc import Collection, Mapping
@@ -31,14 +31,14 @@ SPARE_BYTES = 2**26
 
 
 class ImportSettings(BaseModel):
-    """What the server knows beside the two state dicts.
+    """Settings of an import: what the server knows besides the two state dicts.
 
     model, training, data, defense, gradient, network, inputs: as in an experiment; the model may be `module:function`.
-    num_examples: that the client reported, where it did; most attacks need it.
-    names:   from a tensor's name in the files to its name in the model, where they differ.
-    layout:  torch, or keras, which is that of JAX and Flax too: kernels (height, width, in, out) and (in, out) are turned round.
-    flatten: for layout keras, by the model's name of a linear weight that follows a flattened image, that image's (C, H, W):
-             Keras flattens (H, W, C), so that the same weight meets another pixel. No shape tells.
+    num_examples: the number that the client reported, if any; most attacks need it.
+    names:   maps a tensor's name in the files to its name in the model, if they differ.
+    layout:  "torch", or "keras" for Keras, JAX and Flax, whose kernels (height, width, in, out) and (in, out) are transposed.
+    flatten: for layout "keras", maps the name of a linear weight that follows a flattened image to that image's (C, H, W). Keras
+             flattens images as (H, W, C), so that columns must be reordered; this cannot be seen from shapes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,12 +66,12 @@ class ImportSettings(BaseModel):
     @model_validator(mode="after")
     def _flatten_fits(self) -> "ImportSettings":
         if self.flatten and self.layout != "keras":
-            raise ValueError('flatten reorders what Keras flattened; it goes with layout = "keras"')
+            raise ValueError('flatten requires layout = "keras"; remove flatten, or set the layout')
         return self
 
     @classmethod
     def read(cls, path: Path) -> "ImportSettings":
-        """Raises ExperimentError, naming file and key, for what cannot be read."""
+        """Read settings from a TOML file. Raises ExperimentError, naming file and key, if it is invalid."""
         try:
             return cls.model_validate(tomllib.loads(read_text(path)))
         except ValidationError as error:
@@ -85,12 +85,11 @@ class ImportSettings(BaseModel):
 
 
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:
-    """Write `out/recording` with one observation: a client that was sent `before` and sent back `after`.
+    """Write `out/recording` with one observation of a client that was sent the state dict `before` and sent back `after`.
 
-    The files are .safetensors, .npz, or .pt as torch.save wrote a state dict; nothing in them is executed. Weights in the
-    model's own type are kept as they are, and the update derived from them is marked with its rounding; out of float64 the
-    update is taken at once.
-    Raises ValueError where they cannot be read, or do not fit each other or the model; nothing is written then.
+    The files are .safetensors, .npz, or .pt with a state dict; no code in them is executed. Weights of the model's own type are
+    stored unchanged, and attacks account for their rounding. From float64 weights the update is computed before it is rounded.
+    Raises ValueError, and writes nothing, if a file cannot be read or does not fit the other one or the model.
     """
     if (out / "recording").exists():
         raise ValueError(f"{out} holds a recording already; choose another folder, or fedsim delete it")
@@ -102,7 +101,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     sent, returned = (_fitted(_state_dict(path, limit), state, weights, settings, path) for path in (before, after))
     start, payload = _payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
     if all(torch.equal(sent[name], returned[name]) for name in weights):
-        raise ValueError(f"{before} and {after} hold the same weights: there is no update; give what was sent and what came back")
+        raise ValueError(f"{before} and {after} hold the same weights, so there is no update; give the weights before and after")
     manifest = Manifest(
         name=make_name(out.name),
         model=spec,
@@ -129,7 +128,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
 
 
 def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-    """The weights that were sent, in float32 where they were wider, and what came back of them."""
+    """Return the weights that were sent, as float32 if they were float64, and the payload that the client sent back."""
     if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
         return sent, Payload(tensors=returned, codec="weights")
     update = {name: (returned[name].double() - sent[name].double()).float() for name in sent}
@@ -137,11 +136,14 @@ def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict
 
 
 def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
-    """Read a state dict of at most `limit` bytes, which a small file can claim when it is unpacked."""
+    """Read a state dict from .safetensors, .npz, .pt or .pth without executing code. Raises ValueError if that fails.
+
+    limit: largest size in bytes after unpacking, since a small archive may unpack to a huge one.
+    """
     try:
         match path.suffix:
             case ".safetensors":
-                with open_regular(path):  # a pipe would be waited for
+                with open_regular(path):  # reading a pipe would block
                     return load_file(path)
             case ".npz":
                 return {name: torch.from_numpy(array) for name, array in read_arrays(path, limit=limit).items()}
@@ -151,18 +153,20 @@ def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
                     file.seek(0)
                     loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
                 if not isinstance(loaded, Mapping):
-                    raise ValueError(f"holds {type(loaded).__name__} and no state dict; save model.state_dict()")
+                    raise ValueError(f"holds a {type(loaded).__name__} instead of a state dict; save model.state_dict()")
                 tensors = {str(name): t.detach() for name, t in loaded.items() if isinstance(t, Tensor)}
                 if odd := [name for name, t in tensors.items() if t.layout is not torch.strided or t.device.type != "cpu"]:
-                    raise ValueError(f"tensor {odd[0]!r} is no plain one, but sparse or without values; save a dense one")
+                    raise ValueError(f"tensor {odd[0]!r} is sparse or has no values; save it as a dense tensor")
                 return tensors
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
-    except UnpicklingError:  # the words of torch.load advise to execute it
-        raise ValueError(f"{path}: holds more than tensors by name, and is not executed; save model.state_dict()") from None
+    except UnpicklingError:  # torch.load's own message advises to execute the file
+        raise ValueError(
+            f"{path}: holds code or objects besides tensors, which are not loaded; save model.state_dict()"
+        ) from None
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    except Exception as error:  # readers of three formats fail in any way on a file that is none
+    except Exception as error:  # the readers raise many types of errors on invalid files
         raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
     raise ValueError(f"{path}: unknown kind of file; give .safetensors, .npz or .pt")
 
@@ -170,16 +174,16 @@ def _state_dict(path: Path, limit: int) -> dict[str, Tensor]:
 def _fitted(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], weights: Collection[str], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
-    """Tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
+    """Return tensors by the model's names, in its layout and order. Raises ValueError for the first that does not fit."""
     renamed = _renamed(tensors, state, settings, path)
     fitted = {}
     for name, expected in state.items():
-        if name not in renamed and name.endswith("num_batches_tracked"):  # PyTorch alone counts
+        if name not in renamed and name.endswith("num_batches_tracked"):  # only PyTorch has this counter
             fitted[name] = expected
             continue
         if name not in renamed:
-            have = ", ".join(sorted(renamed.keys() - state.keys())) or "nothing else"
-            raise ValueError(f"{path}: no tensor {name!r}; there is {have}. Name them in [names] of the settings")
+            have = ", ".join(sorted(renamed.keys() - state.keys())) or "none"
+            raise ValueError(f"{path}: no tensor {name!r}; its other tensors: {have}; map the names in [names] of the settings")
         t = renamed[name]
         if settings.layout == "keras":
             t = _turned(t, settings.flatten.get(name), name, path)
@@ -191,10 +195,11 @@ def _fitted(
 def _renamed(
     tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], settings: ImportSettings, path: Path
 ) -> dict[str, Tensor]:
+    """Return tensors by the model's names, see `ImportSettings.names`. Raises ValueError for names that do not exist."""
     for own, name in settings.names.items():
         if own not in tensors:
             raise ValueError(
-                f"{path}: no tensor {own!r}, which the settings name; there is {', '.join(sorted(tensors)) or 'none'}"
+                f"{path}: no tensor {own!r}, which [names] lists; the file holds {', '.join(sorted(tensors)) or 'none'}"
             )
         if name not in state:
             raise ValueError(f"names: the model has no tensor {name!r}; it has {', '.join(state)}")
@@ -202,29 +207,30 @@ def _renamed(
         raise ValueError(f"flatten: the model has no tensor {wrong[0]!r}; it has {', '.join(state)}")
     renamed = {settings.names.get(own, own): t for own, t in tensors.items()}
     if len(renamed) < len(tensors):
-        raise ValueError(f"{path}: two of its tensors get one name by the settings; see [names]")
+        raise ValueError(f"{path}: the settings give two of its tensors the same name; correct [names]")
     return renamed
 
 
 def _turned(kernel: Tensor, flattened: tuple[int, int, int] | None, name: str, path: Path) -> Tensor:
-    """From the layout of Keras to that of PyTorch."""
+    """Convert a kernel from the layout of Keras to that of PyTorch. flattened: (C, H, W) of a flattened input image, or None."""
     if flattened is None:
         return kernel.permute(3, 2, 0, 1) if kernel.ndim == 4 else kernel.t() if kernel.ndim == 2 else kernel
     c, h, w = flattened
     if kernel.ndim != 2 or len(kernel) != c * h * w:
         raise ValueError(
-            f"{path}: {name!r} has shape {tuple(kernel.shape)}, and flatten says that {c * h * w} values lead into it"
+            f"{path}: {name!r} has shape {tuple(kernel.shape)}, but flatten gives it {c * h * w} inputs; correct flatten"
         )
     return kernel.t().reshape(-1, h, w, c).permute(0, 3, 1, 2).flatten(1)
 
 
 def _check(t: Tensor, expected: Tensor, name: str, path: Path) -> None:
+    """Raise ValueError if a tensor's shape or type differs from the model's, or it holds NaN or infinity."""
     if t.shape != expected.shape:
-        raise ValueError(f"{path}: {name!r} has shape {tuple(t.shape)}, and the model's has {tuple(expected.shape)}")
+        raise ValueError(f"{path}: {name!r} has shape {tuple(t.shape)}, but the model's has {tuple(expected.shape)}")
     wider = t.dtype is torch.float64 and expected.dtype is torch.float32
     if t.dtype is not expected.dtype and not wider:
         raise ValueError(
-            f"{path}: {name!r} is of {t.dtype}, and the model's of {expected.dtype}; save what the client computed with"
+            f"{path}: {name!r} has type {t.dtype}, but the model's has {expected.dtype}; save the weights as the client used them"
         )
     if not torch.isfinite(t).all():
-        raise ValueError(f"{path}: {name!r} holds NaN or an infinity; there is nothing to attack in it")
+        raise ValueError(f"{path}: {name!r} holds NaN or infinity, so it cannot be attacked")

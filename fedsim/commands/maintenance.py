@@ -1,4 +1,4 @@
-"""Looks after what lies on disk: reads all of a recording to find damage, and deletes runs and nothing else."""
+"""Maintenance of runs on disk: verification of recordings, and deletion of runs."""
 
 import os
 import shutil
@@ -21,12 +21,12 @@ MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What is whole in a recording, and what is not.
+    """The result of verifying a recording.
 
-    rounds: in its index, and weights: those of them whose global weights are intact.
-    observations: complete ones in its index, and intact: those that can be read, weights included.
-    damaged: files, relative to the folder that was asked about, each with its reason.
-    unexpected: files that are no part of the recording, such as those of a round that a crash, or now the writer, left undone.
+    rounds: number of rounds in its index. weights: number of rounds whose global weights are intact.
+    observations: number of complete observations in its index. intact: number of those that can be read, including their weights.
+    damaged: damaged files, relative to `folder`, each with a reason.
+    unexpected: files that do not belong to the recording, such as those of a round that was not finished.
     """
 
     folder: str
@@ -38,13 +38,13 @@ class Verified:
     unexpected: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the result as plain JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deleted:
-    """How much there was."""
+    """The number and total size of deleted files."""
 
     files: int
     bytes: int
@@ -52,7 +52,7 @@ class Deleted:
 
 @dataclass
 class _Damage:
-    """The first reason for each damaged file."""
+    """A collection of damaged files with the first reason for each, named relative to `folder`."""
 
     folder: Path
     found: dict[str, str] = field(default_factory=dict)
@@ -62,11 +62,10 @@ class _Damage:
 
 
 def verify(folder: Path) -> Verified:
-    """Read every file of a recording, or of the recording of a run, against its index.
+    """Read every file of a recording, or of a run's recording, and compare it with the index. Nothing is changed.
 
-    Where a folder `truth` lies beside the recording, every client whose update came, masked or not, must have its rows there.
-    Nothing is changed.
-    Raises ValueError where `folder` is neither a run nor a recording.
+    If there is a folder `truth` beside the recording, every client that sent an update must have rows in it.
+    Raises ValueError if `folder` is neither a run nor a recording.
     """
     at = folder if os.path.lexists(folder / MANIFEST) else folder / RECORDING
     if not os.path.lexists(at / MANIFEST):
@@ -74,7 +73,7 @@ def verify(folder: Path) -> Verified:
     damage = _Damage(folder)
     for foreign in find_foreign(folder):
         damage.add(foreign)
-    if damage.found:  # what is no file of a recorder's may be anything: nothing is read
+    if damage.found:  # links, pipes or devices: reading them may be unsafe
         return Verified(folder=str(folder), damaged=tuple(damage.found.items()))
     try:
         recording = Recording(at)
@@ -103,7 +102,7 @@ def verify(folder: Path) -> Verified:
 
 
 def _indexed(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int]]:
-    """Rows and rounds, so far as the index can be read."""
+    """Return rows and rounds of the index, as far as it can be read, and add its errors to `damage`."""
     rows: list[Row] = []
     rounds: list[int] = []
     try:
@@ -118,6 +117,7 @@ def _indexed(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int
 
 
 def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
+    """Return whether a row's update, or the global weights of a round, can be read; add the error to `damage` otherwise."""
     try:
         if not isinstance(what, Row):
             recording.sent(what)
@@ -132,6 +132,7 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
 
 
 def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
+    """Add an error to `damage` for each row without truth, if the folder `truth` exists."""
     if not truth.is_dir():
         return
     try:
@@ -150,6 +151,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 
 def _unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
+    """Yield the files of a recording that are not in `known`, relative to `folder`."""
     known = known | {MANIFEST, INDEX, f"{INDEX}-journal"}
     for path in _files(recording):
         if path.relative_to(recording).as_posix() not in known:
@@ -157,7 +159,7 @@ def _unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterat
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All that is no folder below `folder`, in order; links count as files and are not followed."""
+    """Yield all files below `folder`, sorted. Links count as files and are not followed."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             yield from _files(path)
@@ -166,14 +168,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _named(path: Path, folder: Path) -> str:
+    """Return the path relative to `folder`, with unprintable characters replaced."""
     return UNPRINTABLE.sub("?", Path(os.path.relpath(path, folder)).as_posix())
 
 
 def delete(folder: Path) -> Deleted:
-    """Delete a run, or a recording. What tells that it is one goes last: half deleted, it can be deleted again.
+    """Delete a run or a recording. The files that identify it are deleted last, so that an interrupted deletion can be repeated.
 
-    Links are deleted, and what they lead to is not. Raises ValueError, and leaves all as it is, where `folder` is neither a run
-    nor a recording, or holds anything that `fedsim` and `attacker` do not write there.
+    Links are deleted, but not their targets. Raises ValueError, and deletes nothing, if `folder` is neither a run nor a
+    recording, or holds anything that `fedsim` and `attacker` do not write there.
     """
     folder = Path(os.path.abspath(folder))
     kind = kind_of(folder)
@@ -183,11 +186,14 @@ def delete(folder: Path) -> Deleted:
 
 
 def kind_of(folder: Path) -> str:
-    """Whether `folder` is a "run" or a "recording". Raises ValueError where `delete` would refuse it."""
+    """Return "run" or "recording".
+
+    Raises ValueError if `folder` is neither, or holds other files, so that `delete` refuses it.
+    """
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link; name the folder itself")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
+        raise ValueError(f"{folder} is not a folder")
     inner = folder / RECORDING
     if _is_recording(folder):
         kind, own = "recording", RECORDING_ENTRIES
@@ -196,12 +202,12 @@ def kind_of(folder: Path) -> str:
     else:
         raise ValueError(f"{folder} is neither a run nor a recording: it has no {EXPERIMENT} and no {MANIFEST}")
     if others := sorted(path.name for path in folder.iterdir() if path.name not in own and path.suffix != ".partial"):
-        raise ValueError(f"{folder} holds {others[0]!r}, which is no part of a {kind}; move it elsewhere first")
+        raise ValueError(f"{folder} holds {others[0]!r}, which is not part of a {kind}; move it elsewhere first")
     return kind
 
 
 def _is_recording(folder: Path) -> bool:
-    """Of any version, and however damaged otherwise."""
+    """Return whether `folder` holds a recording of any version, damaged or not."""
     try:
         return b'"format_version"' in read_bytes(folder, MANIFEST, limit=MAX_BYTES)
     except DamagedFile:

@@ -81,7 +81,7 @@ def named(text: str) -> Dataset:
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments for `load`, from a text as `named` reads it. Raises ValueError where it names no data set."""
+    """Name and arguments for `load`, from a text as `named` reads it. Raises ValueError if it names no data set."""
     if ":" in text and "(" not in text and not is_code(text):
         return text, {}
     steps = calls.parse(text, lambda name: DATASETS[name], "data set")

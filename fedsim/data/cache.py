@@ -23,7 +23,7 @@ def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]
 
     fetch: called with a temporary folder, into which it puts `part`; `part` is moved into the cache when `fetch` returns.
 
-    Raises FileNotFoundError, with a message of one line, where the data cannot be downloaded.
+    Raises FileNotFoundError, in one line, if the data cannot be had.
     """
     folder = cache_folder(root)
     place = folder / part

@@ -42,7 +42,7 @@ def sizes(path: Path) -> list[int]:
 
 
 def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
-    """Write `examples` of `data` as the `part` of one client. Raises ValueError where they are none."""
+    """Write `examples` of `data` as the `part` of one client. Raises ValueError if they are none."""
     if not len(examples):
         raise ValueError(f"{folder}: a client without examples cannot train; give it one at least")
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names}, examples)
@@ -56,7 +56,8 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
 def fitted(own: Dataset, like: Dataset) -> Dataset:
     """Return `own` with the specification of `like`, which a client receives from the server.
 
-    Raises ValueError where examples have another shape, labels or class numbers differ, or a table has other columns.
+    Raises ValueError if examples have another shape, a label is none of its classes or numbers another one, or a table has
+    other columns.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(

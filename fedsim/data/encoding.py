@@ -63,7 +63,7 @@ class Feature(NamedTuple):
 def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
     """Return a column of numbers scaled to [0, 1], and any other one-hot.
 
-    categorical: whether to take numbers as categories. limit: of categories. Raises ValueError, with what mends it, where the
+    categorical: whether to take numbers as categories. limit: of categories. Raises ValueError, with what mends it, if the
     rows that ranges come from do not tell any.
     """
     file, numbers = known.file, None if categorical or name in known.categories else numbers_of(texts)

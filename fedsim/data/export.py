@@ -31,7 +31,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
 
     The parts are those of a simulation of the same experiment. `public/experiment.toml` is the experiment, for all parties.
 
-    Raises ValueError where data were handed out there before.
+    Raises ValueError if data were handed out there before.
     """
     public = folder / PUBLIC
     if public.exists():
@@ -56,7 +56,7 @@ def split(experiment: Experiment, folder: Path) -> Handed:
 
 
 def read_split(folder: Path) -> Experiment:
-    """Return the experiment whose data `split` wrote into `folder`. Raises ValueError where there is none."""
+    """The experiment whose data `split` handed out in `folder`. Raises ValueError if there is none."""
     path = folder / PUBLIC / EXPERIMENT
     if not path.exists():
         raise ValueError(f"{folder} holds no data that were handed out; make them with: fedsim split EXPERIMENT --out {folder}")
@@ -67,7 +67,7 @@ def own_part(data: str, public: Path, folder: Path) -> int:
     """Write a party's own data set, all of it, as the part that it trains on; the number of examples.
 
     data: names it, such as "npz:mine.npz" or "csv:mine.csv". public: what the server told of the data.
-    Raises ValueError where the examples do not go with that.
+    Raises ValueError if the examples do not go with that.
     """
     facts = parts.public(str(public))
     own = parts.fitted(parts.renumbered(datasets.named(data), facts), facts)

@@ -91,7 +91,7 @@ def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> E
 
 
 def _check_sides(width: int, height: int) -> None:
-    """Raise ValueError where a picture has too many pixels, or one side is too long compared with the other."""
+    """Raise ValueError if a picture would be enlarged beyond measure, or takes too much memory."""
     if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
             f"{width} x {height} pixels; at most {MAX_PIXELS} are read, and sides that differ by {MAX_ASPECT} times at most"
@@ -99,7 +99,7 @@ def _check_sides(width: int, height: int) -> None:
 
 
 def _image(file: Path, *, channels: int, size: int) -> Array:
-    """Return one picture as (C, size, size). Raises ValueError, naming the file, where it is no picture or is damaged."""
+    """One picture as (C, size, size). Raises ValueError, naming the file, if it is no picture or a broken one."""
     from PIL import Image, ImageOps
 
     try:

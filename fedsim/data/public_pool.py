@@ -22,7 +22,7 @@ class _Images:
 def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
     """Load the public images that `inputs` mixes in; None where it uses none.
 
-    Raises ValueError where they have another shape than those of `data`, or are the clients' own.
+    Raises ValueError if they are of another shape than those of `data`, or the clients' own.
     """
     mixing = inputs.build()
     if mixing is None or not mixing.public:

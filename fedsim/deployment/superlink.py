@@ -45,7 +45,7 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Whether a path, written in any way, leads below `CONTROL`: too many are refused rather than one too few."""
+    """Return whether a path, written in any way, leads below `CONTROL`: too many are refused rather than one too few."""
     parts = [part for part in path.lower().split("/") if part not in ("", ".")]
     return ".." in parts or parts[:2] == CONTROL.strip("/").split("/")
 

@@ -52,7 +52,7 @@ def admit(reference: str, name: str | None = None) -> None:
     """Import `module:function`, also from the current folder, and let `build` accept it under that reference and under `name`.
 
     The function or class takes `(shape, num_classes)`, or only one of these by its name, or nothing at all, and gives a module.
-    Raises ValueError where there is no such thing, or `name` is built in.
+    Raises ValueError if there is no such thing, or `name` is built in.
     """
     if name in BUILT_IN:
         raise ValueError(f"the model {name!r} is built in, and {reference} cannot stand for it")
@@ -70,7 +70,7 @@ def admit(reference: str, name: str | None = None) -> None:
 def identify_network(spec: ModelSpec) -> str:
     """Return `module:name@digest` of the code of a network, and "" for one of this project.
 
-    Raises ValueError where the network is somebody else's and its code was not admitted.
+    Raises ValueError if the network is somebody else's and its code was not admitted.
     """
     if spec.name in _CODE:
         return _CODE[spec.name][1]
@@ -81,7 +81,7 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     """Return the model with initial weights drawn from `seed`. The global random state is not changed.
 
     Every model takes the argument `outputs`, how many logits it has: one a class, or 1 for two classes and the logistic loss.
-    Raises ValueError where name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
+    Raises ValueError if name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
     """
     layout(spec, data)
     return _drawn(spec, data, seed)

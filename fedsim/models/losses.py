@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def logistic(logits: Tensor, y: Tensor) -> Tensor:
     """Return log(1 + exp(-mu)), mu = (2y - 1) * logit, of logits (N, 1) with y (N,) in {0, 1} or soft (N, 2); R-GAP, section 3.1.
 
-    Raises ValueError where there is more than one logit.
+    Raises ValueError if there is more than one logit.
     """
     if logits.shape[-1] != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Recordings of federations: the format, and all that an attacker reads of a federation."""
+"""Recordings on disk: observations of the server, written by the federation and read by the attacker."""
 
 from fedsim.recording.codec import Payload
 from fedsim.recording.manifest import Manifest

@@ -66,7 +66,7 @@ def _named(path: Path, error: Exception) -> str:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file that the user named for reading; links are followed. Raises ValueError where it is no regular file.
+    """Open a file that the user named for reading; links are followed. Raises ValueError if it is no regular file.
 
     A pipe would be waited for, and a device may have no end.
     """
@@ -78,7 +78,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def read_text(path: Path, *, limit: int = 2**24) -> str:
-    """Read a small file in UTF-8 that the user named. Raises ValueError where it is larger than `limit` or no regular file."""
+    """The text of a small file that the user named, in UTF-8. Raises ValueError if it is larger or no regular file."""
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -1,4 +1,4 @@
-"""Lossless encodings of updates for transmission. A lossy step is a defense, not a codec."""
+"""Codecs: lossless packing of an update for the wire. A lossy step is a defense, not a codec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,24 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """A client's message of one round: tensors as the codec encoded them, and the codec's name."""
+    """The message of one client in one round: the tensors that the codec made of the update, and the codec's name."""
 
     tensors: Mapping[str, Tensor]
     codec: str = "dense"
 
 
 class Codec(NamedTuple):
-    """A lossless encoding of an update.
+    """A lossless conversion between updates and the tensors that are sent.
 
-    encode: maps an update to the tensors that are sent.
-    decode: maps these tensors and the weights that the client started from to the update, bit for bit.
-    fits:   raises ValueError where names, types and shapes of the tensors, or of those that a file declares, cannot belong to an
-            update of such weights. Tensors that fit take at most a few times the memory of the weights.
-    sent:   maps the tensors and the weights to a mask for each tensor of the update: which coordinates were sent. Empty for all.
-    packs:  whether the tensors have other names and shapes than the update. Then `decode` raises ValueError for tensors that
-            encode no update of such weights, of which it needs the shapes only.
+    encode: returns the tensors to send for an update.
+    decode: returns the update, given the sent tensors and the weights that the client started from; bit for bit what was encoded.
+    fits:   raises ValueError if names, types or shapes of the sent tensors cannot belong to an update of these weights. Tensors
+    that
+            fit take at most a few times the memory of the weights.
+    sent:   returns, given the sent tensors and the weights, a boolean mask of the coordinates that were sent; empty if all were.
+    packs:  whether the sent tensors differ from the update's in names or shapes. Then `decode` raises ValueError for invalid
+    content,
+            and needs only the shapes of the weights.
     """
 
     encode: Callable[[Tensors], dict[str, Tensor]]
@@ -41,14 +43,16 @@ class Codec(NamedTuple):
 
 
 def _no_encoder(update: Tensors) -> dict[str, Tensor]:
-    raise ValueError("codec 'weights' is what clients of other apps send; an update is sent as it is, with codec 'dense'")
+    raise ValueError("codec 'weights' cannot encode an update: it marks whole weights sent by other apps; use codec 'dense'")
 
 
 def _difference(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
+    """Return the update `weights - start`, computed in float64 and rounded to the weights' type."""
     return {name: (w.double() - start[name].double()).to(w.dtype) for name, w in weights.items()}
 
 
 def _same_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
+    """Raise ValueError if the tensors do not have the names, shapes and kinds of type of the weights."""
     check_names(got, weights)
     for name, tensor in got.items():
         with about(name):
@@ -67,22 +71,22 @@ CODECS: dict[str, Codec] = {
 
 
 def codec_of(name: str) -> Codec:
-    """Return the codec of that name. Raises ValueError for an unknown one."""
+    """Return the codec with this name. Raises ValueError for an unknown name."""
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}. Known: {', '.join(sorted(CODECS))}")
     return CODECS[name]
 
 
 def encode(update: Tensors, codec: str = "dense") -> Payload:
-    """Pack `update`, by parameter name."""
+    """Pack an update (tensors by parameter name) with a codec, and return the payload."""
     return Payload(tensors=codec_of(codec).encode(update), codec=codec)
 
 
 def decode(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """Return the update in the message of a client that started from the weights `start`."""
+    """Unpack a payload and return the update, given the weights `start` that the client started from."""
     return codec_of(payload.codec).decode(payload.tensors, start)
 
 
 def sent(payload: Payload, start: Tensors) -> dict[str, Tensor]:
-    """Return by name which coordinates of the update were sent; empty where the codec sends all. start: as in `decode`."""
+    """Return a boolean mask of the sent coordinates by parameter name; empty if the codec always sends all of them."""
     return codec_of(payload.codec).sent(payload.tensors, start)

@@ -1,4 +1,4 @@
-"""Checks of free disk space before each round, and the message when a disk is full."""
+"""Checks of free disk space before a federation writes, and readable errors if the disk becomes full."""
 
 import errno
 import shutil
@@ -7,36 +7,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SPARE_BYTES = 20_000_000
-"""Bytes that are left to everything else on the disk."""
+SPARE = 20_000_000
+"""Bytes that must stay free for other programs."""
 
 
 class DiskFull(RuntimeError):
-    """Raised where the disk has no room for what a federation would write."""
+    """Error for a disk with too little space for what a federation writes."""
 
 
 def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
-    """Raise DiskFull, with `what` and `mend` in the message, where `needed` bytes do not fit on the disk of `folder`."""
+    """Raise DiskFull if `needed` bytes do not fit on the disk of `folder`.
+
+    what: beginning of the message, subject and verb, such as "the run writes". mend: what the user can do besides freeing space.
+    """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < needed + SPARE_BYTES:
         raise DiskFull(
-            f"{folder}: {what} about {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free, of which "
-            f"{SPARE_BYTES / 1e6:,.0f} MB are left to others; make room, or {mend}"
+            f"{folder}: {what} about {needed / 1e6:,.1f} MB, but only {free / 1e6:,.1f} MB are free, of which "
+            f"{SPARE / 1e6:,.0f} MB are reserved for other programs; free disk space, or {mend}"
         )
 
 
 def is_full_disk(words: str) -> bool:
-    """Return whether an error message, which may come from a client, is about a full disk or an exceeded quota."""
+    """Return whether an error message, possibly sent by a client, is about a full disk or an exceeded quota."""
     return any(f"[Errno {code}]" in words for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in words
 
 
 @contextmanager
 def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Turn the system's words for a full disk, and SQLite's, into ours."""
+    """Raise DiskFull with advice in place of an error of the system or of SQLite about a full disk, within a `with` block."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         if not is_full_disk(str(error)):
             raise
-        raise DiskFull(f"{folder}: the disk is full; whole rounds are kept: make room, and go on with --resume") from error
+        raise DiskFull(
+            f"{folder}: the disk is full; complete rounds are kept: free disk space, and continue with --resume"
+        ) from error

@@ -178,7 +178,7 @@ def replace_json_lines(path: Path, *values: Any) -> None:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file that `append_json_lines` wrote; a last line that was cut off by a crash is left out.
 
-    Raises DamagedFile, naming the file and the line, where one is no JSON object.
+    Raises DamagedFile, naming the file and the line, if one is no JSON object.
     """
     if not os.path.lexists(path):
         return []

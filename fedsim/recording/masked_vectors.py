@@ -1,4 +1,4 @@
-"""Messages of one client under secure aggregation as the server sees them: masked vectors, public keys, and sizes."""
+"""Masked vectors: what a server sees of one client under secure aggregation, random-looking integers and message sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,25 +10,25 @@ from torch import Tensor
 from fedsim.recording.packing.parts import TensorLike
 
 MASKED = "masked"
-"""Codec, and status, of a row that is no update of its own: only the sum over its cohort is."""
+"""Codec and status of a row that holds a masked vector instead of an update."""
 SUM = "sum"
-"""Stands for a client in the row of that sum."""
+"""Name in place of a client's in the row of a round's secure sum."""
 EXCHANGES = ("setup", "share", "collect", "unmask")
-"""Of one round, in order."""
+"""Message exchanges of one round of secure aggregation, in order."""
 HEADER = 3
-"""Words before those of an update: the weight, how many coordinates were clipped, and whether any was."""
+"""Number of words before those of the update: its weight, the number of clipped coordinates, and whether any was clipped."""
 KEY_BYTES = 32
 MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """One client's messages in one round.
+    """The messages of one client in one round of secure aggregation, as the server sees them.
 
-    words:  (HEADER + coordinates,) uint32, the masked vector; None where the client sent none.
+    words:  (HEADER + coordinates,) uint32, the masked vector; None if the client sent none.
     mask_key, share_key: its public keys of the round, 32 bytes each.
-    sealed: sizes in bytes of the encrypted shares for its neighbours.
-    up, down: bytes sent and received by exchange, for the exchanges that took place.
+    sealed: sizes in bytes of the shares that it encrypted for its neighbours.
+    up, down: bytes sent by and to the client, by exchange, up to the last one that it took part in.
     """
 
     words: Tensor | None = None
@@ -39,7 +39,7 @@ class Masked:
     down: Mapping[str, int] = field(default_factory=dict)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return tensors by name, for a file."""
+        """Return the fields as tensors that can be written to a file."""
         tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._keys().items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):
@@ -51,13 +51,10 @@ class Masked:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
-        """Return the messages that `to_tensors` was called on, from tensors that `fits` accepts.
-
-        Raises ValueError for a negative size.
-        """
+        """Build from the output of `to_tensors`, after `fits` has checked it. Raises ValueError for an impossible size."""
         for name in ("sealed", "up", "down"):
-            if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
-                raise ValueError(f"tensor {name!r} holds what is no size")
+            if bool(((tensors[name] < 0) | (tensors[name] > LARGEST)).any()):
+                raise ValueError(f"tensor {name!r} holds a size that is negative or above {LARGEST}")
         up, down = (
             {exchange: size for exchange, size in zip(EXCHANGES, tensors[name].tolist(), strict=True) if size}
             for name in ("up", "down")
@@ -73,7 +70,7 @@ class Masked:
 
 
 def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError where names, types and shapes that a file declares are not those of a `Masked` for such weights."""
+    """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights."""
     length = HEADER + sum(prod(weight.shape) for weight in weights.values())
     expected = {
         "words": (torch.uint32, (length,)),
@@ -83,9 +80,9 @@ def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> No
         "down": (torch.int64, (len(EXCHANGES),)),
     }
     if {*got, "words"} != {*expected, "sealed"}:
-        raise ValueError(f"a masked vector is not made of {sorted(got)}"[:300])
+        raise ValueError(f"the tensors {sorted(got)} are not those of a masked vector"[:300])
     if got["sealed"].dtype != torch.int64 or len(got["sealed"].shape) != 1:
-        raise ValueError("tensor 'sealed' is no list of sizes")
+        raise ValueError("tensor 'sealed' is not a vector of int64 sizes")
     for name, (dtype, shape) in expected.items():
         if name in got and (got[name].dtype, tuple(got[name].shape)) != (dtype, shape):
-            raise ValueError(f"tensor {name!r} is {got[name].dtype} {tuple(got[name].shape)}, and was to be {dtype} {shape}")
+            raise ValueError(f"tensor {name!r} is {got[name].dtype} {tuple(got[name].shape)}, expected {dtype} {shape}")

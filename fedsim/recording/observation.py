@@ -1,6 +1,6 @@
-"""Observations: all that an honest-but-curious server knows of one client in one round, and all that an attack is given.
+"""Observations: what an honest-but-curious server knows about one client in one round, the input of every attack.
 
-Plain data without further attributes, so that nothing of a client's private data can be attached to it.
+The classes are plain data, and none of their fields can hold the examples that a client trained on.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of an encoded table.
+    """One column of the model's input for table data.
 
-    continuous:  scaled to [0, 1]; `low` and `high` are the values at 0 and 1, in the column's own unit.
-    categorical: one of several adjacent columns of the same `name`: 1 where the value is `category`, else 0.
+    A continuous column is scaled to [0, 1] from the range `low` to `high`, in the column's own unit. A categorical column is one
+    of several adjacent one-hot columns with the same `name`; it is 1 if the value is `category`.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Public shape of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
+    """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1].
 
-    mean, std: normalisation of the model's input, one value a channel (images) or one for all (rows).
-    columns:   for tables, one entry a feature.
-    ranges_from: source of ranges and categories of `columns`: public knowledge, held-out rows that no client holds, or the rows
-    of
-               all clients, whose extremes and rare values then are public; "" where unknown.
+    mean, std: normalisation of the model's input, one value per channel (images) or one for all columns (rows).
+    columns:   for tables, one entry per column.
+    ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
+    the
+               rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
     """
 
     shape: tuple[int, ...]
@@ -88,19 +88,19 @@ class DataSpec:
         return tensor[:, None, None] if self.is_image else tensor
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Map x of values in [0, 1], shape (..., *shape), to the input of the model."""
+        """Convert examples (..., *shape) with values in [0, 1] to normalised model input."""
         return (x - self._per_channel(self.mean, x)) / self._per_channel(self.std, x)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Map the input of the model back to values in [0, 1]; the inverse of `normalise`."""
+        """Convert normalised model input back to values in [0, 1]."""
         return x * self._per_channel(self.std, x) + self._per_channel(self.mean, x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The public architecture, by name. `fedsim.models` builds it; code outside of this project is imported only if admitted.
+    """The model's architecture by name, which `fedsim.models` builds. It is public.
 
-    network: specification of a defense that changes the model, such as "precode(bottleneck=256)"; "" for none.
+    network: a defense that changes the architecture, such as "precode(bottleneck=256)"; "" for none.
     """
 
     name: str
@@ -116,22 +116,22 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that an honest-but-curious server knows of one client in one round.
+    """Everything that an honest-but-curious server knows about one client in one round.
 
-    round:        communication round, counted from 1.
-    client:       pseudonym that the client sent, or Flower's node id where it sent none.
-    cohort:       clients of that round, this one included.
-    num_examples: number of examples behind the update, each counted once an epoch. It follows from what the client reports and
-                  the prescribed training (`Training.examples_behind`); None where the client reports nothing.
-    weights:      what the server sent to the client, by name.
-    payload:      the client's message.
-    gradient, inputs: specifications of how clients compute gradients and change their examples, beside `defenses`.
-    buffers:      what the server sent beside the weights; empty where the model has none, or they are not shared.
-    buffers_after: the buffers that the client sent back after its training.
-    metrics:      what the client reported without protection.
-    update:       local minus global weights, by name, decoded from the payload.
-    sent:         mask of the coordinates that were sent, by name, where the codec tells.
-    rounding:     bound on the rounding error of `update`, by name, where clients send weights instead of updates; else empty.
+    round:        1-based communication round.
+    client:       pseudonym that the client sent, or Flower's node id if it sent none.
+    cohort:       the clients of that round, including this one.
+    num_examples: number of distinct examples behind the update, derived from the client's report and the prescribed training
+                  (`Training.examples_behind`); None if the client reports no number.
+    weights:      weights that the server sent to the client, by name.
+    payload:      message that the client sent back.
+    gradient, inputs: defenses that change how clients compute gradients and prepare examples, in addition to `defenses`.
+    buffers:      buffers that the server sent with the weights; empty if the model has none or they are not shared.
+    buffers_after: buffers that the client sent back after its training.
+    metrics:      numbers that the client reported, unencrypted.
+    update:       local minus global weights by name, decoded from the payload.
+    sent:         boolean mask of the sent coordinates by name; empty if the codec always sends all of them.
+    rounding:     bound of the rounding error of `update` by name, if clients send whole weights; else empty.
     """
 
     round: int
@@ -152,7 +152,7 @@ class Observation:
 
     @property
     def key(self) -> str:
-        """Identifier of this observation within its recording."""
+        """Return the key of this observation, unique within its recording: round and client."""
         return f"{self.round:05d}-{self.client}"
 
     @cached_property
@@ -165,11 +165,11 @@ class Observation:
 
     @cached_property
     def rounding(self) -> Mapping[str, Tensor]:
-        """Bound on the rounding error of each coordinate of `update`, where a client sends weights instead of the update.
+        """Return a bound of the rounding error of each coordinate of `update`, for clients that send whole weights.
 
-        It is half the gap between neighbouring floating-point numbers at the larger of the weights sent and sent back, for each
-        step.
-        What a client computes from rounded weights counts as its training, not as an error.
+        Such a client rounds its weights at every local step. One rounding error is at most half the gap between neighbouring
+        floating point numbers, at the larger of the weights sent and received. What the client computes from rounded weights is
+        no error.
         """
         if self.payload.codec != "weights":
             return {}
@@ -183,4 +183,5 @@ class Observation:
 
 
 def _half_gap(magnitude: Tensor) -> Tensor:
+    """Return half the distance from each value to the next larger floating point number."""
     return (torch.nextafter(magnitude, torch.full_like(magnitude, float("inf"))) - magnitude) / 2

@@ -154,7 +154,7 @@ class Recording:
         return [row.round for row in self._sent_rows("ORDER BY round")]
 
     def observation(self, row: Row) -> Observation:
-        """Read one observation. Raises DamagedFile, naming the file, where it is not what the index says, or does not fit."""
+        """Read one observation. Raises DamagedFile, naming the file, if it is not what the index says, or does not fit."""
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
             raise DamagedFile(self.folder / INDEX, words) if row.status == "complete" else ValueError(words)
@@ -207,7 +207,7 @@ class Recording:
         return _going_on((row for row in rows if row.status == "complete"), self.observation, on_damage)
 
     def sent(self, round: int) -> Sent:
-        """Return what the server sent in a round. Raises DamagedFile where that is missing or damaged."""
+        """What the server sent in a round. Raises DamagedFile if that is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
@@ -242,7 +242,7 @@ def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | 
 
 
 def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
-    """Raise ValueError where a reply cannot be an answer to what the client was sent."""
+    """Raise ValueError if a reply could not be what a client made of what it was sent."""
     payload, buffers = _apart(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):

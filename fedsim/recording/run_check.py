@@ -1,7 +1,7 @@
-"""Check of all entries of a run before it is used: a foreign run may hold links that lead out of it, pipes and devices.
+"""Check of all files of a run for links, pipes and devices, which a run from an untrusted source may contain.
 
-Files are also opened without following links, see `safe_files`. This check runs first, so that a command ends before it has
-changed anything, and covers files that libraries such as SQLite open by path.
+Files are also opened without following links, see `safe_files`. This check runs first, so that a command stops before it does
+anything, and it covers files that libraries such as SQLite open by path.
 """
 
 import os
@@ -12,31 +12,31 @@ from pathlib import Path
 from fedsim.recording.safe_files import COPY_ADVICE, DamagedFile, check_status, opened_folder
 
 MAX_DEPTH = 16
-"""Folders within folders; a recorder, a client and an attack make four."""
-RECORDING_ENTRIES = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
-RUN_ENTRIES = frozenset(
+"""Largest depth of nested folders; regular runs have four levels."""
+OF_A_RECORDING = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
+OF_A_RUN = frozenset(
     {
         *("experiment.toml", "recording", "metrics.jsonl", "state", "clients", "truth"),
         *("reconstructions", "scores.jsonl", "pairs", "report.html"),
     }
 )
-"""All that fedsim and attacker write into a run, beside files that a crash left half written."""
-SHARED_FOLDERS = ("recording", "reconstructions")
-"""What the server and the scorer of a deployment on one machine share with the attacker's folder, through links."""
+"""Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""
+SHARED = ("recording", "reconstructions")
+"""Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def check_run(folder: Path) -> None:
-    """Raise DamagedFile, naming the path and the mend, for the first thing in a run that `find_foreign` finds."""
+    """Raise DamagedFile, naming the path and what to do, for the first file of a run that `find_foreign` reports."""
     for error in find_foreign(folder):
         raise error
 
 
 def find_foreign(folder: Path) -> Iterator[DamagedFile]:
-    """Yield an error for each link, pipe, socket, device and file with several names in a run or a recording.
+    """Yield an error for each symbolic link, hard link, pipe, socket and device in a run or a recording.
 
-    The links that `fedsim prepare` makes between the folders of a deployment are none of them. In a folder that is neither a run
-    nor a recording, such as one that reconstructions were written to, only what commands read or write is looked at.
+    Links that `fedsim prepare` makes between the folders of a deployment are allowed. In a folder that is neither a run nor a
+    recording, only files that commands read or write are checked.
     """
     try:
         with opened_folder(folder) as at:
@@ -46,14 +46,14 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
             for name in sorted(names):
                 target = _shared(folder, name, at)
                 yield from _look(folder / name, name, at, 1) if target is None else _in_folder(*target)
-    except (FileNotFoundError, NotADirectoryError):  # no run, as whoever reads it will say
+    except (FileNotFoundError, NotADirectoryError):  # the caller reports that this is not a run
         return
     except OSError as error:
         yield DamagedFile(folder, error.strerror or str(error))
 
 
 def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
-    """Return the target of a link that a deployment makes, and the deployment's folder; None for any other link."""
+    """Return the target of a deployment's link and the deployment's folder; None if `name` is not such a link."""
     try:
         led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
     except OSError:
@@ -64,6 +64,7 @@ def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
 
 
 def _in_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFile]:
+    """Yield errors of all entries of a folder that is opened without following links below `below`."""
     try:
         with opened_folder(folder, below=below) as at:
             yield from _inside(folder, at, depth)
@@ -76,20 +77,21 @@ def _in_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[DamagedFil
 
 
 def _inside(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
+    """Yield errors of all entries of the folder with descriptor `at`."""
     for name in sorted(os.listdir(at)):
         yield from _look(folder / name, name, at, depth + 1)
 
 
 def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield errors about one entry of the folder with descriptor `at`, and about all entries below it."""
+    """Yield errors of one entry of the folder with descriptor `at`, and of all entries below it."""
     try:
         status = os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:  # another process may write here
+    except FileNotFoundError:  # another process may have removed it
         return
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         if depth > MAX_DEPTH:
-            yield DamagedFile(path, f"lies more than {MAX_DEPTH} folders deep, and no command writes there; remove it")
+            yield DamagedFile(path, f"lies more than {MAX_DEPTH} folders deep, where no command writes; remove it")
             return
         try:
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
@@ -103,7 +105,7 @@ def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
     elif kind == stat.S_IFLNK:
         yield DamagedFile(path, f"is a symbolic link, which is not followed; {COPY_ADVICE}")
     elif kind != stat.S_IFREG:
-        yield DamagedFile(path, f"is {KINDS.get(kind, 'no file')}, and no command makes one; remove it")
+        yield DamagedFile(path, f"is {KINDS.get(kind, 'not a regular file')}, which no command creates; remove it")
     else:
         try:
             check_status(status)

@@ -47,7 +47,7 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open the regular file `name`, with '/' between folders, below `folder` for reading.
 
     No link is followed below `folder`, which itself may be reached through one, and no '..' out of it.
-    Raises DamagedFile where there is no such file, where it has more than `limit` bytes, other names, or consists of holes.
+    Raises DamagedFile if there is no such file, where it has more than `limit` bytes, other names, or consists of holes.
     """
     path = folder / name
     try:
@@ -71,7 +71,7 @@ def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False
 
     below: the folder below which no link is followed; it may be reached through one itself. By default `folder`.
     make:  create folders that are missing, closed to everyone but their owner.
-    Raises DamagedFile where a link, or anything else that is no folder, is in the way, and OSError as `os.open` does.
+    Raises DamagedFile if a link, or anything else that is no folder, is in the way, and OSError as `os.open` does.
     """
     below = folder if below is None else below
     inner = _below(folder, below)
@@ -113,7 +113,7 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
 
 
 def check_status(status: os.stat_result) -> None:
-    """Raise ValueError where a file is not regular, or has a second hard link, which may lie outside the run."""
+    """Raise ValueError if a file is not regular, or has a second name, which may lie anywhere."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is no regular file")
     if status.st_nlink > 1:
@@ -143,13 +143,13 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 
 @contextmanager
 def opened_tensors(path: Path, *, limit: int) -> Iterator[Any]:
-    """Open a safetensors file with `safetensors.safe_open`. Raises DamagedFile, naming the file, where it is none."""
+    """Open a safetensors file with `safetensors.safe_open`. Raises DamagedFile, naming the file, if it is none."""
     with opened(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
         yield tensors
 
 
 def read_exactly(file: FileIO, into: memoryview) -> None:
-    """Fill `into`. Raises ValueError where the file ends before."""
+    """Fill `into`. Raises ValueError if the file ends before."""
     while into:
         done = file.readinto(into)
         if not done:

@@ -1,4 +1,4 @@
-"""Selections of rounds and clients, as users write them and as recorders use them."""
+"""Selections of rounds and clients, parsed from what users write, such as "1-20" or "3f2a,77b0"."""
 
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from fedsim.recording.writer import is_plain
 COUNT_DIGITS = 6
 """A number with more digits is a client's name: Flower's node ids have about nineteen."""
 ROUND_DIGITS = 15
-"""Digits of the largest number of a round."""
+"""Largest number of digits of a round's number."""
 
 
 class Rounds(Set[int]):
-    """A set of rounds, counted from 1, as ranges: `1-10000000000` takes no more memory than `1-2`."""
+    """A set of 1-based rounds, stored as ranges, so that `1-10000000000` takes no more memory than `1-2`."""
 
     def __init__(self, ranges: Iterable[range]) -> None:
         merged: list[range] = []
@@ -27,7 +27,7 @@ class Rounds(Set[int]):
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> "Rounds":
-        """Return the set of these numbers."""
+        """Return the set of the given rounds."""
         return numbers if isinstance(numbers, cls) else cls(range(number, number + 1) for number in numbers)
 
     @classmethod
@@ -65,7 +65,10 @@ class Rounds(Set[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is recorded. rounds, clients: only these, where given; at_most: number of clients, the first that answer."""
+    """The rounds and clients to record. None means all.
+
+    at_most: record only this number of clients, those that answer first.
+    """
 
     rounds: Rounds | None = None
     clients: frozenset[str] | None = None
@@ -73,7 +76,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, rounds: str, clients: str) -> "Wanted":
-        """Parse what users write. Raises ValueError for anything else."""
+        """Parse the user's texts, see `parse_rounds` and `parse_clients`. Raises ValueError if they are invalid."""
         chosen = parse_clients(clients)
         if isinstance(chosen, int):
             return cls(rounds=parse_rounds(rounds), at_most=chosen)
@@ -81,7 +84,7 @@ class Wanted:
 
 
 def parse_rounds(text: str) -> Rounds | None:
-    """Parse `"1-20"`, `"3"` or `"1-3,7"` into a set of rounds; `"all"` gives None. Raises ValueError for anything else."""
+    """Parse `"1-20"`, `"3"` or `"1-3,7"` into a set of 1-based rounds, `"all"` into None. Raises ValueError otherwise."""
     if text == "all":
         return None
     chosen: list[range] = []
@@ -91,16 +94,16 @@ def parse_rounds(text: str) -> Rounds | None:
         if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
             raise ValueError(f"cannot read rounds {shorten(text)}: write '1-20', '1-3,7' or 'all'")
         if max(len(first), len(last)) > ROUND_DIGITS:
-            raise ValueError(f"rounds {shorten(part)} are none: a number of a round has {ROUND_DIGITS} digits at most")
+            raise ValueError(f"rounds {shorten(part)}: the number of a round has at most {ROUND_DIGITS} digits")
         numbers = range(int(first), int(last) + 1)
         if not numbers or numbers[0] < 1:
-            raise ValueError(f"rounds {part!r} are none: rounds count from 1 upwards")
+            raise ValueError(f"rounds {part!r}: rounds are counted from 1 upwards")
         chosen.append(numbers)
     return Rounds(chosen)
 
 
 def parse_clients(text: str) -> int | frozenset[str] | None:
-    """Parse `"5"` as a number of clients, `"3f2a,77b0"` as names, and `"all"` as None. Raises ValueError for anything else."""
+    """Parse `"5"` into a number of clients, `"3f2a,77b0"` into names, `"all"` into None. Raises ValueError otherwise."""
     if text == "all":
         return None
     if text.isdigit() and len(text) <= COUNT_DIGITS:
@@ -109,20 +112,20 @@ def parse_clients(text: str) -> int | frozenset[str] | None:
         return int(text)
     names = frozenset(part.strip() for part in text.split(","))
     if wrong := sorted(name for name in names if not is_plain(name)):
-        raise ValueError(f"{wrong[0]!r} is no client's name: give a number of clients, their names, or 'all'")
+        raise ValueError(f"{wrong[0]!r} is not a client's name: give a number of clients, their names, or 'all'")
     return names
 
 
 def complete_names(given: Iterable[str], known: Collection[str]) -> frozenset[str]:
-    """Return the clients that names, or prefixes of names, stand for; a prefix of no client is returned unchanged.
+    """Return full client names, given names or unique beginnings of names. A text that no name begins with stays as it is.
 
-    Raises ValueError for a prefix of several clients.
+    Raises ValueError if several clients' names begin with the same given text.
     """
     chosen = set()
     for name in given:
         found = sorted(other for other in known if other.startswith(name)) if name and name not in known else []
         if len(found) > 1:
             shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-            raise ValueError(f"client {name!r} is the beginning of {len(found)} names, give more of it: {shown}")
+            raise ValueError(f"client {name!r} is the beginning of {len(found)} names; give more letters: {shown}")
         chosen.add(found[0] if found else name)
     return frozenset(chosen)

@@ -79,7 +79,7 @@ def _header(length: bytes, size: int) -> bytearray:
 
 
 def _layout(header: bytes, size: int) -> dict[str, Entry]:
-    """Return the entries of a header. Raises ValueError where the tensors do not fill the `size` bytes after it without gaps."""
+    """What a header says. Raises ValueError if the tensors do not fill the `size` bytes after it one by one."""
     try:
         described = parse_json(header)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The local training that a server prescribes. It is public, and attacks simulate it."""
+"""Settings of the clients' local training. They are public, and attacks simulate the training that they describe."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 MAX_STEPS = 10**7
-"""Largest batch, and most steps or epochs of a round."""
+"""Largest batch size, and largest number of steps or epochs per round."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -18,27 +18,27 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Local training as the server prescribes it: either `steps` or `epochs` in each round.
+    """The local training that the server prescribes, with either `steps` or `epochs` per round.
 
-    steps:     optimiser steps a round; the next round goes on within the client's epoch.
-    epochs:    passes over the client's data a round (FedAvg).
-    optimiser: sgd, adam or adamw, as in torch.optim, with new state in each round. momentum, nesterov: of sgd. betas, eps: of
-    Adam.
-    weight_decay: as in torch.optim: added to the gradient, or for adamw subtracted from the weights.
-    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last one holds for all later steps.
-    round_decay: factor of the learning rate from one round to the next.
+    steps:     optimiser steps per round. They continue through the client's epoch from round to round.
+    epochs:    passes over the client's data per round (FedAvg).
+    optimiser: sgd, adam or adamw, as in torch.optim, with a new state in each round. momentum, nesterov: for sgd. betas, eps: for
+               adam and adamw.
+    weight_decay: as in torch.optim: added to the gradient or, for adamw, subtracted from the weights.
+    schedule:  factors of the learning rate at the local steps 1, 2, ...; the last factor applies to all further steps.
+    round_decay: factor by which the learning rate is multiplied after each round.
     accumulation: number of batches whose mean gradient makes one step.
     clip_norm: largest norm of a step's gradient (torch.nn.utils.clip_grad_norm_); None for no limit.
     shuffle:   whether the client draws a new order for every epoch.
-    drop_last: whether an epoch's last batch is left out where it is not full.
-    loss:      cross_entropy over one logit a class, or logistic over a single logit for two classes.
+    drop_last: whether an epoch's last batch is dropped if it is not full.
+    loss:      cross_entropy with one logit per class, or logistic with a single logit for two classes.
     mode:      whether the model is in training or evaluation mode while the client trains.
     buffers:   treatment of batch-norm statistics. none: they keep their initial values. shared: the server sends them with the
                weights, clients send theirs back, and the server averages them. local: each client keeps its own.
-    frozen:    names of parameters that are not trained, with * for any part of a name, such as those of the base of a LoRA.
-    precision: of the clients' computation; bfloat16 and float16 stand for automatic mixed precision.
-    augmentation: description of what clients do to an example before each use, "random crop and flip"; "" for nothing.
-    examples:  number of examples behind each update, for a server that knows it from elsewhere than the clients' reports.
+    frozen:    names of parameters that are not trained, with * as wildcard; for example the base weights of a LoRA.
+    precision: type that clients compute in; bfloat16 and float16 stand for automatic mixed precision.
+    augmentation: description of the augmentation of examples, such as "random crop and flip"; "" for none.
+    examples:  number of examples behind each update, if the clients' reports are known to be wrong.
     """
 
     learning_rate: float
@@ -69,7 +69,7 @@ class Training:
 
     def __post_init__(self) -> None:
         _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
-        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs, not both and not neither")
+        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs; give exactly one of them")
         whole = {
             "batch_size": self.batch_size,
             "steps": self.steps,
@@ -93,30 +93,33 @@ class Training:
     def _check_optimiser(self) -> None:
         for key, word, known in (("optimiser", self.optimiser, OPTIMISERS), ("precision", self.precision, PRECISIONS)):
             _check(word in known, f"unknown training.{key} {word!r}. Known: {', '.join(known)}")
-        _check(self.optimiser == "sgd" or not self.momentum, f"training.momentum is one of sgd, and {self.optimiser} has betas")
+        _check(self.optimiser == "sgd" or not self.momentum, f"training.momentum is for sgd; {self.optimiser} has training.betas")
         _check(not self.nesterov or self.momentum > 0, "training.nesterov needs a momentum above 0")
         _check(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
-            f"training.betas must be two in [0, 1), got {self.betas}",
+            f"training.betas must be two numbers in [0, 1), got {self.betas}",
         )
         for key, value in (("eps", self.eps), ("round_decay", self.round_decay), ("clip_norm", self.clip_norm)):
             _check(value is None or (value > 0 and isfinite(value)), f"training.{key} must be positive, got {value}")
         good = all(factor >= 0 and isfinite(factor) for factor in self.schedule) and (not self.schedule or self.schedule[0] > 0)
-        _check(good, f"training.schedule holds factors that are not negative, the first positive; got {self.schedule}")
+        _check(good, f"training.schedule must hold factors of at least 0, the first above 0, got {self.schedule}")
 
     @property
     def step_size(self) -> int:
-        """Number of examples behind one optimiser step."""
+        """Return the number of examples behind one optimiser step."""
         return self.batch_size * self.accumulation
 
     @property
     def is_linear(self) -> bool:
-        """Whether a step is a linear function of its gradient."""
+        """Return whether a step is a linear function of its gradient."""
         return self.optimiser == "sgd" and self.clip_norm is None
 
     @property
     def decay(self) -> float:
-        """Multiple of the weights that weight decay adds to an update beside the gradient; 0 for adam, which rescales it."""
+        """Return the factor of the weights that every step adds to its gradient as weight decay.
+
+        It is 0 for adam, which scales the decay together with the gradient.
+        """
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
     def rate(self, step: int) -> float:
@@ -124,20 +127,19 @@ class Training:
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
     def in_round(self, number: int) -> "Training":
-        """Return the training of one round, counted from 1: with that round's learning rate, and no decay between rounds."""
+        """Return the settings of one round (1-based), with that round's learning rate and `round_decay` 1."""
         if self.round_decay == 1:
             return self
         return replace(self, learning_rate=self.learning_rate * self.round_decay ** (number - 1), round_decay=1.0)
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether a parameter is declared as not trained."""
+        """Return whether a parameter is not trained, see `frozen`."""
         return any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
     def batch_sizes(self, num_examples: int) -> tuple[int, ...] | None:
-        """Return the number of examples behind each optimiser step of one round of a client with `num_examples`.
+        """Return the number of examples of each optimiser step in one round, for a client with `num_examples`; None if unknown.
 
-        Returns None where the server cannot know it: where steps continue into the next epoch, any of them may be the short
-        batch.
+        It is unknown if a client's steps continue beyond the end of its epoch, since any of the batches may be the short one.
         """
         if self.epochs is not None:
             if self.drop_last:
@@ -150,10 +152,10 @@ class Training:
         return (num_examples,) if self.steps == 1 else None
 
     def examples_behind(self, reported: int | None) -> int | None:
-        """Return the number of examples behind the update of a client that reports `reported`, each counted once an epoch.
+        """Return the number of distinct examples behind an update, given the number that the client reports.
 
-        Apps report the size of the client's data set. Of it, `steps` use at most `steps * batch_size` examples, and an epoch with
-        `drop_last` uses full batches only. Returns None where nothing is reported, and `examples` is not set.
+        Apps report the size of the client's data set. With `steps`, at most `steps * batch_size` of these examples are used; with
+        `drop_last`, only those that fill whole batches. None if nothing is reported and `examples` is not given.
         """
         if self.examples is not None:
             return self.examples
@@ -165,7 +167,7 @@ class Training:
         return used or reported
 
     def beliefs(self) -> list[str]:
-        """Return sentences on what an attack assumes to be behind each update, and why."""
+        """Return what attacks assume about each update, in sentences that name the settings behind each assumption."""
         return [self._amount(), self._steps(), *self.limits()]
 
     def _amount(self) -> str:
@@ -194,14 +196,15 @@ class Training:
         return f"each step: {name} with {', '.join(parts)}, the network in mode {self.mode!r}"
 
     def limits(self) -> list[str]:
-        """Return sentences on the parts of this training that no attack simulates."""
+        """Return the properties of this training that no attack simulates exactly, in sentences."""
         found = []
         if self.optimiser != "sgd":
             found.append(
-                f"{self.optimiser} sends little more than the signs of gradients: attacks match these, closed forms fail"
+                f"{self.optimiser} makes updates that hold little more than the signs of gradients: attacks match the signs, and "
+                "closed forms fail"
             )
         if self.precision != "float32":
-            found.append(f"clients compute in {self.precision}, attacks in float32: the rounding is noise to them")
+            found.append(f"clients compute in {self.precision} and attacks in float32: the difference acts as noise")
         if self.augmentation:
-            found.append(f"clients augment their examples ({self.augmentation}): what is found are augmented examples")
+            found.append(f"clients augment their examples ({self.augmentation}): attacks find the augmented examples")
         return found

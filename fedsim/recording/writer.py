@@ -52,7 +52,7 @@ class Reply:
 
 
 def is_plain(client: str) -> bool:
-    """Return whether a client's name, which the client chooses, can be used as a file name in a recording."""
+    """Return whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
 
 
@@ -78,7 +78,7 @@ class Recorder:
         self._pending["rounds"].append((self._relative(path), sha256, time.time()))
 
     def received(self, round: int, reply: Reply) -> None:
-        """Write down one reply, or its absence. Raises ValueError where the client's name cannot name a file."""
+        """Write down one reply, or its absence. Raises ValueError if the client's name cannot name a file."""
         if not is_plain(reply.client) and reply.client != SUM:
             raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global' or 'sum'")
         if reply.num_examples is not None and not 0 <= reply.num_examples < MAX_EXAMPLES:

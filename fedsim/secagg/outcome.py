@@ -40,5 +40,5 @@ class SecureRound:
     reason: str = ""
 
     def is_summed(self, node: int) -> bool:
-        """Whether the vector of a client is in the sum."""
+        """Return whether the vector of a client is in the sum."""
         return self.revealed is not None and self.seen[node].words is not None

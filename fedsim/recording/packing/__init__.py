@@ -1,1 +1,1 @@
-"""Building blocks of codecs: bit packing, tables of few values, and positions."""
+"""Building blocks of the codecs: bit packing, tables of repeated values, and encoded positions."""

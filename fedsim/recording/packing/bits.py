@@ -1,4 +1,4 @@
-"""Bit patterns of tensors, and packing of small natural numbers into as few bits as they need."""
+"""Bit patterns of tensor entries, and packing of small integers into as few bits as they need."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from fedsim.recording.files import DTYPES
 
 Bits = NDArray[Any]
-"""Unsigned integers (N,), one for each entry of a tensor, as wide as the entry: equal where its bits are."""
+"""Bit patterns (N,) of the entries of a tensor, as unsigned integers of the same width."""
 
 
 def bits_of(tensor: Tensor) -> Bits:
-    """Return the bit patterns of a tensor in row-major order, without a copy where its memory has that order.
+    """Return the bit patterns of a tensor in row-major order, without a copy if the tensor is contiguous.
 
     Raises ValueError for a type that a recording cannot hold.
     """
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"a tensor of type {tensor.dtype} cannot be packed")
+        raise ValueError(f"a tensor of type {tensor.dtype} cannot be packed; convert it to a real, integer or bool type")
     kind = f"u{tensor.element_size()}"
-    if not tensor.numel():  # of which torch may give no view
+    if not tensor.numel():  # torch may not view an empty tensor as bytes
         return np.empty(0, kind)
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().view(kind)
 
 
 def tensor_of(bits: Bits, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor with these bit patterns, in the same memory; the inverse of `bits_of`."""
+    """Return the tensor with these bit patterns, sharing their memory. The inverse of `bits_of`."""
     return torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(shape)
 
 
@@ -37,18 +37,18 @@ def width_of(count: int) -> int:
 
 
 def packed_bytes(width: int, count: int) -> int:
-    """Return the number of bytes that `pack` makes of `count` numbers."""
+    """Return the number of bytes that `pack` makes of `count` numbers of `width` bits."""
     return width * -(-count // 8)
 
 
 def pack(numbers: NDArray[Any], width: int) -> Tensor:
-    """Pack natural numbers (N,) below 2**width into bytes, bit plane by bit plane: the lowest bits of all numbers first."""
+    """Pack integers (N,) below 2**width into bytes: first all lowest bits, eight per byte, then all second bits, and so on."""
     planes = [np.packbits((numbers & numbers.dtype.type(1 << place)) != 0) for place in range(width)]
     return torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *planes]))
 
 
 def unpack(packed: Tensor, width: int, count: int) -> NDArray[Any]:
-    """Return the `count` numbers that `pack` packed. Raises ValueError where `packed` has another length."""
+    """Return the `count` integers that `pack` packed. Raises ValueError if `packed` has the wrong length."""
     if len(packed) != packed_bytes(width, count):
         raise ValueError(f"has {len(packed)} bytes for {count} numbers of {width} bits, which take {packed_bytes(width, count)}")
     kind = np.min_scalar_type((1 << width) - 1)

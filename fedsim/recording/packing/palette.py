@@ -1,4 +1,4 @@
-"""Tables of the distinct values of a tensor, for tensors that have few of them."""
+"""Palettes: a table of the distinct values of a tensor, and for each entry the index of its value in the table."""
 
 from typing import Any, NamedTuple
 
@@ -8,30 +8,34 @@ from numpy.typing import NDArray
 from fedsim.recording.packing.bits import Bits, width_of
 
 SAMPLE_SIZE = 8192
+"""Number of entries that are sampled to estimate how many values differ."""
 MAX_DISTINCT_SHARE = 0.95
-"""Where more than this share of a sample differs, the table would be too long to pay off: with 2**16 values 0.94 do."""
-MAX_DISTINCT_IN_SAMPLE = 1024
-"""Where fewer differ in a sample, it most likely holds nearly all that differ."""
+"""Share of distinct values in a sample above which a table would not save space; with 2**16 values it is 0.94."""
+MAX_SAMPLE_VALUES = 1024
+"""Number of distinct values in a sample below which the sample most likely holds nearly all values of the tensor."""
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 
 
 class Palette(NamedTuple):
-    """values: distinct bit patterns, ascending. codes: (N,) index of each entry's value among them."""
+    """The distinct values of a tensor and their use.
+
+    values: the distinct bit patterns, ascending. codes: (N,) index in `values` of each entry.
+    """
 
     values: Bits
     codes: NDArray[Any]
 
 
 def find(bits: Bits, most: int | None = None) -> Palette | None:
-    """Return the palette of `bits` (N,); None where it has more than `most` values, or so many that it saves nothing.
+    """Return the palette of `bits` (N,), or None if it has more than `most` values, or so many that it would save nothing.
 
-    Values are collected from a sample and completed by comparing every entry with its table entry, which is faster than sorting.
+    The values are taken from a sample, and then every entry is compared with its presumed value, which is faster than sorting.
     """
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
     values = _distinct(sample)
-    if len(sample) < len(bits) and len(values) > MAX_DISTINCT_IN_SAMPLE:
-        if most <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
+    if len(sample) < len(bits) and len(values) > MAX_SAMPLE_VALUES:
+        if most <= MAX_SAMPLE_VALUES or len(values) > MAX_DISTINCT_SHARE * len(sample):
             return None
         values = _distinct(bits)
     while 0 < len(values) <= most:
@@ -47,17 +51,14 @@ def find(bits: Bits, most: int | None = None) -> Palette | None:
 
 
 def _distinct(bits: Bits) -> Bits:
-    """Return the distinct values, ascending, like `np.unique`, which takes ten times as long on many distinct values."""
+    """Return the distinct values, ascending, like `np.unique` but ten times faster if most values differ."""
     ordered = np.sort(bits)
     found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
     return found
 
 
 def _by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
-    """Return for nearly every entry its index in `values`, by multiplicative hashing (Knuth, vol.
-
-    3, 6.4), for others any index.
-    """
+    """Return the index in `values` of each entry by multiplicative hashing (Knuth, vol. 3, 6.4); a few indices may be wrong."""
     kind, width = bits.dtype.type, 8 * bits.itemsize
     places = np.zeros(1 << min(width, width_of(len(values)) + 6), np.min_scalar_type(len(values) - 1))
     shift = kind(width - width_of(len(places)))

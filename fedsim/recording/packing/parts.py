@@ -1,4 +1,4 @@
-"""Names and checks of the tensors that a codec makes of one parameter."""
+"""Names and checks of the tensors that a codec makes of one parameter, called its parts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from fedsim.recording.files import DTYPES
 from fedsim.recording.safe_files import shorten
 
 SEPARATOR = "/"
-"""Before the name of a part, which holds none: whatever the parameter's own name holds, the last one separates."""
-TENSOR_OVERHEAD_BYTES = 160
-"""About how many bytes a tensor costs beside its content, in a message and in a file: what it saves must be more."""
+"""Separator between the names of parameter and part. Names of parts do not contain it, so that the last one separates."""
+TENSOR_OVERHEAD = 160
+"""Approximate number of bytes that a tensor takes in a message besides its content."""
 
 
 class TensorLike(Protocol):
-    """A tensor, or the description of one in a file."""
+    """A tensor, or the type and shape of one that a file declares."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -28,24 +28,24 @@ T = TypeVar("T")
 
 
 def joined(name: str, parts: Mapping[str, T]) -> dict[str, T]:
-    """Return the parts of a parameter under the names that they have in a message."""
+    """Return the parts of a parameter under their names on the wire, `NAME/PART`."""
     return {f"{name}{SEPARATOR}{part}": tensor for part, tensor in parts.items()}
 
 
 def apart(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return the parts of all parameters by parameter. Raises ValueError for a name that `joined` does not make."""
+    """Group tensors by parameter and part. The inverse of `joined`. Raises ValueError for a name without separator."""
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(SEPARATOR)
         if not separator:
-            raise ValueError(f"tensor {shorten(key)} is no part of a packed update")
+            raise ValueError(f"tensor {shorten(key)} is not part of a packed update: its name has no {SEPARATOR!r}")
         found.setdefault(name, {})[part] = tensor
     return found
 
 
 @contextmanager
 def about(name: str) -> Iterator[None]:
-    """Put the name of the parameter before what a ValueError within says of it."""
+    """Prepend the name of the parameter to the message of a ValueError that is raised within the `with` block."""
     try:
         yield
     except ValueError as error:
@@ -53,27 +53,27 @@ def about(name: str) -> Iterator[None]:
 
 
 def check_names(got: Mapping[str, object], weights: Mapping[str, object]) -> None:
-    """Raise ValueError where an update has other names than the weights."""
+    """Raise ValueError if the names of an update differ from those of the weights."""
     if names := sorted(got.keys() ^ weights.keys()):
         raise ValueError(f"its names differ from the weights of its round, the first: {shorten(names[0])}")
 
 
 def check_shape(got: TensorLike, weight: TensorLike) -> None:
-    """Raise ValueError where a tensor of an update has another shape than its weight."""
+    """Raise ValueError if the shape of a tensor of an update differs from that of the weight."""
     if tuple(got.shape) != tuple(weight.shape):
-        raise ValueError(f"has shape {shorten(tuple(got.shape))}, and the one that was sent {tuple(weight.shape)}")
+        raise ValueError(f"has shape {shorten(tuple(got.shape))}, but the weight that was sent has {tuple(weight.shape)}")
 
 
 def check_kind(got: TensorLike, weight: TensorLike) -> None:
-    """Raise ValueError where one of the two holds integers, and the other does not."""
+    """Raise ValueError if one of the two tensors has an integer type and the other a floating point type."""
     if got.dtype.is_floating_point != weight.dtype.is_floating_point:
-        raise ValueError(f"is of type {got.dtype}, and the one that was sent of {weight.dtype}; send it back as {weight.dtype}")
+        raise ValueError(f"has type {got.dtype}, but the weight that was sent has {weight.dtype}; send it back as {weight.dtype}")
 
 
 def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
-    """Return the length of a part, a vector of type `dtype`, or of any type that can be recorded.
+    """Return the length of a part, checked to be a vector of type `dtype` (None: any type that can be recorded).
 
-    Raises ValueError for others.
+    Raises ValueError if the part has another type or dimension, or its length is not in [least, most].
     """
     if len(got.shape) != 1 or not least <= got.shape[0] <= most:
         fitting = f"{most}" if least == most else f"{least} to {most}"

@@ -1,10 +1,11 @@
-"""Encodings of a set of positions from 0 to N - 1 in as few bytes as possible.
+"""Encodings of a set of K positions out of 0 to N - 1; the smallest of three is used.
 
 index: each position as an integer of 8, 16, 32 or 64 bits, as N requires.
 mask:  one bit for each of the N positions.
-gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"): the upper bits of ascending positions as gaps in
-       unary, `high`, and the lower bits unchanged, `low`. It takes about 2 + log2(N / K) bits for each of K positions, less
-       than one bit above the entropy of random ones.
+gaps:  Elias-Fano coding (Elias 1974; Vigna 2013, "Quasi-succinct indices"). The upper bits of the ascending positions are coded
+as
+       unary gaps in `high`, the lower bits are stored in `low`. It takes about 2 + log2(N / K) bits per position, less than one
+       bit above the entropy of random positions.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedsim.recording.packing.bits import pack as pack_bits
 from fedsim.recording.packing.bits import packed_bytes
 from fedsim.recording.packing.bits import unpack as unpack_bits
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
+from fedsim.recording.packing.parts import TENSOR_OVERHEAD, TensorLike, check_vector
 
 Positions = NDArray[np.int64]
 
@@ -26,12 +27,12 @@ WAYS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:
-    """Encode ascending positions below `size`, at least one, by the smallest of the three encodings."""
+    """Encode ascending positions below `size`, at least one, with the smallest of the three encodings."""
     count = len(positions)
     lower = _lower(size, count)
     lengths = {"index": count * _kind(size).itemsize, "mask": packed_bytes(1, size)}
     if lower:
-        lengths["gaps"] = TENSOR_OVERHEAD_BYTES + -(-_unary(size, count, lower) // 8) + packed_bytes(lower, count)
+        lengths["gaps"] = TENSOR_OVERHEAD + -(-_unary(size, count, lower) // 8) + packed_bytes(lower, count)
     match min(lengths, key=lambda way: lengths[way]):
         case "index":
             return {"index": torch.from_numpy(positions.astype(_kind(size)))}
@@ -43,7 +44,7 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
 
 
 def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
-    """Return the positions that `pack` encoded. Raises ValueError for tensors that encode no ascending positions below `size`."""
+    """Return the positions that `pack` encoded. Raises ValueError if they do not ascend or are not below `size`."""
     if "index" in parts:
         found = parts["index"].numpy()
         if found.dtype.itemsize == 8 and len(found) and int(found.max()) >= size:
@@ -59,7 +60,7 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
 
 
 def check(parts: Mapping[str, TensorLike], size: int) -> None:
-    """Raise ValueError where names, types and shapes of `parts` cannot encode positions below `size`."""
+    """Raise ValueError if types or lengths of `parts` cannot be those of encoded positions below `size`."""
     if "index" in parts:
         check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _kind(size))).dtype, most=size)
     elif "mask" in parts:
@@ -70,6 +71,7 @@ def check(parts: Mapping[str, TensorLike], size: int) -> None:
 
 
 def _gaps(high: Tensor, low: Tensor, size: int) -> Positions:
+    """Decode positions below `size` from Elias-Fano coding."""
     steps = np.flatnonzero(np.unpackbits(high.numpy()))
     count = len(steps)
     lower = _lower(size, count)
@@ -80,12 +82,12 @@ def _gaps(high: Tensor, low: Tensor, size: int) -> Positions:
 
 
 def _lower(size: int, count: int) -> int:
-    """Return the number of lower bits of a position, which are not coded in unary; 0 where positions are dense."""
+    """Return the number of lower bits per position in Elias-Fano coding; 0 if there are too many positions to save space."""
     return max(0, (size // count).bit_length() - 1) if count else 0
 
 
 def _unary(size: int, count: int, lower: int) -> int:
-    """Return the number of bits of the unary code of `count` upper parts of positions below `size`."""
+    """Return the number of bits of the unary code of the upper bits of `count` positions below `size`."""
     return count + ((size - 1) >> lower)
 
 
@@ -96,5 +98,5 @@ def _bitmap(positions: Positions, size: int) -> Tensor:
 
 
 def _kind(size: int) -> np.dtype[Any]:
-    """Return the smallest unsigned type that holds every position below `size`."""
+    """Return the smallest unsigned integer type that holds every position below `size`."""
     return np.min_scalar_type(max(0, size - 1))

@@ -1,6 +1,6 @@
-"""Codec that sends positions and values of the entries that are not zero.
+"""Codec `sparse`: only the nonzero entries of a tensor, with their positions.
 
-An entry is left out where all its bits are zero; -0.0 is sent like any other value.
+Entries whose bits are all zero are omitted; -0.0 is sent like any other value.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.recording.packing import positions, values
 from fedsim.recording.packing.bits import bits_of, tensor_of
 from fedsim.recording.packing.parts import (
-    TENSOR_OVERHEAD_BYTES,
+    TENSOR_OVERHEAD,
     TensorLike,
     about,
     apart,
@@ -30,11 +30,11 @@ WAYS = tuple(what | where for what in ({"values"}, *values.WAYS) for where in po
 
 
 def encode(update: Tensors) -> dict[str, Tensor]:
-    """Encode the non-zero entries of each tensor.
+    """Encode an update as parts of each parameter.
 
-    Values become `NAME/values`, or `NAME/palette` and `NAME/codes` where few of them differ; positions become `NAME/index`,
-    `NAME/mask`, or `NAME/high` and `NAME/low`. `NAME/dense` replaces all of these where it is smaller; a tensor of zeros has no
-    values.
+    Values are stored as `NAME/values`, or as `NAME/palette` and `NAME/codes` if few of them differ. Positions are stored as
+    `NAME/index`, as `NAME/mask`, or as `NAME/high` and `NAME/low`. A parameter is stored as `NAME/dense` if that is smaller, and
+    with empty values and no positions if all its entries are zero.
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
@@ -43,17 +43,18 @@ def encode(update: Tensors) -> dict[str, Tensor]:
 
 
 def _parts(tensor: Tensor) -> dict[str, Tensor]:
+    """Encode one tensor, see `encode`."""
     bits = bits_of(tensor)
     at = np.flatnonzero(bits != 0)
     chosen = bits[at]
     parts = values.tabled(chosen, tensor.dtype) or {"values": tensor_of(chosen, tensor.dtype, (-1,))}
     if len(at):
         parts |= positions.pack(at, len(bits))
-    return parts if len(bits) and values.cost(parts) < tensor.nbytes + TENSOR_OVERHEAD_BYTES else {"dense": tensor}
+    return parts if len(bits) and values.cost(parts) < tensor.nbytes + TENSOR_OVERHEAD else {"dense": tensor}
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """Return the update that `encode` encoded. Raises ValueError for tensors that encode no update of the shapes of `start`."""
+    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
     fits(packed, start)
     update = {}
     for name, parts in apart(packed).items():
@@ -78,13 +79,13 @@ def _tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
 
 
 def sent(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:
-    """Return by name the mask of the entries that are not zero, which is the same for each encoding."""
+    """Return a boolean mask of the nonzero entries by parameter name, whichever encoding was used."""
     masks = {name: (bits_of(tensor) != 0, tuple(tensor.shape)) for name, tensor in decode(packed, start).items()}
     return {name: tensor_of(mask.view(np.uint8), torch.bool, shape) for name, (mask, shape) in masks.items()}
 
 
 def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
-    """Raise ValueError where names, types and shapes show that this is no update of such weights."""
+    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
     found = apart(described)
     check_names(found, weights)
     for name, parts in found.items():
@@ -97,7 +98,7 @@ def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike])
             elif parts.keys() in WAYS:
                 _check(parts, size)
             else:
-                raise ValueError(f"is sent as {shorten(sorted(parts))}")
+                raise ValueError(f"has the parts {shorten(sorted(parts))}, which codec sparse does not make")
 
 
 def _check(parts: Mapping[str, TensorLike], size: int) -> None:

@@ -1,7 +1,7 @@
-"""Codec that sends a table of the distinct values of each tensor and an index for each entry, where that is smaller.
+"""Codecs `bits` and `levels`: each tensor as a table of its distinct values and an index per entry, or unchanged.
 
-The output of a quantiser takes its true number of bits: QSGD's 2 s + 1 values a tensor take ceil(log2(2 s + 1)) bits each, and
-a sign with its scale takes one. The codec needs to know nothing of the quantiser, as the table holds the values.
+Quantised updates take their true number of bits: with QSGD's 2 s + 1 values an entry takes ceil(log2(2 s + 1)) bits, with a sign
+and a scale one bit. The values are in the table, so that the codec works for any quantiser.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
-    """Encode each tensor as `NAME/palette`, at most `most` values, and `NAME/codes`, or unchanged as `NAME/dense`."""
+    """Encode each tensor as `NAME/palette` (at most `most` values) and `NAME/codes`, or as `NAME/dense` if that saves nothing."""
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
         packed |= joined(name, values.tabled(bits_of(tensor), tensor.dtype, most) or {"dense": tensor})
@@ -26,7 +26,7 @@ def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
-    """Return the update that `encode` encoded. Raises ValueError for tensors that encode no update of the shapes of `start`."""
+    """Decode an update. Raises ValueError if the parts do not give an update of the shapes of the weights `start`."""
     fits(packed, start, most)
     update = {}
     for name, parts in apart(packed).items():
@@ -40,7 +40,7 @@ def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = 
 
 
 def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
-    """Raise ValueError where names, types and shapes show that this is no update of such weights."""
+    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights."""
     found = apart(described)
     check_names(found, weights)
     for name, parts in found.items():
@@ -51,4 +51,4 @@ def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike],
             elif parts.keys() in values.WAYS:
                 values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
             else:
-                raise ValueError(f"is sent as {shorten(sorted(parts))}")
+                raise ValueError(f"has the parts {shorten(sorted(parts))}, which this codec does not make")

@@ -1,4 +1,4 @@
-"""Encoding of values, unchanged or by a table of the distinct ones."""
+"""Encoding of the entries of a tensor as a table of the distinct values and an index per entry."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from fedsim.recording.packing import palette
 from fedsim.recording.packing.bits import Bits, bits_of, pack, packed_bytes, tensor_of, unpack, width_of
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
+from fedsim.recording.packing.parts import TENSOR_OVERHEAD, TensorLike, check_vector
 
 WAYS = ({"palette"}, {"palette", "codes"})
 
 
 def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
-    """Encode `bits` (N,) of entries of type `dtype` by a table; None where it has more than `most` values, or saves nothing."""
+    """Encode the bit patterns (N,) of entries of type `dtype` as a table; None if it has over `most` values or saves nothing."""
     found = palette.find(bits, most)
     if found is None:
         return None
@@ -21,11 +21,11 @@ def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str,
     parts = {"palette": tensor_of(found.values, dtype, (-1,))}
     if width:
         parts["codes"] = pack(found.codes, width)
-    return parts if cost(parts) < bits.nbytes + TENSOR_OVERHEAD_BYTES else None
+    return parts if cost(parts) < bits.nbytes + TENSOR_OVERHEAD else None
 
 
 def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
-    """Return the `count` values that `tabled` encoded. Raises ValueError for an index outside of the table."""
+    """Decode `count` entries that `tabled` encoded. Raises ValueError for an index beyond the table."""
     table = bits_of(parts["palette"])
     if "codes" not in parts:
         return table.repeat(count)
@@ -37,7 +37,7 @@ def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
 
 
 def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
-    """Raise ValueError where `parts` cannot be a table of at most `most` values with indices of so many entries."""
+    """Raise ValueError if `parts` cannot be a table of at most `most` values with indices of the given range of entries."""
     length = check_vector("palette", parts["palette"], None, least=1, most=most)
     width = width_of(length)
     if bool(width) != ("codes" in parts):
@@ -48,5 +48,5 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
 
 
 def cost(parts: Mapping[str, Tensor]) -> int:
-    """Return about how many bytes `parts` take in a message."""
-    return sum(TENSOR_OVERHEAD_BYTES + tensor.nbytes for tensor in parts.values())
+    """Return the approximate number of bytes that `parts` take in a message."""
+    return sum(TENSOR_OVERHEAD + tensor.nbytes for tensor in parts.values())

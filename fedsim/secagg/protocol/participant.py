@@ -117,7 +117,7 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
 def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
     """Give shares: of the seeds of those in the sum, of the keys of those that dropped out. All secrets are forgotten then.
 
-    Raises ValueError where both are asked of one member: together they lay its update bare. So they do where too few are in the
+    Raises ValueError if both are asked of one member: together they lay its update bare. So they do where too few are in the
     sum, or this client is not.
     """
     _after("collect", "unmask", me)

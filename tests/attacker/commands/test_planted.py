@@ -267,4 +267,4 @@ def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_pa
     answer = asyncio.run(ask())
     app.state.parts.queue.close()
     assert answer.status_code == 409
-    assert "scores.jsonl is a pipe, and no command makes one; remove it" in answer.text
+    assert "scores.jsonl is a pipe, which no command creates; remove it" in answer.text

@@ -57,9 +57,9 @@ def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert told["processor"]
     assert (told["gpu"] is None) != torch.cuda.is_initialized()
     monkeypatch.setattr(module, "PACKAGES", ("no-such-package",))
-    module._lasting.cache_clear()
+    module._describe_machine.cache_clear()
     assert environment()["no-such-package"] is None
-    module._lasting.cache_clear()
+    module._describe_machine.cache_clear()
 
 
 def test_git_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

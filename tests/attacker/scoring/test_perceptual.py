@@ -199,7 +199,7 @@ def test_torchs_cache_is_looked_into_and_never_filled(
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     load.cache_clear()
-    with pytest.raises(FileNotFoundError, match=r"no AlexNet weights; .*--lpips-weights.* put alexnet-owt-7be5be79.pth into"):
+    with pytest.raises(FileNotFoundError, match=r"no weights of AlexNet; .*--lpips-weights.* put alexnet-owt-7be5be79.pth into"):
         load("alex")
     assert not list(tmp_path.iterdir())
     (tmp_path / "checkpoints").mkdir()

@@ -125,7 +125,7 @@ def test_without_a_null_or_without_rows_there_is_no_verdict() -> None:
     assert judge(rows([30.0]), []).words == "no verdict: no null was run on these cases"
     assert judge([], []).words == "no verdict: no case is finished"
     partial = judge(rows(around(10, 12, 0)), rows(around(10, 6, 1), null=True))
-    assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on 6 of 12 examples alone")
+    assert (partial.outcome, partial.reason) == ("no verdict", "the null was run on only 6 of 12 examples")
 
 
 def test_recovered_images_that_one_colour_passes_are_counted_apart() -> None:

@@ -213,8 +213,8 @@ def test_what_an_older_or_broken_one_is_can_be_deleted(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda run: (run / "thesis.tex").write_text("years"), r"holds 'thesis\.tex', which is no part of a run; move it"),
-        (lambda run: (run / ".git").mkdir(), r"holds '\.git', which is no part of a run"),
+        (lambda run: (run / "thesis.tex").write_text("years"), r"holds 'thesis\.tex', which is not part of a run; move it"),
+        (lambda run: (run / ".git").mkdir(), r"holds '\.git', which is not part of a run"),
         (lambda run: (shutil.rmtree(run / "recording"), (run / "experiment.toml").unlink()), "is neither a run nor a recording"),
         (lambda run: ((run / "recording" / "manifest.json").unlink(), (run / "experiment.toml").unlink()), "is neither"),
         (
@@ -245,7 +245,7 @@ def test_what_is_no_run_or_more_than_one_is_left_alone(run: Path, change: Callab
 def test_a_recording_with_anything_else_in_it_is_left_alone(run: Path) -> None:
     (run / "recording" / "notes.txt").write_text("mine")
     before = contents(run)
-    with pytest.raises(ValueError, match=r"holds 'notes\.txt', which is no part of a recording"):
+    with pytest.raises(ValueError, match=r"holds 'notes\.txt', which is not part of a recording"):
         delete(run / "recording")
     assert contents(run) == before
 

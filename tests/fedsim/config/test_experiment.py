@@ -24,8 +24,8 @@ data = { name = "photos", size = 32 }
 partition = { name = "dirichlet", alpha = 0.5 }
 clients = { count = 8, fraction = 1.0 }
 strategy = { name = "FedAvg" }
-training = { learning_rate = 0.01, batch_size = 1, steps = 1, momentum = 0.0, loss = "cross_entropy", mode = "eval", buffers = "none" }
-defense = "clip(1) | gaussian(0.1)"
+training = { learning_rate = 0.01, batch_size = 1, steps = 1, momentum = 0.0, loss = "cross_entropy", mode = "eval", buffers =
+"none" } defense = "clip(1) | gaussian(0.1)"
 gradient = "plain"
 network = ""
 inputs = ""
@@ -123,7 +123,7 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
         ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
-        ("record.clients = '../a'", r"record.clients: '\.\./a' is no client's name"),
+        ("record.clients = '../a'", r"record.clients: '\.\./a' is not a client's name"),
         ("record.clients = 0", "record.clients: 0 clients"),
     ],
 )

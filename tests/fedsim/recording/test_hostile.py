@@ -193,7 +193,7 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken(
     [
         ({"w": torch.ones(3)}, "its names differ .* the first: 'b'"),
         ({"w": torch.ones(3), "b": torch.tensor(0.0), "x": torch.ones(1)}, "its names differ .* the first: 'x'"),
-        ({"w": torch.ones(4), "b": torch.tensor(0.0)}, r"'w' has shape \(4,\), and the one that was sent \(3,\)"),
+        ({"w": torch.ones(4), "b": torch.tensor(0.0)}, r"'w' has shape \(4,\), but the weight that was sent has \(3,\)"),
         ({"w": torch.ones(3, 1), "b": torch.tensor(0.0)}, r"'w' has shape \(3, 1\)"),
         ({"w": torch.ones(10**6), "b": torch.tensor(0.0)}, r"'w' has shape \(1000000,\)"),
         ({"w": torch.ones(3), "b": torch.tensor(0.0), "buffer:m": torch.ones(9)}, "its names differ .* the first: 'm'"),
@@ -217,7 +217,7 @@ def test_whole_weights_that_are_no_weights_are_refused(
     files.write_tensors(recorded / "made", {"w": torch.ones(3, dtype=torch.bool), "b": torch.tensor(0.0)})
     forge(recorded, ANNA, (recorded / "made").read_bytes())
     change_index(recorded, "UPDATE observations SET codec = 'weights' WHERE round < 3")
-    refused(recorded, ANNA, r"'w' is of type torch\.bool, and the one that was sent of torch\.float32")
+    refused(recorded, ANNA, r"'w' has type torch\.bool, but the weight that was sent has torch\.float32")
 
 
 def test_truth_values_that_are_neither_are_refused(recorded: Path) -> None:

@@ -64,7 +64,9 @@ def test_a_run_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SPARE_BYTES + 1_500_000))
     check_room(tmp_path / "not" / "there", 1_500_000, "it takes", "do less")
     with pytest.raises(
-        DiskFull, match=r"it takes about 1\.6 MB, and 21\.5 MB are free, of which 20 MB are left to others; make room, or do less"
+        DiskFull,
+        match=r"it takes about 1\.6 MB, but only 21\.5 MB are free, of which 20 MB are reserved for other programs; free disk "
+        "space, or do less",
     ):
         check_room(tmp_path, 1_600_000, "it takes", "do less")
 
@@ -82,7 +84,9 @@ def test_a_disk_that_fills_up_stops_the_run_after_whole_rounds(federate: Federat
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(EngineError, match="the disk is full; whole rounds are kept: make room, and go on with --resume"):
+        with pytest.raises(
+            EngineError, match="the disk is full; complete rounds are kept: free disk space, and continue with --resume"
+        ):
             federate("run", rounds=4)
     out = plain.folder.parent.parent / "run"
     so_far = len(list(Recording(out / "recording").observations()))
@@ -113,7 +117,7 @@ def test_the_unique_beginning_of_a_client_s_name_stands_for_it() -> None:
     known = {"3f2a77", "3f2b00", "77b0", "77"}
     assert complete_names(["3f2a", "77"], known) == {"3f2a77", "77"}
     assert complete_names(["nobody"], known) == {"nobody"}
-    with pytest.raises(ValueError, match="'3f2' is the beginning of 2 names, give more of it: 3f2a77, 3f2b00"):
+    with pytest.raises(ValueError, match="'3f2' is the beginning of 2 names; give more letters: 3f2a77, 3f2b00"):
         complete_names(["3f2"], known)
     with pytest.raises(ValueError, match=r"the beginning of 20 names.* and 15 more"):
         complete_names(["a"], {f"a{i:02}" for i in range(20)})
@@ -147,5 +151,5 @@ def test_a_range_of_any_length_takes_no_time(recorded: Path) -> None:
     assert rounds == parse_rounds(str(rounds))
     assert Recording(recorded).rows(rounds=rounds) == Recording(recorded).rows()
     assert Recording(recorded).rows(rounds=parse_rounds("4000-9000000000")) == []
-    with pytest.raises(ValueError, match="15 digits at most"):
+    with pytest.raises(ValueError, match="at most 15 digits"):
         parse_rounds("1-" + "9" * 5000)

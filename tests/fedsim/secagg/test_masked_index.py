@@ -57,7 +57,9 @@ def test_what_is_none_is_refused(name: str, tensor: torch.Tensor | None) -> None
     tensors.pop(name, None)
     if tensor is not None:
         tensors[name] = tensor
-    with pytest.raises(ValueError, match=r"was to be|is not made of|no list of sizes|no size"):
+    with pytest.raises(
+        ValueError, match=r"expected torch|are not those of a masked vector|not a vector of int64 sizes|a size that is"
+    ):
         read(tensors)
 
 
@@ -93,7 +95,7 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
     digest = write_tensors(run.out / "recording" / row.file, {"words": torch.zeros(3)})
     change(run, "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
     row = next(row for row in recording.rows() if row.status == "masked")
-    with pytest.raises(DamagedFile, match="is not made of"):
+    with pytest.raises(DamagedFile, match="are not those of a masked vector"):
         recording.masked(row)
 
 

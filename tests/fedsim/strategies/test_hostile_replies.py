@@ -158,7 +158,7 @@ def test_a_clients_full_disk_stops_the_run_and_it_goes_on(federate: Federate, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(client_side.TruthWriter, "write", full)
-        with pytest.raises(engine.EngineError, match="the disk is full; whole rounds are kept"):
+        with pytest.raises(engine.EngineError, match="the disk is full; complete rounds are kept"):
             federate("run", rounds=3)
     out = plain.folder.parent.parent / "run"
     assert {row.status for row in Recording(out / "recording").rows()} == {"complete"}

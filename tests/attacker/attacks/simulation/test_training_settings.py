@@ -173,12 +173,12 @@ def test_the_number_of_examples_behind_an_update_follows_from_the_training(
     ("given", "words"),
     [
         ({"optimiser": "lion"}, "unknown training.optimiser 'lion'. Known: sgd, adam, adamw"),
-        ({"optimiser": "adam", "momentum": 0.9}, "training.momentum is one of sgd, and adam has betas"),
+        ({"optimiser": "adam", "momentum": 0.9}, "training.momentum is for sgd; adam has training.betas"),
         ({"nesterov": True}, "needs a momentum"),
         ({"clip_norm": 0.0}, "training.clip_norm must be positive, got 0.0"),
-        ({"schedule": (0.0, 1.0)}, "the first positive"),
+        ({"schedule": (0.0, 1.0)}, "the first above 0"),
         ({"examples": 0}, "training.examples must be positive, got 0"),
-        ({"betas": (0.9, 1.0)}, r"training.betas must be two in \[0, 1\)"),
+        ({"betas": (0.9, 1.0)}, r"training.betas must be two numbers in \[0, 1\)"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:
