@@ -32,7 +32,7 @@ inputs = ""
 secure_aggregation = false
 privacy = { delta = 1e-5, prior = 0.01 }
 record = { rounds = "1-8", clients = "all" }
-"""  # noqa: E501 - as documented
+"""
 
 SMALL = """
 rounds = 1
