@@ -26,7 +26,7 @@ MAX_BYTES = 16 * 2**30
 
 
 def run_of(folder: Path) -> Path:
-    """Return the run that an attack's folder belongs to. Below it, no symbolic links are followed when files are written."""
+    """Return the run that an attack's folder belongs to. Below it, symbolic links are not followed when files are written."""
     return folder.parent.parent
 
 
@@ -56,7 +56,9 @@ class Origin:
         except (ValueError, TypeError):
             return "cannot be read"
         return ", ".join(
-            f"is of {what} {them}, and this is {me}" for what, them, me in different if what != "form" or them not in READABLE_FORMATS
+            f"is of {what} {them}, and this is {me}"
+            for what, them, me in different
+            if what != "form" or them not in READABLE_FORMATS
         )
 
 

@@ -25,7 +25,7 @@ from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.writer import Recorder, Reply
 
 CLIENT = "imported"
-MOST_TIMES = 4
+MAX_SIZE_RATIO = 4
 """How many times larger than the state of the model a state dict may be: float64, and as much again of other tensors."""
 SPARE_BYTES = 2**26
 
@@ -97,7 +97,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     model = models.build(spec, settings.data)
     weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     state = model.state_dict()
-    limit = SPARE_BYTES + MOST_TIMES * sum(t.numel() * t.element_size() for t in state.values())
+    limit = SPARE_BYTES + MAX_SIZE_RATIO * sum(t.numel() * t.element_size() for t in state.values())
     sent, returned = (_fitted(_state_dict(path, limit), state, weights, settings, path) for path in (before, after))
     start, payload = _payload({name: sent[name] for name in weights}, {name: returned[name] for name in weights})
     if all(torch.equal(sent[name], returned[name]) for name in weights):

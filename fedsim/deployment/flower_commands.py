@@ -45,7 +45,7 @@ RAISED = "ServerApp failed with exception: "
 SILENT = "the server's process ended without a word; see its log, start it again and go on with --resume"
 PATIENCE = 60.0
 """Seconds to wait for a SuperLink that does not answer; a killed one continues from its database when restarted."""
-LONGEST = 120.0
+COMMAND_SECONDS = 120.0
 """Time limit of one of Flower's commands, in seconds."""
 
 
@@ -173,9 +173,11 @@ class Submitted:
         environment = _environment(self.home)
         command = [*self.prefix, "flwr", *words]
         try:
-            return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=LONGEST)
+            return subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS
+            )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, "", f"no answer within {LONGEST:g} seconds")
+            return subprocess.CompletedProcess(command, 124, "", f"no answer within {COMMAND_SECONDS:g} seconds")
 
     def _text(self) -> str:
         return COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""

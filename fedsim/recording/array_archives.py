@@ -1,4 +1,4 @@
-"""Reader of NumPy archives (.npz) that are not trusted: declared sizes and types are checked before anything is decompressed."""
+"""Reader of NumPy archives (.npz) from untrusted sources: sizes and types are checked before anything is unpacked."""
 
 import os
 import stat
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from fedsim.recording.safe_files import UNPRINTABLE, shorten
 
 MAX_BYTES = 16 * 2**30
-"""Of all arrays that are read from one archive."""
+"""Default limit of the total size in bytes of the arrays that are read from one archive."""
 MAX_ARRAYS = 100_000
 MAX_RATIO = 300
-"""How many times larger than in the archive an array may be, beyond `FREE_BYTES`: images of one colour do not get there."""
+"""Largest compression ratio of an array, apart from its first `FREE_BYTES`; images of one colour stay below it."""
 FREE_BYTES = 2**26
 KINDS = {"b": "truth values", "i": "integers", "u": "integers", "f": "numbers", "U": "texts"}
-"""Types that are read, by NumPy's letter. Complex numbers, times and objects are none of them."""
+"""Types of arrays that are read, by NumPy's letter. Complex numbers, times and objects are refused."""
 
 
 def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
     """Read the arrays called `names` from an archive, by default all of them.
 
-    Raises ValueError, naming the file, for what is no archive, is no regular file, lacks an array, claims sizes that the file
-    does not have, or has more than `limit` bytes of arrays. FileNotFoundError where there is no file.
+    Raises ValueError, naming the file, if it is not an archive or not a regular file, lacks an array, states wrong sizes, or has
+    more than `limit` bytes of arrays. Raises FileNotFoundError if it does not exist.
     """
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
@@ -48,7 +48,7 @@ def read_arrays(path: Path, names: Iterable[str] | None = None, *, limit: int = 
 
 
 def names_of(path: Path) -> tuple[str, ...]:
-    """Return the names of the arrays in an archive. Raises what `read_arrays` raises."""
+    """Return the names of the arrays in an archive. Raises the same errors as `read_arrays`."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             return tuple(_entries(archive))
@@ -66,28 +66,31 @@ def _named(path: Path, error: Exception) -> str:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file that the user named for reading; links are followed. Raises ValueError if it is no regular file.
+    """Open a file that the user named for reading; links are followed. Raises ValueError if it is not a regular file.
 
-    A pipe would be waited for, and a device may have no end.
+    Pipes are refused because reading them would block, and devices because they may have no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{path} is no regular file; copy its content into one")
+        raise ValueError(f"{path} is not a regular file; copy its content into one")
     return FileIO(descriptor)
 
 
 def read_text(path: Path, *, limit: int = 2**24) -> str:
-    """The text of a small file that the user named, in UTF-8. Raises ValueError if it is larger or no regular file."""
+    """Read a UTF-8 text file that the user named.
+
+    Raises ValueError if it has more than `limit` bytes or is not a regular file.
+    """
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ValueError(f"{path} has more than {limit} bytes, and no file of its kind has")
+        raise ValueError(f"{path} has more than {limit} bytes, the limit for such files; name another file")
     return content.decode()
 
 
 def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
-    """Raise ValueError where `file` is a zip archive, as PyTorch writes them, that claims more than it may; else do nothing."""
+    """Raise ValueError if `file` is a zip archive, as torch.save writes it, that exceeds `limit` or the compression ratio."""
     try:
         with ZipFile(file) as archive:
             _check_sizes(archive.infolist(), limit)
@@ -98,14 +101,15 @@ def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:
 
 
 def _entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
+    """Return the entries of an archive by name of the array. Raises ValueError for files that are not arrays."""
     found = archive.infolist()
     if len(found) > MAX_ARRAYS:
-        raise ValueError(f"holds {len(found)} arrays, and at most {MAX_ARRAYS} are read")
+        raise ValueError(f"holds {len(found)} arrays, but at most {MAX_ARRAYS} are read")
     entries: dict[str, ZipInfo] = {}
     for entry in found:
         name = entry.filename.removesuffix(".npy")
         if name == entry.filename or not name or len(name) > 512 or UNPRINTABLE.search(name):
-            raise ValueError(f"holds {shorten(entry.filename)}, which is no array; save it with numpy.savez")
+            raise ValueError(f"holds {shorten(entry.filename)}, which is not an array; save it with numpy.savez")
         if name in entries:
             raise ValueError(f"holds two arrays called {shorten(name)}")
         entries[name] = entry
@@ -113,6 +117,7 @@ def _entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
 
 
 def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
+    """Raise ValueError if an entry exceeds the compression ratio `MAX_RATIO`, or all together exceed `limit` bytes."""
     total = 0
     for entry in entries:
         total += entry.file_size
@@ -121,24 +126,25 @@ def _check_sizes(entries: Iterable[ZipInfo], limit: int) -> None:
                 f"{entry.filename} claims {entry.file_size} bytes, packed into {entry.compress_size}; save it with numpy.savez"
             )
     if total > limit:
-        raise ValueError(f"its arrays claim {total} bytes, and at most {limit} are read")
+        raise ValueError(f"its arrays claim {total} bytes, but at most {limit} are read")
 
 
 def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
+    """Read one array. Raises ValueError if its type is refused or its size differs from the header."""
     with archive.open(entry) as file:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"array {name!r} is of version {version} of NumPy's format, and 1 and 2 are read")
+            raise ValueError(f"array {name!r} has version {version} of NumPy's format, but only versions 1 and 2 are read")
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
         if dtype.hasobject or dtype.kind not in KINDS:
-            raise ValueError(f"array {name!r} is of {dtype}; give {', '.join(dict.fromkeys(KINDS.values()))}")
+            raise ValueError(f"array {name!r} has type {dtype}; give {', '.join(dict.fromkeys(KINDS.values()))}")
         needed, there = prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if any(length < 0 for length in shape) or needed != there:
             raise ValueError(
-                f"array {name!r} of shape {shorten(shape)} and {dtype} takes {needed} bytes, and the file has {there}"
+                f"array {name!r} of shape {shorten(shape)} and type {dtype} takes {needed} bytes, but the file has {there}"
             )
         values = np.frombuffer(file.read(needed), dtype=dtype)  # no more than the entry's size, whatever is packed
         if file.read(1) or len(values) != prod(shape):
-            raise ValueError(f"array {name!r} ends before its end")
+            raise ValueError(f"array {name!r} is truncated")
         return values.reshape(shape, order="F" if fortran else "C").copy()

@@ -1,7 +1,7 @@
-"""Writers of files that appear whole or not at all, and can be read by their owner only.
+"""Atomic writing of files that only their owner can read, and JSON lines.
 
-The argument `below` names the folder below which no symbolic link is followed, by default the folder of the file itself. For
-files of a run it is the folder of the run.
+Functions that write take `below`: the folder below which symbolic links are not followed. It is the run's folder for files in a
+run, and by default the folder of the file.
 """
 
 import hashlib
@@ -34,21 +34,21 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types of a tensor that can be written, and their names in the safetensors format."""
-LARGE_BYTES = 1_000_000
-"""Files of so many bytes are let go from memory once they are on disk: fresh pages for each update cost more than writing it."""
-MAX_LINES_BYTES = 2 * 2**30
-"""Bytes of the largest file of JSON lines that is read."""
-MAX_LINE_BYTES = 2**24
-"""Bytes of its longest line."""
+"""Tensor types that can be written, with their names in the safetensors format."""
+LARGE = 1_000_000
+"""Size in bytes above which a written file is dropped from the page cache, which makes writing many updates faster."""
+MAX_LINES = 2 * 2**30
+"""Largest size in bytes of a file of JSON lines that is read."""
+MAX_LINE = 2**24
+"""Largest length in bytes of one JSON line."""
 
 
 @contextmanager
 def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Iterator[None]:
-    """Hold the lock file `path`, which lies in a folder of the work that it protects.
+    """Hold an exclusive lock on the file `path` within a `with` block.
 
-    Where another process holds it, that one's end is waited for, or, without `wait`, ValueError raised. On systems without such
-    locks, none is held.
+    wait: whether to wait for another process that holds the lock; otherwise ValueError is raised. On systems without file locks,
+    nothing is locked.
     """
     try:
         import fcntl
@@ -61,7 +61,7 @@ def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Itera
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
-        raise ValueError(f"{path.parent.parent}: another process is at work there; wait for it, or stop it") from None
+        raise ValueError(f"{path.parent.parent}: another process is working there; wait for it, or stop it") from None
     try:
         yield
     finally:
@@ -69,16 +69,17 @@ def alone(path: Path, *, below: Path | None = None, wait: bool = False) -> Itera
 
 
 def make_private(folder: Path, *, below: Path | None = None) -> Path:
-    """Create `folder`, closed to everyone but its owner; one that is there already stays as its owner wants it."""
+    """Create `folder` with access for its owner only, and return it. An existing folder keeps its permissions."""
     with opened_folder(folder, below=below, make=True):
         return folder
 
 
 @contextmanager
 def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file, which replaces `path` when the block ends, and is removed when the block raises.
+    """Open a temporary file for writing within a `with` block. At the end it is flushed and renamed to `path`, or removed on
+    errors.
 
-    settle: whether to flush the folder as well; whoever writes many files calls `flush(folder)` once at the end instead.
+    settle: whether to flush the new name to disk, too. After writing many files to one folder, call `flush(folder)` once instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
     with _naming(path), opened_folder(path.parent, below=below) as folder:
@@ -101,7 +102,7 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Have errors of the system name `path`: those of descriptors name nothing, or the last part of it."""
+    """Set the file name of OSErrors raised within the `with` block to `path`, since errors of descriptors do not name it."""
     try:
         yield
     except OSError as error:
@@ -111,7 +112,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk and not only on its way there."""
+    """Flush a file's content, or a folder's entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _settle(descriptor)
@@ -120,35 +121,36 @@ def flush(path: Path) -> None:
 
 
 def _settle(descriptor: int) -> None:
+    """Flush a file to disk and, if it is larger than `LARGE`, drop it from the page cache."""
     os.fsync(descriptor)
     if os.fstat(descriptor).st_size > LARGE_BYTES and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove(path: Path, *, below: Path | None = None) -> None:
-    """Delete a file, where it is there. A link is deleted, and what it leads to is not."""
+    """Delete a file if it exists. A link is deleted, but not its target."""
     with suppress(FileNotFoundError), opened_folder(path.parent, below=below) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def write_bytes(path: Path, content: bytes, *, below: Path | None = None, settle: bool = True) -> None:
-    """Write `content` to `path` at once. below, settle: see `replacing`."""
+    """Write `content` to `path` atomically. below, settle: see `replacing`."""
     with replacing(path, below=below, settle=settle) as file:
         file.write(content)
 
 
 def write_json(path: Path, value: Any, *, below: Path | None = None) -> None:
-    """Write `value` as indented JSON to `path` at once."""
+    """Write `value` as indented JSON to `path` atomically."""
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n", below=below)
 
 
 def json_lines(*values: Any) -> bytes:
-    """Return the values as JSON, one a line."""
+    """Return the values as JSON, one line per value."""
     return b"".join(json.dumps(value, allow_nan=False).encode() + b"\n" for value in values)
 
 
 def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
-    """Add a JSON line for each value to `path` at once, and flush it; a last line that was cut off by a crash gives way."""
+    """Append a JSON line per value to `path` and flush it to disk. An incomplete last line, left by a crash, is removed first."""
     with _naming(path), opened_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
     with _naming(path), os.fdopen(descriptor, "ab+") as file:
@@ -162,7 +164,7 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
 
 
 def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
-    """Return the position at which the last line begins, searched from the end of the file."""
+    """Return the position where the last, incomplete line of a file of `size` bytes begins, searching from the end."""
     for start in range(size - size % step, -1, -step):
         file.seek(start)
         if (at := file.read(min(step, size - start)).rfind(b"\n")) >= 0:
@@ -171,14 +173,14 @@ def _last_break(file: BinaryIO, size: int, step: int = 1 << 16) -> int:
 
 
 def replace_json_lines(path: Path, *values: Any) -> None:
-    """Write a file of JSON lines anew, at once."""
+    """Replace a file of JSON lines atomically."""
     write_bytes(path, json_lines(*values))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file that `append_json_lines` wrote; a last line that was cut off by a crash is left out.
+    """Read the rows of a file that `append_json_lines` wrote. An incomplete last line, left by a crash, is ignored.
 
-    Raises DamagedFile, naming the file and the line, if one is no JSON object.
+    Raises DamagedFile, naming the file and the line, if a line is not a JSON object.
     """
     if not os.path.lexists(path):
         return []
@@ -193,7 +195,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 raise DamagedFile(path, f"row {len(rows) + 1} cannot be read: {error}") from None
             if not isinstance(row, dict):
-                raise DamagedFile(path, f"row {len(rows) + 1} is no JSON object")
+                raise DamagedFile(path, f"row {len(rows) + 1} is not a JSON object")
             rows.append(row)
         if len(line) > MAX_LINE_BYTES:
             raise DamagedFile(path, f"row {len(rows) + 1} has more than {MAX_LINE_BYTES} bytes")
@@ -208,10 +210,10 @@ def write_tensors(
     below: Path | None = None,
     settle: bool = True,
 ) -> str:
-    """Write tensors by name to `path` at once, in the safetensors format; the SHA-256 of the file, in hexadecimal.
+    """Write tensors by name to `path` atomically in the safetensors format. Return the SHA-256 of the file in hexadecimal.
 
-    One tensor after the other straight from its memory: the safetensors package would copy all of them first.
-    Raises ValueError for a type that the format does not know.
+    Tensors are written directly from their memory, whereas the safetensors package would first copy all of them.
+    Raises ValueError for a type that the format does not have.
     """
     digest = hashlib.sha256()
     with replacing(path, below=below, settle=settle) as file, ThreadPoolExecutor(1) as other:
@@ -219,7 +221,7 @@ def write_tensors(
             if len(part) < LARGE_BYTES:
                 digest.update(part)
                 file.write(part)
-            else:  # neither holds Python's lock: at the same time on two cores
+            else:  # hashing and writing release the GIL, so they run in parallel
                 hashed = other.submit(digest.update, part)
                 file.write(part)
                 hashed.result()
@@ -227,11 +229,14 @@ def write_tensors(
 
 
 def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a safetensors file: the header, then each tensor's memory."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise ValueError(f"tensor {name!r} is of type {tensor.dtype}, which cannot be written")
+            raise ValueError(
+                f"tensor {name!r} has type {tensor.dtype}, which cannot be written; use one of {', '.join(map(str, DTYPES))}"
+            )
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     described = json.dumps(header, separators=(",", ":")).encode()

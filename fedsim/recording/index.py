@@ -1,4 +1,4 @@
-"""Reader of a recording's index, a SQLite file that is not trusted: it can run no code, and every value is checked."""
+"""Reader of a recording's index. The recording may come from an untrusted source, so every value is checked."""
 
 import re
 import sqlite3
@@ -18,17 +18,18 @@ from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, sh
 from fedsim.recording.writer import is_plain
 
 MAX_NUMBER = 2**53
-"""Larger than any count, and exact as a float too."""
-PROGRESS_INSTRUCTIONS = 100_000
-"""Instructions of SQLite's machine between two looks at how many there were."""
+"""Largest number that is accepted; it is exact as a float, too."""
+STEP = 100_000
+"""Number of SQLite instructions between two checks of the limit of a query."""
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of the index: the reply of a client in a round, or the note that none came.
+    """One line of the index: a client's reply in a round, or its absence.
 
-    num_examples: behind the update. reported: the number that the client sent, from which the reader derives `num_examples`.
+    num_examples: number of distinct examples behind the update. reported: the number that the client reported, from which the
+    reader of the recording derived `num_examples`.
     """
 
     round: int
@@ -56,7 +57,7 @@ COLUMNS = tuple(field.name for field in fields(Row) if field.name != "reported")
 
 @dataclass(frozen=True, kw_only=True)
 class SentRow:
-    """One row on what the server sent in a round: the cohort, and the file of the weights."""
+    """One round of the index: the clients that the server sent weights to, and the file that holds the weights."""
 
     round: int
     attempt: int
@@ -66,7 +67,7 @@ class SentRow:
 
 
 def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return the result of a query. Raises DamagedFile, naming the index, where a recorder did not make it."""
+    """Return the result of an SQL query on the index in `folder`. Raises DamagedFile, naming it, if the index is invalid."""
     try:
         with opened_image(folder) as image:
             return _ask(image, query, values)
@@ -75,7 +76,7 @@ def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
-    """Return a row from its values in the order of `COLUMNS`. Raises DamagedFile for an invalid value."""
+    """Build a row from its values in the order of `COLUMNS`. Raises DamagedFile if a value is invalid."""
     if wrong := _wrong(*values):
         raise _bad(folder, values, wrong, values[COLUMNS.index(wrong)])
     row = dict(zip(COLUMNS, values, strict=True))
@@ -84,10 +85,7 @@ def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
 
 
 def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
-    """Return a row on what the server sent, from round, attempt, file, sha256 and cohort.
-
-    Raises DamagedFile for an invalid value.
-    """
+    """Build a row from round, attempt, file, sha256 and cohort. Raises DamagedFile if a value is invalid."""
     round, attempt, file, sha256, text = values
     checks = {
         "round": _is_count(round, 1),
@@ -108,22 +106,22 @@ def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
 
 
 def path_of(round: int, name: str) -> str:
-    """Return the path in a recording of the reply of client `name` in a round; name "global" stands for what the server sent."""
+    """Return the relative path of the reply of client `name` in a round or, for "global", of the weights that the server sent."""
     return f"rounds/{round:05d}/{name}.safetensors"
 
 
 def check_counts(folder: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Raise DamagedFile where `rows` hold anything but natural numbers, each row beginning with a valid round."""
+    """Raise DamagedFile if a row does not consist of a round and of counts (integers of at least 0)."""
     for values in rows:
         if not (_is_count(values[0], 1) and all(_is_count(value, 0) for value in values)):
             raise _bad(folder, values, "round or bytes", values)
 
 
 def check_clients(folder: Path, clients: Iterable[Any]) -> None:
-    """Raise DamagedFile where one of `clients` is not a valid name of a client."""
+    """Raise DamagedFile if a name of a client is invalid."""
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
-            raise DamagedFile(folder / INDEX, f"{shorten(client)} is no name of a client")
+            raise DamagedFile(folder / INDEX, f"{shorten(client)} is not a valid name of a client")
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -134,7 +132,7 @@ def _wrong(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
-    """Return the first column whose value no recorder writes, or "". Fast, as it runs for each row of large recordings."""
+    """Return the first column with an invalid value, or "". Written for speed, since it runs for each row of large recordings."""
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM):
@@ -169,7 +167,10 @@ def _wrong(
 
 
 def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, float]:
-    """Return the metrics that a client reported. NaN is allowed: clients report it when their training diverges."""
+    """Parse the metrics that a client reported. NaN is allowed, since clients report it when their training diverges.
+
+    values: the whole row, for error messages. Raises DamagedFile if the text does not map names to numbers.
+    """
     if text == "{}":
         return {}
     try:
@@ -184,8 +185,9 @@ def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, floa
 
 
 def _bad(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> DamagedFile:
+    """Return the error for an invalid value of a column, naming the row by its first two values."""
     where = ", ".join(shorten(value) for value in values[:2])
-    return DamagedFile(folder / INDEX, f"row {where}: {shorten(value)} is not to be in {column}")
+    return DamagedFile(folder / INDEX, f"row {where}: {shorten(value)} is not a valid value of {column}")
 
 
 def _ask(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -1,8 +1,8 @@
-"""The SQLite database that is a recording's index: how it is read and written without SQLite ever following a planted link.
+"""SQLite database of a recording's index, read and written without following planted links.
 
-SQLite opens files by path, so that anyone who may write to a folder can exchange one between a check and its use. Readers are
-given an image of the database that was read through descriptors. The writer works in a folder that only its own user may change,
-and compares the file that SQLite opened with the one that was checked.
+SQLite opens files by path, so that anyone who may write to a folder could replace a file between its check and its use. Readers
+therefore query a private copy of the database that was read through descriptors. The writer requires a folder that only its own
+user may change, and compares the file that SQLite opened with the file that was checked.
 """
 
 import atexit
@@ -24,9 +24,9 @@ INDEX = "index.sqlite"
 JOURNAL = f"{INDEX}-journal"
 MAX_BYTES = 16 * 2**30
 IN_MEMORY = 256 * 2**20
-"""Bytes of the largest index that is kept in memory while it is read; a larger one is copied to a private file."""
+"""Largest size in bytes of an index that is copied to memory; a larger one is copied to a private file."""
 MAX_VALUE = 8 * 2**20
-"""Bytes of the longest value: the names of half a million clients."""
+"""Largest size of a value in bytes, enough for the names of half a million clients."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
@@ -36,16 +36,16 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
 MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""First in a journal, and last in one that names another journal."""
+"""First bytes of a journal, and last bytes of a journal that names another one."""
 CHUNK = 1 << 20
 PINNING = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK)
-"""Opens a file without reading it; closing it does not end the locks that SQLite holds on the same file."""
+"""Flags that open a file without access to its content; closing it does not release SQLite's locks on the same file."""
 LOCK_START, LOCK_LENGTH = 0x40000002, 510
-"""Bytes that SQLite locks: shared by readers, exclusively by a writer while it changes the file."""
+"""Range of bytes that SQLite locks: shared for readers, exclusive for a writer while it changes the file."""
 LOCK_SECONDS = 5.0
-"""Time that a reader waits for a writer's commit."""
+"""Seconds that a reader waits for a writer's commit."""
 KEPT = 1
-"""Images that are kept for the next query, in each process."""
+"""Number of images that each process keeps for the next query."""
 SCHEMA = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS rounds (
@@ -65,7 +65,7 @@ COMMIT;
 
 
 class Image(NamedTuple):
-    """A private copy of an index. state: tells the file that it was made of from an earlier or later one. size: in bytes."""
+    """A private copy of an index. state: identifies the version of the file that was copied. size: in bytes."""
 
     state: tuple[object, ...]
     size: int
@@ -77,9 +77,10 @@ _kept: list[Image] = []
 
 @contextmanager
 def opened_image(folder: Path) -> Iterator[Image]:
-    """Read the index in `folder` without following links, and open the copy: what is asked of it cannot change the recording.
+    """Open a private copy of the index in `folder` within a `with` block. Queries cannot change the recording.
 
-    Raises DamagedFile where it is no database, or one that would be changed by being read, and sqlite3.Error as SQLite does.
+    The index is read without following links. Raises DamagedFile if it is not a database, or is in a mode in which reading
+    changes it, and sqlite3.Error as SQLite does.
     """
     with opened(folder, INDEX, limit=MAX_BYTES) as file, _locked(file):
         state = _check_header(folder, file)
@@ -102,7 +103,7 @@ def opened_image(folder: Path) -> Iterator[Image]:
 
 
 def forget_images() -> None:
-    """Close the images that are kept."""
+    """Close the images that are kept for the next query."""
     while _kept:
         _kept.pop().connection.close()
 
@@ -111,7 +112,7 @@ atexit.register(forget_images)
 
 
 def make_index(folder: Path) -> None:
-    """Write an empty index into `folder`, whole or not at all, where there is none."""
+    """Write an empty index atomically into `folder`, unless there is one."""
     try:
         if (folder / INDEX).lstat().st_size:
             return
@@ -123,9 +124,9 @@ def make_index(folder: Path) -> None:
 
 
 def connect_to_write(folder: Path) -> sqlite3.Connection:
-    """Open the index in `folder`, which only this user may change, for writing.
+    """Open the index in `folder` for writing.
 
-    Raises DamagedFile where something other than the index was opened, and ValueError where others may exchange it.
+    Raises DamagedFile if SQLite opened another file than the index, and ValueError if other users may change the folder.
     """
     path = folder / INDEX
     with opened_folder(folder) as at:
@@ -134,20 +135,20 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
             pinned = os.open(INDEX, PINNING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
         except OSError as error:
             raise DamagedFile(path, error.strerror or str(error)) from None
-    try:  # while a descriptor holds it, no other file is given its number
+    try:  # while a descriptor holds the file, its inode number is not reused
         status = os.fstat(pinned)
         _check_to_write(folder, status)
         connection = sqlite3.connect(path)
         if not _is_open(status, besides=pinned):  # nothing was read or written yet
             connection.close()
-            raise DamagedFile(path, "was exchanged while it was opened")
+            raise DamagedFile(path, "was replaced while it was opened; check who may write to its folder")
         return connection
     finally:
         os.close(pinned)
 
 
 def _check_to_write(folder: Path, status: os.stat_result) -> None:
-    """Raise DamagedFile where the index is a link, or SQLite would do more than roll back a commit that was cut off."""
+    """Raise DamagedFile if the index is a link, or if its journal would do more than undo an interrupted commit."""
     try:
         check_status(status)
     except ValueError as error:
@@ -158,19 +159,21 @@ def _check_to_write(folder: Path, status: os.stat_result) -> None:
 
 
 def _check_owner(folder: Path, status: os.stat_result) -> None:
-    if os.name != "posix":  # owners and modes are told elsewhere
+    """Raise ValueError if the folder belongs to another user or is writable by others."""
+    if os.name != "posix":  # other systems have no such owners and modes
         return
     if status.st_uid != os.geteuid():
         raise ValueError(
-            f"{folder} belongs to user {status.st_uid}, who could exchange what user {os.geteuid()} writes; copy the run with "
+            f"{folder} belongs to user {status.st_uid}, who could replace files that user {os.geteuid()} writes; copy the run "
+            f"with "
             "cp -r, or give it to this user with chown -R"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(f"{folder} can be changed by other users, who could exchange what is written; chmod go-w {folder}")
+        raise ValueError(f"{folder} can be changed by other users, who could replace its files; run chmod go-w {folder}")
 
 
 def _is_open(status: os.stat_result, *, besides: int) -> bool:
-    """Return whether this process has another descriptor of a file; True where the system does not tell."""
+    """Return whether this process has the file open under a descriptor other than `besides`; True if the system does not say."""
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != besides]
     except OSError:
@@ -184,7 +187,7 @@ def _is_open(status: os.stat_result, *, besides: int) -> bool:
 
 @contextmanager
 def _locked(file: FileIO) -> Iterator[None]:
-    """Keep writers of SQLite from changing the file. On systems without such locks, none is held."""
+    """Hold SQLite's shared lock on the file within a `with` block, so that no writer changes it; no lock on other systems."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -197,7 +200,9 @@ def _locked(file: FileIO) -> Iterator[None]:
             break
         except (BlockingIOError, PermissionError):
             if time.monotonic() > until:
-                raise ValueError("is being written to without an end; stop the federation, or wait for it") from None
+                raise ValueError(
+                    f"is locked by a writer for over {LOCK_SECONDS:g} s; stop the federation, or wait for it"
+                ) from None
             time.sleep(0.005)
         except OSError:  # a file system without locks
             break
@@ -209,22 +214,22 @@ def _locked(file: FileIO) -> Iterator[None]:
 
 
 def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
-    """Return what distinguishes this state of an index from others; the header counts commits.
+    """Return values that identify the current version of an index; they include the header, which counts commits.
 
-    Raises ValueError where the file is no database, or one that reading would change.
+    Raises ValueError if the file is not a database, or is in a mode in which reading changes it.
     """
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
         raise ValueError("file is not a database")
     if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX}-wal") or os.path.lexists(folder / f"{INDEX}-shm"):
-        raise ValueError("keeps its changes in a way that no recorder uses")
+        raise ValueError("is in write-ahead mode, which no recorder uses")
     try:
         journal = (folder / JOURNAL).lstat()
     except FileNotFoundError:
         beside: tuple[int, ...] = ()
     else:
         if not stat.S_ISREG(journal.st_mode):
-            raise DamagedFile(folder / JOURNAL, "is no regular file")
+            raise DamagedFile(folder / JOURNAL, "is not a regular file")
         beside = _state(journal)
     return str(folder), *_state(os.fstat(file.fileno())), *beside, start
 
@@ -234,10 +239,10 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
-    """Return a copy of an index as a database, in memory where it is small enough.
+    """Copy an index to a private database, in memory unless it is larger than `IN_MEMORY`.
 
-    A journal beside the index belongs to a writer that was killed during a commit, or has not changed the index yet. SQLite rolls
-    the commit back in the copy, which changes nothing in the second case.
+    If there is a journal, a writer was killed during a commit, or has not changed the index yet. SQLite then undoes the commit in
+    the copy, which changes nothing in the second case.
     """
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
@@ -266,7 +271,7 @@ def _in_memory(content: bytes) -> sqlite3.Connection:
 
 
 def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Have SQLite run nothing out of a database, and change nothing in it."""
+    """Set limits and pragmas so that SQLite runs no code from the database and does not change it; return the connection."""
     for limit, value in LIMITS.items():
         connection.setlimit(limit, value)
     for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
@@ -282,10 +287,10 @@ def _copy(file: FileIO, to: Path) -> None:
 
 
 def _check_journal(file: FileIO, size: int, path: Path) -> None:
-    """Raise DamagedFile where rolling back by this journal would do more than restore pages.
+    """Raise DamagedFile if the journal would do more than restore pages.
 
-    A journal may end with the name of another file, which SQLite deletes afterwards, and it declares the size to which SQLite
-    extends the database.
+    A journal may end with the name of another file, which SQLite would delete, and it states the former size of the database, to
+    which SQLite would enlarge it.
     """
     file.seek(0)
     start = memoryview(bytearray(28))
@@ -298,4 +303,4 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
         raise DamagedFile(path, "names another journal, which no recorder does")
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:
-        raise DamagedFile(path, f"says that the index had {pages} pages, more than there can have been")
+        raise DamagedFile(path, f"states that the index had {pages} pages, more than its size allows")

@@ -1,4 +1,4 @@
-"""Reader of recordings that are not trusted: it executes nothing of them, reads what is asked for, and checks before use."""
+"""Reader of recordings. Observations are loaded lazily, no code is executed, and all content is checked before it is used."""
 
 import hashlib
 import json
@@ -28,15 +28,15 @@ from fedsim.recording.writer import BUFFER_PREFIX
 __all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
 OnDamage = Callable[[DamagedFile], None]
-MAX_QUERIED_ROUNDS = 10_000
-"""Rounds that are asked for one by one."""
+MAX_ROUNDS_IN_QUERY = 10_000
+"""Largest number of selected rounds that a query lists one by one."""
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of replies in one round by status, and bytes received and sent."""
+    """The number of replies of one round by status, and their total bytes on the wire."""
 
     round: int
     complete: int
@@ -48,7 +48,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Sent:
-    """What the server sent in one round, and to which clients."""
+    """The weights and buffers that the server sent in one round, and the clients that it sent them to."""
 
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
@@ -56,9 +56,9 @@ class Sent:
 
 
 class Recording:
-    """A recording on disk: its manifest, its index, and its observations.
+    """A recording on disk: its manifest, its index, and its observations, loaded one at a time.
 
-    It may come from anyone. Whatever a recorder would not have written is refused with DamagedFile, which names the file.
+    It may come from an untrusted source: invalid content raises DamagedFile, which names the file.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -67,7 +67,7 @@ class Recording:
         self._sent = lru_cache(maxsize=2)(self._try_sent)
 
     def fingerprint(self) -> str:
-        """Return a digest of the manifest and of the first weights that were sent, which identifies this recording."""
+        """Return a SHA-256 digest (hexadecimal) of the manifest and of the first weights sent, which identifies the recording."""
         first = "".join(row.sha256 for row in self._sent_rows("ORDER BY round LIMIT 1"))
         content = read_bytes(self.folder, "manifest.json", limit=MAX_BYTES)
         return hashlib.sha256(content + first.encode()).hexdigest()
@@ -79,9 +79,9 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> list[Row]:
-        """Return the rows of the index by round and client, restricted to `rounds` and `clients` where given.
+        """Return the rows of the index in the order of round and client, by default of all rounds and clients.
 
-        on_damage: called for each invalid row, which is then left out; without it the first one raises DamagedFile.
+        on_damage: callback for each invalid row, which is then skipped; without it, the first invalid row raises DamagedFile.
         """
         chosen, values = [], []
         for column, wanted in (("round", self._few(rounds) if rounds else None), ("client", clients)):
@@ -92,28 +92,31 @@ class Recording:
         columns = ", ".join(index.COLUMNS)
         found = index.ask(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
         rows: list[Row] = []
-        for row in _going_on(found, lambda line: index.row_of(self.folder, line), on_damage):
+        for row in _read_undamaged(found, lambda line: index.row_of(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / INDEX, f"row {row.round}, {row.client!r}: is out of order")
+                raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r} is out of order")
             rows.append(self._counted(row))
         return rows
 
     def _counted(self, row: Row) -> Row:
-        """Return the row with the number of examples behind the update instead of the reported one, unless it is a sum."""
+        """Return the row with `num_examples` derived from the client's report, see `Training.examples_behind`.
+
+        The row of a secure sum is returned unchanged.
+        """
         if row.client == SUM:
             return row
         return replace(row, num_examples=self.manifest.training.examples_behind(row.num_examples), reported=row.num_examples)
 
     def _few(self, rounds: Iterable[int]) -> Iterable[int]:
-        """Return the rounds to query: of a range that is larger than any recording, those that exist."""
+        """Return the selected rounds, for a query; of a huge selection, only those that the recording holds."""
         asked = Rounds.of(rounds)
-        if len(asked) <= MAX_QUERIED_ROUNDS:
+        if len(asked) <= MAX_ROUNDS_IN_QUERY:
             return asked
         found = index.ask(self.folder, "SELECT DISTINCT round FROM observations")
         return [number for (number,) in found if number in asked]
 
     def counts(self) -> list[Counts]:
-        """Return the counts of each round."""
+        """Return the numbers of replies by status, round by round."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
         found = index.ask(self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round")
         index.check_counts(self.folder, found)
@@ -122,23 +125,23 @@ class Recording:
         ]
 
     def clients(self) -> list[str]:
-        """Return all clients, sorted; the sum of secure aggregation is no client."""
+        """Return the names of all clients, sorted."""
         found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
         found = [client for client in found if client != SUM]
         index.check_clients(self.folder, found)
         return found
 
     def summed(self, round: int) -> tuple[str, ...]:
-        """Return the clients whose updates are in the sum of a round, sorted; empty without secure aggregation."""
+        """Return the clients whose updates are in the secure sum of a round, sorted; empty without secure aggregation."""
         query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
         found = [client for (client,) in index.ask(self.folder, query, round, MASKED)]
         index.check_clients(self.folder, found)
         return tuple(found)
 
     def masked(self, row: Row) -> Masked:
-        """Return what the server saw of one client under secure aggregation.
+        """Read what the server saw of one client under secure aggregation.
 
-        Raises DamagedFile, naming the file, as `observation` does, and ValueError where nothing was recorded.
+        Raises DamagedFile, naming the file, if the file is invalid, and ValueError if the row has no masked vector.
         """
         if row.file is None or row.sha256 is None or row.codec != MASKED:
             raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
@@ -154,17 +157,19 @@ class Recording:
         return [row.round for row in self._sent_rows("ORDER BY round")]
 
     def observation(self, row: Row) -> Observation:
-        """Read one observation. Raises DamagedFile, naming the file, if it is not what the index says, or does not fit."""
+        """Read one observation. Raises DamagedFile, naming the file, if it differs from the index or does not fit the weights."""
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
             raise DamagedFile(self.folder / INDEX, words) if row.status == "complete" else ValueError(words)
         if row.codec == MASKED:
-            raise ValueError(f"round {row.round}, client {row.client}: is masked; the update of its cohort is that of {SUM!r}")
+            raise ValueError(
+                f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM!r}"
+            )
         m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
         tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec)))
         weights = sent.weights
         if row.codec == "weights" and any(w.dtype != tensors[name].dtype for name, w in weights.items() if name in tensors):
-            # some strategies send float64; a client starts from what its own types hold of it
+            # some strategies send float64, which the client rounds to its own type before training
             weights = {name: w.to(tensors[name].dtype) for name, w in weights.items()}
         observation = Observation(
             round=row.round,
@@ -197,17 +202,17 @@ class Recording:
         clients: Iterable[str] | None = None,
         on_damage: OnDamage | None = None,
     ) -> Iterator[Observation]:
-        """Yield all complete observations, each read when it is needed.
+        """Yield all complete observations, lazily.
 
-        on_damage: called with the error of each observation that cannot be read; the others follow. Without it the first one
-        raises
-                   DamagedFile.
+        on_damage: callback for each observation that cannot be read, with an error that names the file; the others follow.
+        Without
+                   it, the first one raises DamagedFile.
         """
         rows = self.rows(rounds=rounds, clients=clients, on_damage=on_damage)
-        return _going_on((row for row in rows if row.status == "complete"), self.observation, on_damage)
+        return _read_undamaged((row for row in rows if row.status == "complete"), self.observation, on_damage)
 
     def sent(self, round: int) -> Sent:
-        """What the server sent in a round. Raises DamagedFile if that is missing or damaged."""
+        """Return what the server sent in a round. Raises DamagedFile if the file is missing or damaged."""
         sent = self._sent(round)
         if isinstance(sent, DamagedFile):
             raise sent.with_traceback(None)
@@ -218,7 +223,10 @@ class Recording:
         return [index.sent_of(self.folder, line) for line in found]
 
     def _try_sent(self, round: int) -> Sent | DamagedFile:
-        """Return what the server sent, or the error; both are cached, as the clients of a round share one file of weights."""
+        """Read what the server sent in a round, or return the error.
+
+        The error is a return value, so that it is cached and damaged weights are not read again for each client of the round.
+        """
         try:
             found = self._sent_rows("WHERE round = ?", round)
             if not found:
@@ -229,7 +237,8 @@ class Recording:
             return error
 
 
-def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | None) -> Iterator[R]:
+def _read_undamaged(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | None) -> Iterator[R]:
+    """Yield `read(item)` of each item. Pass DamagedFile errors to `on_damage` and continue, or raise them if it is None."""
     for item in items:
         try:
             read_item = read(item)
@@ -242,7 +251,7 @@ def _going_on(items: Iterable[T], read: Callable[[T], R], on_damage: OnDamage | 
 
 
 def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
-    """Raise ValueError if a reply could not be what a client made of what it was sent."""
+    """Raise ValueError if names, types or shapes of a reply do not fit the weights and buffers that were sent."""
     payload, buffers = _apart(layout)
     codec.fits(payload, sent.weights)
     if names := sorted(buffers.keys() - sent.buffers.keys()):
@@ -254,6 +263,6 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 
 def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Separate weights, or a payload, from the buffers in the same file."""
-    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
-    return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}
+    """Split the tensors of a file into weights (or a payload) and buffers."""
+    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
+    return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}

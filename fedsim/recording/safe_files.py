@@ -1,6 +1,6 @@
-"""Access to the files of a run that is not trusted: no links, no devices, no files of absurd size.
+"""Safe access to files of a run from an untrusted source: no links, no devices, limited sizes.
 
-Folders are opened one after the other through descriptors, so that none can be exchanged for a link between check and use.
+Folders are opened one by one through descriptors, so that a folder cannot be replaced by a link between a check and its use.
 """
 
 import errno
@@ -17,21 +17,21 @@ from typing import Any
 from safetensors import safe_open
 
 SPARSE_BYTES = 1 << 20
-"""Files of fewer bytes may be as hollow as they like."""
+"""Size in bytes below which files may be sparse to any degree."""
 MAX_SPARSE_RATIO = 64
-"""How many times larger than its space on disk a file may be; a compressing file system does not get there with weights."""
+"""Largest ratio of a file's size to its space on disk; compressing file systems stay below it for weights."""
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""What no name in a recording holds: it could forge lines, or steer the terminal that shows it."""
-MAX_JSON_BYTES = 64 * 2**20
-"""Bytes of the largest JSON document that is read where no other limit is given."""
-COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what they lead to"
-"""The mend for links of both kinds."""
+"""Characters that names in a recording must not contain: they could forge lines or control the terminal."""
+MAX_JSON = 64 * 2**20
+"""Default limit of the size of a JSON document, in bytes."""
+COPY = "copy the run without its links, with cp -rL, if you trust what they lead to"
+"""Advice for symbolic and hard links, used in error messages."""
 
 
 class DamagedFile(ValueError):
-    """A file of a recording that is missing, differs from its index, or was not written by a recorder.
+    """Error for a file of a recording that is missing, differs from its index, or has invalid content.
 
-    path: of the file. reason: a short message.
+    path: path of the file. reason: what is wrong, as the rest of a sentence that begins with the path.
     """
 
     def __init__(self, path: Path | str, reason: str) -> None:
@@ -44,15 +44,15 @@ class DamagedFile(ValueError):
 
 @contextmanager
 def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
-    """Open the regular file `name`, with '/' between folders, below `folder` for reading.
+    """Open a regular file for reading within a `with` block. name: path relative to `folder`, with '/' between folders.
 
-    No link is followed below `folder`, which itself may be reached through one, and no '..' out of it.
-    Raises DamagedFile if there is no such file, where it has more than `limit` bytes, other names, or consists of holes.
+    Links below `folder` are not followed, and '..' is not allowed; `folder` itself may be reached through a link.
+    Raises DamagedFile if there is no such file, or it has more than `limit` bytes, is a hard link, or is mostly sparse.
     """
     path = folder / name
     try:
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise ValueError("is no plain path below its folder")
+            raise ValueError("is not a plain path below its folder")
         with opened_folder(path.parent, below=folder) as at, ExitStack() as stack:
             descriptor = _descriptor(stack, path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at)
             _check(descriptor, limit)
@@ -67,11 +67,11 @@ def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
 
 @contextmanager
 def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False) -> Iterator[int]:
-    """Open `folder` as a descriptor, for functions that take `dir_fd`.
+    """Open `folder` as a descriptor, for functions that take `dir_fd`, within a `with` block.
 
-    below: the folder below which no link is followed; it may be reached through one itself. By default `folder`.
-    make:  create folders that are missing, closed to everyone but their owner.
-    Raises DamagedFile if a link, or anything else that is no folder, is in the way, and OSError as `os.open` does.
+    below: folder below which links are not followed, by default `folder`; it may be reached through a link itself.
+    make:  whether to create missing folders, with access for their owner only.
+    Raises DamagedFile if part of the path is a link or not a folder, and OSError as `os.open` does.
     """
     below = folder if below is None else below
     inner = _below(folder, below)
@@ -94,16 +94,16 @@ def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False
 
 
 def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
-    """Open the regular file `name` in the folder with descriptor `at` for writing, and create it where it is not there.
+    """Open the regular file `name` in the folder with descriptor `at` for writing, and create it if it does not exist.
 
-    path: of the file, for messages. Raises DamagedFile for a link, for a file with another name, and for what is no file.
+    path: path of the file, for messages. Returns a descriptor. Raises DamagedFile for links and for anything but a regular file.
     """
     try:
         descriptor = os.open(name, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600, dir_fd=at)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise
-        raise DamagedFile(path, "is no regular file" if error.errno != errno.ELOOP else _words(error)) from None
+        raise DamagedFile(path, "is not a regular file" if error.errno != errno.ELOOP else _words(error)) from None
     try:
         check_status(os.fstat(descriptor))
     except ValueError as error:
@@ -113,13 +113,11 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
 
 
 def check_status(status: os.stat_result) -> None:
-    """Raise ValueError if a file is not regular, or has a second name, which may lie anywhere."""
+    """Raise ValueError if a file is not a regular file, or is a hard link with further names."""
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     if status.st_nlink > 1:
-        raise ValueError(
-            f"is a hard link to a file with {status.st_nlink} names, of which others may lie elsewhere; {COPY_ADVICE}"
-        )
+        raise ValueError(f"is a hard link to a file with {status.st_nlink} names, some of which may be outside the run; {COPY}")
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
@@ -127,7 +125,7 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
     with opened(folder, name, limit=limit) as file:
         content = file.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(f"has more than {limit} bytes, and none that was written by a recorder has")
+            raise ValueError(f"has more than {limit} bytes, which no file written by a recorder has")
         return content
 
 
@@ -143,24 +141,27 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 
 @contextmanager
 def opened_tensors(path: Path, *, limit: int) -> Iterator[Any]:
-    """Open a safetensors file with `safetensors.safe_open`. Raises DamagedFile, naming the file, if it is none."""
+    """Open a safetensors file with `safetensors.safe_open`.
+
+    Raises DamagedFile, naming the file, if it cannot be opened safely.
+    """
     with opened(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
         yield tensors
 
 
 def read_exactly(file: FileIO, into: memoryview) -> None:
-    """Fill `into`. Raises ValueError if the file ends before."""
+    """Read from a file until `into` is full. Raises ValueError if the file ends before that."""
     while into:
         done = file.readinto(into)
         if not done:
-            raise ValueError("ends before its end")
+            raise ValueError("ends too early: it is truncated")
         into = into[done:]
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Parse plain JSON. Raises ValueError for anything else: a key given twice, absurd nesting, NaN or an infinity.
+    """Parse strict JSON. Raises ValueError for invalid JSON, duplicate keys, deep nesting, NaN and infinity.
 
-    finite: False accepts NaN and infinities, as Python writes them.
+    finite: whether to reject NaN and infinity, which Python's JSON writes as NaN and Infinity.
     """
     try:
         if not finite:
@@ -171,64 +172,68 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def shorten(value: object, length: int = 80) -> str:
-    """Return the representation of `value`, cut off at `length`: values from a file must not fill the screen."""
+    """Return the repr of a value, truncated to `length` characters for use in error messages."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _below(folder: Path, below: Path) -> tuple[str, ...]:
-    """Return the names of the folders that lead from `below` to `folder`."""
+    """Return the names of the folders on the path from `below` to `folder`. Raises ValueError if it contains '..'."""
     inner = PurePath(folder).relative_to(below).parts
     if ".." in inner:
-        raise ValueError(f"{folder} is no plain path below {below}")
+        raise ValueError(f"{folder} is not a plain path below {below}")
     return inner
 
 
 def _descriptor(stack: ExitStack, path: Path | str, flags: int, at: int | None = None) -> int:
+    """Open a path as a descriptor that `stack` closes. at: descriptor of the folder that a relative path starts from."""
     descriptor = os.open(path, os.O_CLOEXEC | flags, dir_fd=at)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
 def _check(descriptor: int, limit: int) -> None:
+    """Raise ValueError if a file is not regular, has more than `limit` bytes, or is mostly sparse."""
     status = os.fstat(descriptor)
     check_status(status)
     if status.st_size > limit:
-        raise ValueError(f"has {status.st_size} bytes, and at most {limit} are read")
+        raise ValueError(f"has {status.st_size} bytes, but at most {limit} are read")
     stored = 512 * status.st_blocks
     if status.st_size > max(SPARSE_BYTES, MAX_SPARSE_RATIO * stored) and _has_holes(descriptor, status.st_size):
-        raise ValueError(f"is hollow: {status.st_size} bytes, of which {stored} are on disk")
+        raise ValueError(f"is a sparse file: of its {status.st_size} bytes, only {stored} are on disk")
 
 
 def _has_holes(descriptor: int, size: int) -> bool:
-    """Return whether a file is sparse, from its map of holes; some network file systems report wrong numbers of blocks."""
+    """Return whether a file of `size` bytes has holes (SEEK_HOLE), since some network file systems do not count blocks."""
     hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return hole < size
 
 
 def _words(error: OSError) -> str:
+    """Return the reason of a failed open as text; links get advice."""
     match error.errno:
         case errno.ELOOP:
             return f"is a symbolic link, which is not followed; {COPY_ADVICE}"
         case errno.ENOTDIR:
-            return f"is no folder, or a symbolic link, which is not followed; {COPY_ADVICE}"
+            return f"is not a folder, or is a symbolic link, which is not followed; {COPY}"
     return error.strerror or str(error)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a mapping from JSON pairs. Raises ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice in one JSON object")
     return found
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a valid JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), -float("inf")):
-        raise ValueError(f"{shorten(text)} is too large a number")
+        raise ValueError(f"{shorten(text)} is too large for a number")
     return value

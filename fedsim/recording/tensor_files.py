@@ -1,4 +1,4 @@
-"""Reader of safetensors files that are not trusted: everything that a header declares is checked before use."""
+"""Reader of safetensors files from untrusted sources: the header is checked before memory is allocated."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -13,18 +13,18 @@ from fedsim.recording.files import DTYPES
 from fedsim.recording.safe_files import UNPRINTABLE, opened, parse_json, read_exactly, shorten
 
 MAX_BYTES = 16 * 2**30
-"""Size of the largest file that is read: weights of four billion parameters."""
+"""Largest size of a file in bytes, enough for four billion parameters."""
 MAX_HEADER = 4 * 2**20
-"""Bytes of the longest header: some forty thousand tensors."""
+"""Largest size of a header in bytes, enough for some forty thousand tensors."""
 MAX_DIMENSIONS = 16
-CHUNK_BYTES = 1 << 20
-"""Bytes that are read and hashed at a time: they are still in the cache for the second."""
+CHUNK = 1 << 20
+"""Number of bytes that are read and hashed at a time, so that they are still in the processor's cache for hashing."""
 
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """A tensor in the header of a file; `start` and `end` are bytes, counted from the end of the header."""
+    """A tensor's description in the header. start, end: range of its bytes, counted from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -36,13 +36,13 @@ TensorEntries = Mapping[str, Entry]
 
 
 def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEntries], None] | None = None) -> dict[str, Tensor]:
-    """Read the tensors in the file `name` below `folder`, by name, in the order of its header.
+    """Read the tensors in the file `name` below `folder`, by name, in the order of the header.
 
-    fits: raises ValueError where the header describes other tensors than expected. It is called before anything but the header
-          is read, so that no memory is allocated for what a file only declares.
+    sha256: expected digest of the file. fits: function that raises ValueError if the header describes unexpected tensors. It is
+    called before anything but the header is read, so that no memory is allocated for false claims.
 
-    The bytes are read once, into memory that all tensors share, and hashed on the way.
-    Raises DamagedFile for anything but a whole safetensors file with that SHA-256.
+    The bytes are read once, into memory that all tensors share, and hashed at the same time.
+    Raises DamagedFile unless the file is a complete safetensors file with this digest.
     """
     with opened(folder, name, limit=MAX_BYTES) as file:
         size = file.seek(0, 2)
@@ -60,49 +60,52 @@ def read_tensors(folder: Path, name: str, sha256: str, fits: Callable[[TensorEnt
             read_exactly(file, part)
             digest.update(part)
         if digest.hexdigest() != sha256:
-            raise ValueError("its checksum differs from the index")
+            raise ValueError("its checksum differs from the one in the index")
         return {tensor_name: _tensor(tensor_name, entry, data) for tensor_name, entry in layout.items()}
 
 
 def _room(size: int) -> Tensor:
+    """Allocate `size` bytes. Raises ValueError if there is not enough memory."""
     try:
         return torch.empty(size, dtype=torch.uint8)
     except RuntimeError:
-        raise ValueError(f"takes {size} bytes of memory, which cannot be had here") from None
+        raise ValueError(f"takes {size} bytes of memory, which this machine cannot allocate") from None
 
 
 def _header(length: bytes, size: int) -> bytearray:
+    """Return a buffer for length field and header of a file of `size` bytes. Raises ValueError if the length is impossible."""
     claimed = int.from_bytes(length, "little")
     if len(length) < 8 or claimed > min(MAX_HEADER, size - 8):
-        raise ValueError(f"is no tensor file: it has {size} bytes, and a header of {claimed} was announced")
+        raise ValueError(f"is not a safetensors file: it has {size} bytes, but announces a header of {claimed}")
     return bytearray(length) + bytearray(claimed)
 
 
 def _layout(header: bytes, size: int) -> dict[str, Entry]:
-    """What a header says. Raises ValueError if the tensors do not fill the `size` bytes after it one by one."""
+    """Parse a header. Raises ValueError if its tensors do not exactly fill the `size` bytes after it without gaps."""
     try:
         described = parse_json(header)
     except ValueError as error:
         raise ValueError(f"its header cannot be read: {error}") from None
     if not isinstance(described, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     if not isinstance(described.pop("__metadata__", {}), dict):
-        raise ValueError("the metadata in its header are no JSON object")
+        raise ValueError("the metadata in its header are not a JSON object")
     layout = {name: _entry(name, entry) for name, entry in described.items()}
     at = 0
     for name, entry in sorted(layout.items(), key=lambda item: item[1][2:]):
         if entry.start != at:
-            raise ValueError(f"tensor {name!r} begins at byte {entry.start}, and the one before it ends at {at}")
+            raise ValueError(f"tensor {name!r} begins at byte {entry.start}, but the previous one ends at {at}")
         at = entry.end
     if at != size:
-        raise ValueError(f"its tensors end at byte {at}, and there are {size} bytes of them")
+        raise ValueError(f"its tensors end at byte {at}, but the file has {size} bytes of tensors")
     return layout
 
 
 def _entry(name: str, described: Any) -> Entry:
+    """Check one tensor's description in the header. Raises ValueError if it is invalid."""
     words = f"tensor {shorten(name)}"
     if not name or len(name) > 512 or UNPRINTABLE.search(name):
-        raise ValueError(f"{words}: that is no name")
+        raise ValueError(f"{words}: a name must have 1 to 512 printable characters")
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{words} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
@@ -127,7 +130,7 @@ def _tensor(name: str, entry: Entry, data: Tensor) -> Tensor:
         return torch.empty(entry.shape, dtype=entry.dtype)
     part = data[entry.start : entry.end]
     if entry.dtype is torch.bool and int(part.max()) > 1:
-        raise ValueError(f"tensor {name!r} holds other truth values than 0 and 1")
+        raise ValueError(f"bool tensor {name!r} holds values other than 0 and 1")
     if entry.start % entry.dtype.itemsize:
         part = part.clone()
     return part.view(entry.dtype).reshape(entry.shape)

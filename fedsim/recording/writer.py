@@ -1,4 +1,4 @@
-"""Writer of recordings: files are only added, each appears whole, and the rows of the index come last."""
+"""Writer of recordings. They are append-only, files are written atomically, and a round's index rows are written last."""
 
 import json
 import re
@@ -19,25 +19,26 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
 
-BUFFER_PREFIX = "buffer:"
-"""Sets the names of buffers apart from those of weights in a file that holds both."""
+BUFFER = "buffer:"
+"""Prefix of the names of buffers in files that also hold weights."""
 MAX_REASON = 2000
-"""Characters of a reason that are kept: a client sends it, and it may be anything."""
+"""Number of characters that are kept of texts that a client sends."""
 MAX_METRICS = 100
+"""Largest number of metrics of one reply that are kept."""
 MAX_EXAMPLES = 2**53
-"""What a number of examples stays below."""
+"""Upper limit of a reported number of examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The reply of one client in one round, or the note that none came.
+    """The reply of one client in one round, or the reason for its absence.
 
-    client:  its pseudonym, or its node id where it sent none; SUM for the sum of all masked updates.
-    node:    Flower's node id as text, as it exceeds what JSON numbers hold.
-    status:  masked: the client's update is in the sum of its round only.
-    reason:  why there is no payload.
-    buffers: what the client sent beside the update.
-    bytes:   size of the message.
+    client:  the client's pseudonym, or its node id if it sent none; SUM for the secure sum over all masked clients.
+    node:    Flower's node id as text, since it exceeds the range of JSON numbers.
+    status:  "masked" means that the client's update is only contained in the secure sum of its round.
+    reason:  why there is no payload, if there is none.
+    buffers: buffers that the client sent with the update.
+    bytes:   size of the reply on the wire.
     """
 
     client: str
@@ -52,14 +53,15 @@ class Reply:
 
 
 def is_plain(client: str) -> bool:
-    """Return whether a client's name can name a file of a recording: a client sends it, so it may be anything."""
+    """Return whether a client's name is safe as a file name. Clients choose their names, so any text may come."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
 
 
 class Recorder:
-    """A recording in `folder`, written round by round: `sent`, `received` for each reply, then `commit`.
+    """A writer of an append-only recording in `folder`.
 
-    A round that was not committed is not part of the recording.
+    For each round, call `sent`, then `received` for each reply, then `commit`. A round that is not committed does not become part
+    of the recording.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -71,18 +73,20 @@ class Recorder:
         self._pending: dict[str, list[tuple[Any, ...]]] = {"rounds": [], "observations": []}
 
     def sent(self, round: int, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Write down what a round starts from."""
+        """Write the weights and buffers that the server sends in a round."""
         self._pending = {"rounds": [], "observations": []}
         path = self._round_folder(round) / "global.safetensors"
         sha256 = write_tensors(path, _together(weights, buffers or {}), below=self.folder, settle=False)
         self._pending["rounds"].append((self._relative(path), sha256, time.time()))
 
     def received(self, round: int, reply: Reply) -> None:
-        """Write down one reply, or its absence. Raises ValueError if the client's name cannot name a file."""
+        """Write one reply, or record its absence. Raises ValueError if the client's name or number of examples is invalid."""
         if not is_plain(reply.client) and reply.client != SUM:
-            raise ValueError(f"client {reply.client!r}: a name is letters, digits, '-' and '_', and not 'global' or 'sum'")
+            raise ValueError(
+                f"client {reply.client!r}: use only letters, digits, '-' and '_', and not the names 'global' and 'sum'"
+            )
         if reply.num_examples is not None and not 0 <= reply.num_examples < MAX_EXAMPLES:
-            raise ValueError(f"client {reply.client}: {reply.num_examples} examples")
+            raise ValueError(f"client {reply.client}: num_examples must be 0 to {MAX_EXAMPLES}, got {reply.num_examples}")
         file = sha256 = codec = None
         if reply.payload is not None:
             path = self._round_folder(round) / f"{reply.client}.safetensors"
@@ -96,7 +100,7 @@ class Recorder:
         )
 
     def commit(self, round: int, cohort: Sequence[str], *, attempt: int = 1) -> None:
-        """Make what was sent and received in a round part of the recording, all at once."""
+        """Add everything that was sent and received in a round to the recording, in one transaction."""
         rounds, observations = self._pending["rounds"], self._pending["observations"]
         for folder in (self._round_folder(round), self.folder / "rounds"):
             flush(folder)
@@ -113,7 +117,7 @@ class Recorder:
         self._pending = {"rounds": [], "observations": []}
 
     def roll_back(self, after: int) -> None:
-        """Forget all rounds after round `after`, and whatever a crash left of them."""
+        """Remove all rounds after round `after`, and partial files that a crash left."""
         with closing(connect_to_write(self.folder)) as index, index:
             for table in ("rounds", "observations"):
                 index.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
@@ -124,13 +128,13 @@ class Recorder:
             path.unlink()
 
     def rounds(self) -> int:
-        """Return the number of committed rounds."""
+        """Return the number of rounds in the recording so far."""
         with closing(connect_to_write(self.folder)) as index:
             (count,) = index.execute("SELECT count(*) FROM rounds").fetchone()
         return int(count)
 
     def clients(self) -> set[str]:
-        """Return all clients of committed rounds."""
+        """Return the names of all clients in the recording so far."""
         with closing(connect_to_write(self.folder)) as index:
             return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
 
@@ -146,7 +150,7 @@ def _printable(text: str) -> str:
 
 
 def _bounded(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return at most as many metrics, and names as short, as a reader accepts."""
+    """Return at most `MAX_METRICS` metrics, with shortened names."""
     return {_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 

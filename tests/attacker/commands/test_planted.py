@@ -223,7 +223,7 @@ def test_the_links_of_a_deployment_are_its_own_and_no_others_are(finished: Path,
     assert result.exit_code == 0, result.output
     (tmp_path / "attacks").rename(tmp_path / "elsewhere")
     (tmp_path / "attacks").symlink_to(tmp_path / "elsewhere")
-    assert [error.reason.split(",")[0] for error in find_foreign(scores)] == ["is no folder"]
+    assert [error.reason.split(",")[0] for error in find_foreign(scores)] == ["is not a folder"]
     (tmp_path / "attacks").unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "attacks")
     os.mkfifo(attacks / "reconstructions" / "pipe")

@@ -150,7 +150,7 @@ def test_the_command_line_shows_an_altered_row_as_failed(run: Path, bad: str) ->
 
 def test_an_index_of_altered_rows_only_is_refused_by_name(run: Path) -> None:
     alter(run, "attempt", 0)
-    with pytest.raises(DamagedFile, match=r"index\.sqlite: row 1, .*: 0 is not to be in attempt"):
+    with pytest.raises(DamagedFile, match=r"index\.sqlite: row 1, .*: 0 is not a valid value of attempt"):
         replay(run).run()
     assert not (run / "reconstructions").exists()
 

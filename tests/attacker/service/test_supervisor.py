@@ -316,7 +316,7 @@ def test_when_the_service_stops_its_job_waits_for_the_next_one(queue: Queue, wor
 
 def test_only_one_service_works_in_a_folder_of_state(work: Work) -> None:
     work("answer()")
-    with pytest.raises(ValueError, match="another process is at work"):
+    with pytest.raises(ValueError, match="another process is working"):
         work("answer()")
 
 

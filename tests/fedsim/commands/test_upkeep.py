@@ -96,7 +96,7 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
         path.unlink()
     found = verify(run)
     assert (found.rounds, found.weights, found.observations, found.intact) == (3, weights, 4, intact)
-    reason = "its checksum differs from the index" if harm == "flipped" else "No such file or directory"
+    reason = "its checksum differs from the one in the index" if harm == "flipped" else "No such file or directory"
     assert found.damaged == ((f"recording/{named}", reason),)
     assert verify(run / "recording").damaged == ((named, reason),)
 
@@ -105,7 +105,7 @@ def test_a_row_of_the_index_that_makes_no_sense_costs_that_row_only(run: Path) -
     change_index(run, "UPDATE observations SET num_examples = -1 WHERE round = 1 AND client = 'bert'")
     found = verify(run)
     assert (found.observations, found.intact) == (3, 3)
-    assert found.damaged == (("recording/index.sqlite", "row 1, 'bert': -1 is not to be in num_examples"),)
+    assert found.damaged == (("recording/index.sqlite", "row 1, 'bert': -1 is not a valid value of num_examples"),)
 
 
 def test_damage_inside_the_index_that_no_row_shows_is_found(run: Path) -> None:
@@ -254,9 +254,9 @@ def test_what_is_no_folder_is_not_deleted(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     with pytest.raises(ValueError, match="is a symbolic link; name the folder itself"):
         delete(tmp_path / "link")
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         delete(run / "report.html")
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         delete(run / "nowhere")
     assert verify(run).intact == 4
 

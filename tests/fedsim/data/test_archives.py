@@ -126,7 +126,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, archive: Callable[..., str
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{tmp_path / name}: not a NumPy archive"):
             datasets.npz(str(tmp_path / name))
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         datasets.npz(str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.npz does not exist"):
         datasets.npz(str(tmp_path / "nowhere.npz"))

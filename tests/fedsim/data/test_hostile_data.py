@@ -95,15 +95,15 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
         "label 9223372036854775808",
     ),
-    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, and the file has 40"),
-    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "and the file has"),
+    "seven terabytes": (lambda path: claimed(path, (7 * 2**40,)), "takes 7696581394432 bytes, but the file has 40"),
+    "a negative length": (lambda path: claimed(path, (-5, -4, 2)), "but the file has"),
     "more dimensions than lengths": (lambda path: claimed(path, (1,) * 40 + (40,)), "."),
     "a bomb": (bomb, "claims 300000128 bytes, packed into"),
     "a directory that lies": (lying_directory, "."),
     "complex images": (lambda path: saved(path, IMAGES * 1j, np.arange(10)), "is of complex128; give"),
     "objects": (lambda path: saved(path, np.array([{}] * 10), np.arange(10)), "is of object; give"),
-    "what is no array": (lambda path: archive(path, {"images.npy": npy(IMAGES), "x": b""}), "holds 'x', which is no array"),
-    "a pipe": (pipe, "is no regular file"),
+    "what is no array": (lambda path: archive(path, {"images.npy": npy(IMAGES), "x": b""}), "holds 'x', which is not an array"),
+    "a pipe": (pipe, "is not a regular file"),
     "no archive": (lambda path: (path.write_bytes(b"junk"), path)[1], "not a NumPy archive"),
 }
 
@@ -126,7 +126,7 @@ def test_a_state_dict_is_refused_alike(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
 def test_a_pipe_is_not_waited_for(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         _state_dict(pipe(tmp_path / f"before{suffix}"), 2**40)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         _state_dict(tmp_path / f"absent{suffix}", 2**40)
@@ -142,7 +142,7 @@ def test_a_state_dict_far_larger_than_the_model_is_not_read(tmp_path: Path) -> N
     np.savez_compressed(tmp_path / "x.npz", w=np.zeros(100_000, np.float32))
     torch.save({"w": torch.zeros(100_000)}, tmp_path / "x.pt")
     for name in ("x.npz", "x.pt"):
-        with pytest.raises(ValueError, match=rf"x{name[1:]}: its arrays claim 40\d{{4}} bytes, and at most 300000 are read"):
+        with pytest.raises(ValueError, match=rf"x{name[1:]}: its arrays claim 40\d{{4}} bytes, but at most 300000 are read"):
             _state_dict(tmp_path / name, 300_000)
 
 

@@ -132,7 +132,7 @@ def test_what_flower_says_as_json_is_told_as_words(play: Callable[[str, str], Su
 def test_one_that_never_answers_is_not_waited_for_without_end(
     play: Callable[[str, str], Submitted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.deployment.flower_commands.LONGEST", 0.2)
+    monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
     submitted = play("echo 'Successfully started run 17'", "exec sleep 20")
     with pytest.raises(NotReached, match=r"does not say how the run ended: no answer within 0\.2 seconds"):
         submitted.wait(lambda: None)

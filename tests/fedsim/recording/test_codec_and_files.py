@@ -99,7 +99,7 @@ def test_views_of_one_tensor_are_written_each_by_itself(tmp_path: Path, same_bit
 
 
 def test_a_type_that_the_format_does_not_know_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tensor 'c' is of type torch\.complex64"):
+    with pytest.raises(ValueError, match=r"tensor 'c' has type torch\.complex64"):
         files.write_tensors(tmp_path / "t", {"w": torch.ones(1), "c": torch.ones(1, dtype=torch.complex64)})
     assert list(tmp_path.iterdir()) == []
 

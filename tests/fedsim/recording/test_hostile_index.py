@@ -47,14 +47,14 @@ def test_an_index_in_another_journal_mode_is_refused_and_left_alone(recorded: Pa
     with closing(sqlite3.connect(recorded / "index.sqlite")) as index:
         index.execute("PRAGMA journal_mode = WAL")
     before = sorted(path.name for path in recorded.iterdir())
-    refused(recorded, "index.sqlite", "in a way that no recorder uses")
+    refused(recorded, "index.sqlite", "write-ahead mode")
     assert sorted(path.name for path in recorded.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm"])
 def test_changes_beside_an_index_are_refused(recorded: Path, name: str, refused: Refused) -> None:
     (recorded / name).write_bytes(b"")
-    refused(recorded, "index.sqlite", "in a way that no recorder uses")
+    refused(recorded, "index.sqlite", "write-ahead mode")
     assert (recorded / name).exists()
 
 
@@ -91,7 +91,7 @@ def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
         index.execute(f"UPDATE {table} SET {column} = ? WHERE round = 1 {where}", (value,))
     error = refused(recorded, "index.sqlite")
     missing = table == "rounds" and column == "round"  # of a round with another number nothing is asked
-    assert "no global weights of round 1" in error.reason if missing else f"is not to be in {column}" in error.reason
+    assert "no global weights of round 1" in error.reason if missing else f"is not a valid value of {column}" in error.reason
     told: list[DamagedFile] = []
     left = {o.key for o in Recording(recorded).observations(on_damage=told.append)}
     assert {"00002-anna", "00002-bert"} <= left
@@ -108,7 +108,7 @@ def test_counts_are_numbers(recorded: Path, value: str, change_index: Change) ->
 
 def test_names_of_clients_are_names(recorded: Path, change_index: Change) -> None:
     change_index(recorded, "UPDATE observations SET client = '../' || client")
-    with pytest.raises(DamagedFile, match="is no name of a client"):
+    with pytest.raises(DamagedFile, match="is not a valid name of a client"):
         Recording(recorded).clients()
 
 
@@ -184,11 +184,11 @@ def test_a_journal_cannot_make_an_index_of_terabytes(interrupted: Path, refused:
     assert content[:8] == index_database.MAGIC
     content[16:20] = (2**31).to_bytes(4, "big")
     journal.write_bytes(content)
-    refused(interrupted, journal.name, "says that the index had 2147483648 pages")
+    refused(interrupted, journal.name, "states that the index had 2147483648 pages")
 
 
 def test_a_journal_that_is_a_link_is_not_followed(interrupted: Path, refused: Refused) -> None:
     journal = interrupted / "index.sqlite-journal"
     journal.rename(interrupted.parent / "outside")
     journal.symlink_to(interrupted.parent / "outside")
-    refused(interrupted, journal.name, "no regular file")
+    refused(interrupted, journal.name, "not a regular file")

@@ -95,12 +95,12 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
         (("secure_aggregation",), 1, "secure_aggregation must be of type Mapping, got 1"),
         (("secure_aggregation",), True, "secure_aggregation must be of type Mapping, got True"),
         (("secure_aggregation",), None, "secure_aggregation must be of type Mapping, got None"),
-        (("secure_aggregation",), {"clip": 10**30}, "secure_aggregation is too large a number"),
+        (("secure_aggregation",), {"clip": 10**30}, "secure_aggregation must be at most"),
         (("software",), ["torch"], "software"),
         (("software",), {"torch": 2}, "software must be of type str, got 2"),
         (("training", "batch_size"), 2.5, "batch_size must be of type int, got 2.5"),
         (("training", "batch_size"), True, "batch_size must be of type int, got True"),
-        (("training", "batch_size"), 10**30, "batch_size is too large a number"),
+        (("training", "batch_size"), 10**30, "batch_size must be at most"),
         (("training", "steps"), "3", "steps must be of type int, got '3'"),
         (("training", "loss"), 3, "loss must be of type str, got 3"),
         (("data", "shape"), [3, 2.0, 2], "shape must be of type int, got 2.0"),
@@ -109,7 +109,7 @@ def test_it_is_plain_json_with_a_version_and_the_defense_as_text(manifest: Manif
         (("data", "num_classes"), 10**9, "1000000000 classes exceed the limits"),
         (("data", "columns"), [1], "1 is no Column"),
         (("model", "arguments"), [1], "arguments must be of type"),
-        (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments is too large a number"),
+        (("model", "arguments"), {"hidden": [1, [10**20]]}, "arguments must be at most"),
     ],
 )
 def test_what_it_does_not_understand_is_refused_and_named(

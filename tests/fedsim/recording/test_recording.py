@@ -232,7 +232,7 @@ def test_a_name_that_could_write_elsewhere_is_refused(tmp_path: Path, manifest: 
     recorder = Recorder(tmp_path / "r", manifest)
     recorder.sent(1, {"w": torch.zeros(1)})
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="a name is letters"):
+    with pytest.raises(ValueError, match="use only letters"):
         recorder.received(1, Reply(client=name, node="1", payload=encode({"w": torch.ones(1)})))
     assert sorted(tmp_path.rglob("*")) == before
 

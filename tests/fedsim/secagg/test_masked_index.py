@@ -84,7 +84,7 @@ def change(run: FederationRun, statement: str, *values: object) -> None:
 )
 def test_rows_that_no_recorder_writes_are_damage(statement: str, run: FederationRun) -> None:
     change(run, statement)
-    with pytest.raises(DamagedFile, match=r"is not to be in (status|codec)"):
+    with pytest.raises(DamagedFile, match=r"is not a valid value of (status|codec)"):
         list(Recording(run.out / "recording").observations())
 
 
@@ -102,5 +102,5 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
 def test_no_client_is_called_sum(run: FederationRun, tmp_path: Path) -> None:
     assert not is_plain("sum")
     recorder = Recorder(tmp_path / "recording", Recording(run.out / "recording").manifest)
-    with pytest.raises(ValueError, match="not 'global' or 'sum'"):
+    with pytest.raises(ValueError, match="not the names 'global' and 'sum'"):
         recorder.received(1, Reply(client="sum/", node="1"))

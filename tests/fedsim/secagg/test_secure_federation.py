@@ -110,7 +110,7 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
         assert len(set(seen.sealed)) == 1
         assert set(seen.up) == set(seen.down) == {"setup", "share", "collect", "unmask"}
         assert (row.bytes, row.codec) == (sum(seen.up.values()), "masked")
-        with pytest.raises(ValueError, match="is masked; the update of its cohort is that of 'sum'"):
+        with pytest.raises(ValueError, match="its update is masked; attack the secure sum, client 'sum'"):
             recording.observation(row)
     assert len(keys) == 10
     assert keys.isdisjoint(recording.masked(row).mask_key for row in recording.rows(rounds={2}) if row.client != "sum")
