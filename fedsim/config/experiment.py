@@ -22,11 +22,11 @@ from fedsim.secagg.protocol.terms import Agreement, Terms
 PATHS = ("npz", "imagefolder", "csv", "part")
 """Data sets whose name may be followed by a path: `npz:train` does not name code."""
 EITHER = ("steps", "epochs", "gradient_squeezing")
-"""Mutually exclusive keys: overriding one removes the others."""
+"""Mutually exclusive keys of `training`: overriding one removes the others."""
 
 
 class ExperimentError(ValueError):
-    """Raised for a configuration that cannot be run; the message names file and key."""
+    """Error for a configuration that cannot be run. The message names file and key."""
 
 
 class _Frozen(BaseModel):
@@ -156,7 +156,9 @@ class Experiment(_Frozen):
         for key in ("accumulation", "round_decay", "frozen", "precision", "augmentation", "examples"):
             if getattr(training, key) != plain[key]:
                 raise ValueError(
-                    f"training.{key} describes recordings of other apps, and clients of an experiment do not follow it"
+                    f"training.{key} = {getattr(training, key)!r} only describes recordings of other apps; clients of an "
+                    f"experiment "
+                    "do not implement it: leave it out"
                 )
         return self
 
@@ -212,7 +214,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
         raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
     except OSError as error:
         raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, or no text
+    except (ValueError, RecursionError) as error:  # invalid TOML or invalid UTF-8
         raise ExperimentError(f"{path}: not a TOML file: {error}") from None
     for key, value in overrides:
         _override(raw, key, value)
@@ -246,11 +248,12 @@ def validate(raw: dict[str, Any], *, source: str) -> Experiment:
 
 
 def told(error: ValidationError, source: str, model: type) -> str:
-    """Return what is wrong with values of `model`, one line a problem, each naming `source` and the key."""
+    """Return the validation errors of a `model` as text, one line per error, each naming `source` and the key."""
     return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e, model)}" for e in error.errors())
 
 
 def _told(error: Any, model: type) -> str:
+    """Return one validation error as text; unknown keys get a suggestion."""
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *tables, key = map(str, error["loc"])
         return f"unknown key{(hint := suggest(key, _keys(model, tables))) and '.'}{hint}"
@@ -275,6 +278,7 @@ def _default(key: str) -> Any:
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key of parsed TOML, with dots between the keys of tables; keys that `EITHER` excludes are removed."""
     *tables, last = key.split(".")
     if tables and isinstance(default := _default(tables[0]), Named):
         raw.setdefault(tables[0], default.as_toml())

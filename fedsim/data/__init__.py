@@ -66,22 +66,22 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 
 
 def load(name: str, **arguments: Any) -> Dataset:
-    """Load a data set by name; repeated calls with the same arguments return the same object.
+    """Load a data set by name, with its arguments. Data sets are cached within the process.
 
-    `npz:TRAIN[,TEST]` is short for name `npz` with those two paths; `imagefolder:PATH`, `csv:PATH[,LABEL]` and `part:PATH`
-    likewise.
+    `npz:TRAIN[,TEST]` is short for name `npz` with these two paths, and likewise `imagefolder:PATH`, `csv:PATH[,LABEL]` and
+    `part:PATH`.
     """
     return _load(name, json.dumps(arguments, sort_keys=True))
 
 
 def named(text: str) -> Dataset:
-    """Load a data set from a text with its arguments: "photos", "photos(size=64)", or "npz:TRAIN"."""
+    """Load a data set given as a text with arguments, such as "photos", "photos(size=64)" or "npz:TRAIN"."""
     name, arguments = parsed(text)
     return load(name, **arguments)
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments for `load`, from a text as `named` reads it. Raises ValueError if it names no data set."""
+    """Parse a text such as "photos(size=64)" into name and arguments for `load`. Raises ValueError if it is not one data set."""
     if ":" in text and "(" not in text and not is_code(text):
         return text, {}
     steps = calls.parse(text, lambda name: DATASETS[name], "data set")
@@ -91,7 +91,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def named_parts(name: str) -> tuple[str, str]:
-    """Split "npz:TRAIN" into the name of a data set and its first arguments; `module:function` is a name as it is."""
+    """Split "npz:TRAIN" into the name of a data set and its positional arguments. A `module:function` is a name as a whole."""
     if is_code(name):
         return name, ""
     kind, _, positional = name.partition(":")
@@ -99,7 +99,7 @@ def named_parts(name: str) -> tuple[str, str]:
 
 
 def is_code(name: str) -> bool:
-    """Return whether `name` is `module:function`, and not the name of a data set with a path, such as "npz:train"."""
+    """Return whether `name` is a `module:function`, as opposed to a data set with a path, such as "npz:train"."""
     return references.is_reference(name) and name.partition(":")[0] not in DATASETS
 
 
@@ -111,7 +111,7 @@ def _load(name: str, arguments: str) -> Dataset:
 
 
 def described(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a data set that is saved with the truth; `load(name, **arguments)` loads the data set again."""
+    """Return the description of a data set that truth stores: arguments of `load`, content hash and number of examples."""
     return {
         "name": name,
         "arguments": dict(arguments),

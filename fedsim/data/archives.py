@@ -1,4 +1,4 @@
-"""Images from NumPy archives."""
+"""Data sets of images in NumPy archives (.npz)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +15,17 @@ KEYS = {
     ("train_images", "train_labels"): ("test_images", "test_labels"),
     ("x_train", "y_train"): ("x_test", "y_test"),
 }
-"""Arrays that archives keep images and labels in, and those of their held-out examples."""
+"""Names of the arrays of images and labels in archives, and of the arrays of held-out examples, if any."""
 
 
 def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Dataset:
     """Load images from NumPy archives with `images` (N, H, W[, C]), uint8 or in [0, 1], and `labels` (N,).
 
-    train, test: paths. Without `test`, the held-out arrays of the first archive are used, or else every fifth example.
-    mean, std:   normalisation of the model's input, one value for all channels or one for each.
+    train, test: paths. Without `test`, the held-out arrays of the first archive are used or, if it has none, every fifth example.
+    mean, std:   normalisation of the model's input, one value for all channels or one per channel.
 
-    The arrays may also be called `train_images` and `train_labels` with `test_images` and `test_labels` beside them, or
-    `x_train`, `y_train`, `x_test` and `y_test`. `class_names` (K,) is optional.
+    The arrays may also be named `train_images`, `train_labels`, `test_images` and `test_labels`, or `x_train`, `y_train`,
+    `x_test` and `y_test`. `class_names` (K,) is optional.
     """
     own, held_out, names = _read(Path(train))
     if test is not None:
@@ -38,9 +38,9 @@ def npz(train: str, test: str | None = None, mean: Sequence[float] = (0.0,), std
         return every_fifth_held_out(name, spec, classes, own)
     path, shape = test or train, held_out.values.shape[1:]
     if shape != spec.shape:
-        raise ValueError(f"{path}: examples of shape {shape} do not go with those of {train}, {spec.shape}")
+        raise ValueError(f"{path}: examples have shape {shape}, but those of {train} have {spec.shape}")
     if held_out.labels.max() >= len(classes):
-        raise ValueError(f"{path}: label {held_out.labels.max()} is none of the {len(classes)} classes of {train}")
+        raise ValueError(f"{path}: label {held_out.labels.max()} is not one of the {len(classes)} classes of {train}")
     return Dataset(name=name, spec=spec, class_names=classes, train=own, test=held_out)
 
 
@@ -60,15 +60,12 @@ def _read(path: Path) -> _Archive:
     found = [_examples(path, arrays[images], arrays[labels]) for images, labels in keys]
     names = tuple(map(str, arrays["class_names"].ravel())) if told else ()
     if names and found[0].labels.max() >= len(names):
-        raise ValueError(f"{path}: label {found[0].labels.max()} is none of the {len(names)} class_names")
+        raise ValueError(f"{path}: label {found[0].labels.max()} is not one of the {len(names)} class_names")
     return _Archive(found[0], found[1] if len(found) > 1 else None, names)
 
 
 def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the names of the arrays of images and labels, training before held-out.
-
-    Raises ValueError, naming what is missing.
-    """
+    """Return the names of the arrays of images and labels, training before held-out. Raises ValueError, naming missing arrays."""
     begun = [keys for keys in KEYS if set(keys) & set(present)] or [next(iter(KEYS))]
     own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
     held_out = KEYS[own]
@@ -79,7 +76,7 @@ def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _examples(path: Path, images: Array, labels: Array) -> Examples:
-    """Return the images with channels first, uint8 or float32. Raises ValueError for arrays that are no images or no labels."""
+    """Convert arrays to examples, channels first, uint8 or float32. Raises ValueError if images or labels are invalid."""
     if images.ndim == 3:
         images = images[..., None]
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -91,9 +88,7 @@ def _examples(path: Path, images: Array, labels: Array) -> Examples:
     if labels.min() < 0:
         raise ValueError(f"{path}: labels must not be negative, got {labels.min()}")
     if labels.max() >= MAX_CLASSES:
-        raise ValueError(
-            f"{path}: label {labels.max()} makes more classes than the {MAX_CLASSES} that are read; number them from 0"
-        )
+        raise ValueError(f"{path}: label {labels.max()} exceeds the limit of {MAX_CLASSES} classes; number the classes from 0")
     if images.dtype.kind not in "uifb":
         raise ValueError(f"{path}: images must be numbers, got {images.dtype}")
     if images.dtype != np.uint8:

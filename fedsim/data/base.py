@@ -1,4 +1,4 @@
-"""Types of data sets: examples with values in [0, 1], labels, and a public specification."""
+"""Data sets: examples with values in [0, 1], labels, and a public specification."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from fedsim.recording.observation import DataSpec
 Array = NDArray[Any]
 
 MAX_CLASSES = 100_000
-"""Classes that a data set may have: each has a name, and a network an output for each."""
-HASHED_EXAMPLES = 4096
-"""Examples that are hashed at a time where they do not lie in one piece."""
+"""Largest number of classes of a data set."""
+CHUNK = 4096
+"""Number of examples that are hashed at a time if the array is not contiguous."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Examples:
-    """Examples in a fixed order.
+    """An ordered set of examples. Indexing returns tensors (x, y): x float32 in [0, 1], y int64.
 
-    values: as stored: uint8 pixels, or float32 in [0, 1]; shape (N, *shape).
+    values: (N, *shape), uint8 pixels or float32 in [0, 1].
     labels: (N,) integers.
-    groups: further attributes by which a partition can group the examples, such as a person or a hospital: by name, (N,) values.
+    groups: further attributes by name, such as the person or the hospital, (N,) values each. Only partitions use them.
     """
 
     values: Array
@@ -37,26 +37,26 @@ class Examples:
     def __post_init__(self) -> None:
         lengths = {len(column) for column in (self.values, self.labels, *self.groups.values())}
         if len(lengths) > 1:
-            raise ValueError(f"examples: values, labels and groups must be of one length, got {sorted(lengths)}")
+            raise ValueError(f"examples: values, labels and groups must have equal lengths, got {sorted(lengths)}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """Return x, float32 in [0, 1], and y, int64, of the examples at these indices."""
+        """Return (x, y) of the chosen examples: float32 in [0, 1], and int64."""
         values = self.values[indices]
         scale = 255 if values.dtype == np.uint8 else 1
         return torch.from_numpy(values.astype(np.float32) / scale), torch.from_numpy(self.labels[indices].astype(np.int64))
 
     def subset(self, chosen: Array) -> "Examples":
-        """Return the examples that an index array or a mask selects."""
+        """Return the examples chosen by an index array or a mask."""
         groups = {name: column[chosen] for name, column in self.groups.items()}
         return Examples(values=self.values[chosen], labels=self.labels[chosen], groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Training examples and held-out examples, which have none in common."""
+    """A data set with disjoint training and held-out (test) examples."""
 
     name: str
     spec: DataSpec
@@ -65,7 +65,7 @@ class Dataset:
     test: Examples
 
     def content_hash(self) -> str:
-        """Return a hash of the training examples in their order, by which truth is matched with its data. Computed once."""
+        """Return a hash of the training examples and their order, which truth stores to recognise its data set. Cached."""
         return self._content_hash
 
     @cached_property
@@ -80,9 +80,9 @@ class Dataset:
 
 
 def every_fifth_held_out(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:
-    """Return a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
+    """Build a data set in which every fifth example is held out. Raises ValueError for fewer than five examples."""
     if len(examples) < 5:
-        raise ValueError(f"{name}: every fifth example is held out, and there are only {len(examples)}; give a test set")
+        raise ValueError(f"{name}: every fifth example is held out, but there are only {len(examples)}; give a test set")
     held_out = np.arange(len(examples)) % 5 == 4
     train, test = examples.subset(~held_out), examples.subset(held_out)
     return Dataset(name=name, spec=spec, class_names=class_names, train=train, test=test)

@@ -1,4 +1,4 @@
-"""The folder of downloaded data sets, to which each part is added only when it is complete."""
+"""Cache of downloaded data sets. A data set appears in it only after it was downloaded completely."""
 
 import os
 import socket
@@ -9,21 +9,20 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-TIMEOUT_SECONDS = 15.0
-"""Seconds without an answer after which a server counts as out of reach."""
+TIMEOUT = 15.0
+"""Seconds without an answer after which a download fails."""
 
 
 def cache_folder(root: str | None = None) -> Path:
-    """Return `root`, or else the environment's FEDLEAK_CACHE, or else `~/.cache/fedleak/datasets`."""
+    """Return the cache folder: `root`, or the environment variable FEDLEAK_CACHE, or `~/.cache/fedleak/datasets`."""
     return Path(root or os.environ.get("FEDLEAK_CACHE") or "~/.cache/fedleak/datasets").expanduser()
 
 
 def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
-    """Return the cache folder, after `part` has been downloaded into it where it was missing.
+    """Return the cache folder, after downloading `part` into it unless it is there.
 
-    fetch: called with a temporary folder, into which it puts `part`; `part` is moved into the cache when `fetch` returns.
-
-    Raises FileNotFoundError, in one line, if the data cannot be had.
+    fetch: function that downloads `part` into a given folder. It gets a temporary folder, from which the complete result is
+    moved. Raises FileNotFoundError, in one line, if the download fails.
     """
     folder = cache_folder(root)
     place = folder / part
@@ -39,27 +38,28 @@ def fetched(name: str, root: str | None, part: str, fetch: Callable[[str], None]
         reason = " ".join(str(error).split()) or type(error).__name__
         raise FileNotFoundError(
             f"{name}: {place} does not exist, and downloading it failed: {reason}. "
-            "Run again where there is a network, or copy that folder from a machine that has it (argument root, or FEDLEAK_CACHE)"
+            "Run it with network access, or copy that folder from another machine (argument root, or FEDLEAK_CACHE)"
         ) from None
     return folder
 
 
 def _move(whole: Path, place: Path) -> None:
+    """Move a downloaded data set into the cache, unless another process has done so."""
     try:
         whole.rename(place)
     except OSError:
-        if not place.exists():  # else another process was quicker
+        if not place.exists():  # otherwise another process was faster
             raise
 
 
 @contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """Limit the time of connections that are opened inside the context: torchvision and scikit-learn have no such option."""
+    """Set the timeout of sockets within a `with` block, since torchvision and scikit-learn have no option for it."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it tries again
+            warnings.simplefilter("ignore")  # about retries
             yield
     finally:
         socket.setdefaulttimeout(before)

@@ -1,4 +1,4 @@
-"""Data of a federation on several machines: the examples of one client, and the public facts that the server has."""
+"""Data of a federation without shared data: one client's own part, and the server's public description of all data."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,83 +18,83 @@ FACTS, EXAMPLES = "data.json", "examples.npz"
 
 
 def part(path: str) -> Dataset:
-    """Load one client's examples, all of them for training, from a folder that `fedsim split` or `fedsim part` wrote.
+    """Load one client's own examples, all for training, from a folder that `fedsim split` or `fedsim part` wrote.
 
-    path: folder with `data.json`, the public facts, and `examples.npz`: `values` (N, *shape), uint8 or float32 in [0, 1], and
-    `labels` (N,).
+    path: folder with `data.json`, the public description, and `examples.npz` with `values` (N, *shape), uint8 or float32 in [0,
+    1], and `labels` (N,).
     """
     facts, examples = _read(Path(path))
     return Dataset(name=f"part:{path}", spec=facts.spec, class_names=facts.class_names, train=examples, test=_none(facts.spec))
 
 
 def public(path: str) -> Dataset:
-    """Load what the server knows of data that it does not have: the specification, and held-out examples where there are any.
+    """Load what the server knows about the clients' data: the specification, and held-out examples, if any.
 
-    path: folder that `fedsim split` wrote, with the files that `part` reads. There are no training examples.
+    path: folder `public` that `fedsim split` wrote. Its examples are held out; there are none for training.
     """
     facts, examples = _read(Path(path))
     return Dataset(name=f"public:{path}", spec=facts.spec, class_names=facts.class_names, train=_none(facts.spec), test=examples)
 
 
 def sizes(path: Path) -> list[int]:
-    """Return the numbers of examples of all clients, ascending, from the public facts in `path`; they do not name clients."""
+    """Return the clients' numbers of examples, ascending, from the public description in `path`, without naming the clients."""
     return list(_facts(path).sizes)
 
 
 def write_part(folder: Path, data: Dataset, examples: Examples) -> None:
-    """Write `examples` of `data` as the `part` of one client. Raises ValueError if they are none."""
+    """Write `examples` of `data` as the part of one client. Raises ValueError if there are no examples."""
     if not len(examples):
-        raise ValueError(f"{folder}: a client without examples cannot train; give it one at least")
+        raise ValueError(f"{folder}: a client without examples cannot train; give it at least one")
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names}, examples)
 
 
 def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
-    """Write what the server knows of `data`: the specification, the held-out examples, and how large the clients' parts are."""
+    """Write what the server knows about `data`: specification, held-out examples, and the sizes of the clients' parts."""
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names, "sizes": sorted(map(int, sizes))}, data.test)
 
 
 def fitted(own: Dataset, like: Dataset) -> Dataset:
-    """Return `own` with the specification of `like`, which a client receives from the server.
+    """Return the data set `own` with the specification of `like`, the server's public description.
 
-    Raises ValueError if examples have another shape, a label is none of its classes or numbers another one, or a table has
-    other columns.
+    Raises ValueError if shapes, columns or class names differ, or a label is not among the classes of `like`.
     """
     if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
         raise ValueError(
-            f"{own.name}: columns, their ranges and their categories must be those of {like.name}, and they are not; "
-            "name them under ranges and categories, the same for all parties"
+            f"{own.name}: columns, ranges or categories differ from those of {like.name}; "
+            "give the same ranges and categories for all parties"
         )
     if own.spec.shape != like.spec.shape:
-        raise ValueError(f"{own.name}: examples of shape {own.spec.shape} do not go with those of {like.name}, {like.spec.shape}")
+        raise ValueError(f"{own.name}: examples have shape {own.spec.shape}, but those of {like.name} have {like.spec.shape}")
     for examples in (own.train, own.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:
-            raise ValueError(f"{own.name}: label {examples.labels.max()} is none of the {like.spec.num_classes} classes")
+            raise ValueError(f"{own.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes")
     if _named(own) and _named(like) and (wrong := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b]):
         raise ValueError(f"{own.name}: class {wrong[0]!r} has another number in {like.name}: {', '.join(like.class_names)}")
     return replace(own, spec=like.spec, class_names=like.class_names)
 
 
 def renumbered(own: Dataset, like: Dataset) -> Dataset:
-    """Return `own` with its classes numbered as in `like`, matched by name: a client that holds only some classes numbers them
-    differently.
+    """Return the data set `own` with its classes renumbered as in `like`, matched by name.
 
-    Classes whose names are numbers stay as they are. Raises ValueError for a class that `like` does not have.
+    A party that holds only some of the classes numbers them differently. If the classes of either have no names, labels stay as
+    they are. Raises ValueError for a class that `like` does not have.
     """
     if not (_named(own) and _named(like)):
         return own
     if unknown := [name for name in own.class_names if name not in like.class_names]:
-        raise ValueError(f"{own.name}: class {unknown[0]!r} is none of {like.name}: {', '.join(like.class_names)}")
+        raise ValueError(f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s: {', '.join(like.class_names)}")
     numbers = np.array([like.class_names.index(name) for name in own.class_names])
     train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (own.train, own.test))
     return replace(own, train=train, test=test, class_names=like.class_names)
 
 
 def _named(data: Dataset) -> bool:
+    """Return whether the classes have names other than their numbers."""
     return data.class_names != tuple(map(str, range(len(data.class_names))))
 
 
 def together(*parts: Examples) -> Examples:
-    """Concatenate examples; pixels become float32 where any of the parts is float32."""
+    """Concatenate examples. If some have uint8 values and others float32, all become float32."""
     values = [one.values for one in parts]
     if len({one.dtype for one in values}) > 1:
         values = [one.astype(np.float32) / 255 if one.dtype == np.uint8 else one for one in values]
@@ -102,6 +102,8 @@ def together(*parts: Examples) -> Examples:
 
 
 class _Facts:
+    """The public description in `data.json`: specification, class names, and sizes of the clients' parts."""
+
     def __init__(self, raw: dict[str, Any]) -> None:
         self.spec: DataSpec = TypeAdapter(DataSpec).validate_python(raw["spec"])
         self.class_names = tuple(map(str, raw["class_names"]))
@@ -111,7 +113,7 @@ class _Facts:
 def _facts(folder: Path) -> _Facts:
     path = folder / FACTS
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS}; make it with fedsim split or fedsim part")
+        raise FileNotFoundError(f"{folder} holds no data: it has no {FACTS}; create it with fedsim split or fedsim part")
     try:
         return _Facts(parse_json(read_text(path)))
     except (ValidationError, ValueError, TypeError, KeyError) as error:
@@ -122,7 +124,7 @@ def _read(folder: Path) -> tuple[_Facts, Examples]:
     facts, path = _facts(folder), folder / EXAMPLES
     arrays = read_arrays(path, ("values", "labels"))
     if arrays["labels"].dtype.kind not in "iu" or arrays["labels"].ndim != 1:
-        raise ValueError(f"{path}: labels must be a row of integers, got {arrays['labels'].dtype}")
+        raise ValueError(f"{path}: labels must be a vector of integers, got {arrays['labels'].dtype}")
     try:
         examples = Examples(values=arrays["values"], labels=arrays["labels"])
     except ValueError as error:
@@ -132,6 +134,7 @@ def _read(folder: Path) -> tuple[_Facts, Examples]:
 
 
 def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
+    """Raise ValueError if shapes, values or labels of examples do not fit the specification."""
     values: Array = examples.values
     if values.shape[1:] != spec.shape or values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{path}: expected values of shape (N, {', '.join(map(str, spec.shape))}), got {values.shape}")
@@ -142,6 +145,7 @@ def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
 
 
 def _none(spec: DataSpec) -> Examples:
+    """Return an empty set of examples of this specification."""
     return Examples(values=np.zeros((0, *spec.shape), np.float32), labels=np.zeros(0, np.int64))
 
 

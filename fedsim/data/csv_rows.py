@@ -1,4 +1,4 @@
-"""Reader of comma-separated values, which returns columns of text."""
+"""Reader of CSV files as columns of text, without interpreting values."""
 
 import gzip
 import zlib
@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 Texts = NDArray[np.object_]
 
 MISSING = "?"
-"""What a value that is not there becomes."""
-MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
-"""What files write for a value that is not there, in any case."""
+"""Text that replaces a missing value."""
+MARKERS = frozenset({"", "?", "na", "nan"})
+"""Texts that mark a missing value in a file, in lower case; case is ignored."""
 
 
 def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
-    """Return the columns by the names in the first row, each (N,) texts without surrounding blanks; `MISSING` for missing values.
+    """Read the columns of a file, by the names in the first row. Each is (N,) stripped texts, with `MISSING` for missing values.
 
     A file whose name ends in .gz is decompressed.
-
-    Raises FileNotFoundError, and ValueError, naming file and row, where the file is no table.
+    Raises FileNotFoundError if there is no file, and ValueError, naming file and row, if it is not a table.
     """
     if not path.is_file():
         raise FileNotFoundError(f"data set file {path} does not exist")
@@ -36,14 +35,14 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
         names = [name.strip() for name in next(rows, [])]
         _check_names(path, names)
         columns: list[list[str]] = [[] for _ in names]
-        seen: dict[str, str] = {}  # equal texts are one object: a table repeats itself
+        seen: dict[str, str] = {}  # equal texts share one object to save memory
         for number, row in enumerate(rows, start=1):
             if len(row) != len(names):
                 raise ValueError(f"{path}: row {number} has {len(row)} values for {len(names)} columns")
             for column, value in zip(columns, row, strict=True):
                 column.append(seen.setdefault(value, _clean(value)))
     if not columns[0]:
-        raise ValueError(f"{path}: there are no rows below the names of the columns")
+        raise ValueError(f"{path}: there are no rows below the column names")
     return {name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)}
 
 
@@ -60,7 +59,7 @@ def _clean(value: str) -> str:
 
 def _check_names(path: Path, names: list[str]) -> None:
     if len(names) < 2:
-        raise ValueError(f"{path}: a table has a label and one column more at least, got {names}; is the delimiter another?")
+        raise ValueError(f"{path}: a table needs a label and at least one more column, got {names}; is the delimiter right?")
     if unnamed := [i for i, name in enumerate(names, start=1) if not name]:
         raise ValueError(f"{path}: column {unnamed[0]} has no name in the first row")
     if twice := [name for name in names if names.count(name) > 1]:

@@ -1,4 +1,4 @@
-"""Encoding of a table for a model: numbers scaled to [0, 1] by public ranges, and one-hot categories."""
+"""Encoding of table columns for a model: numbers scaled to [0, 1] by public ranges, and one-hot categories."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Public facts about columns.
+    """Ranges and categories of columns, which are public before clients train.
 
-    ranges, categories: by column, given by the user. ranges_from: source of all others, one of `SOURCES`.
-    shown: (N,) mask of the rows from which these others are computed.
+    ranges, categories: by column, from public knowledge. ranges_from: source of the ranges of all other columns, one of
+    `SOURCES`.
+    shown: mask of the rows that these ranges are computed from.
     """
 
     file: Path
@@ -31,51 +32,55 @@ class KnownColumns:
 
     def __post_init__(self) -> None:
         if self.ranges_from not in SOURCES:
-            raise ValueError(f"{self.file}: ranges_from is one of {', '.join(SOURCES)}, got {self.ranges_from!r}")
+            raise ValueError(f"{self.file}: ranges_from must be one of {', '.join(SOURCES)}, got {self.ranges_from!r}")
         if both := sorted(set(self.ranges) & set(self.categories)):
-            raise ValueError(f"{self.file}: column {both[0]!r} has a range and categories; name it under one of them")
+            raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
         for name, given in self.ranges.items():
             if isinstance(given, str) or len(given) != 2 or not all(map(_is_finite, given)) or not given[0] <= given[1]:
-                raise ValueError(f"{self.file}: the range of column {name!r} is [low, high], got {given!r}")
+                raise ValueError(f"{self.file}: the range of column {name!r} must be [low, high], got {given!r}")
         for name, values in self.categories.items():
             if isinstance(values, str) or not values or len(set(map(str, values))) < len(values):
-                raise ValueError(f"{self.file}: categories of column {name!r} are a list of distinct values, got {values!r}")
+                raise ValueError(f"{self.file}: categories of column {name!r} must be a list of distinct values, got {values!r}")
 
     def source(self, columns: Iterable[str]) -> Literal["public", "held_out", "clients"]:
-        """Return the source of ranges and categories of `columns`; of several, the one that reveals most about clients."""
+        """Return the source of the ranges and categories of `columns`; of several, the one that reveals most about clients."""
         if all(name in self.ranges or name in self.categories for name in columns):
             return "public"
         return "clients" if self.ranges_from == "clients" else "held_out"
 
     @property
     def where(self) -> str:
-        """Name of the rows from which ranges and categories are computed, for messages."""
+        """Return as text which rows ranges are computed from, if they are not public knowledge."""
         return "held-out rows" if self.ranges_from == "held_out" else "training rows"
 
 
 class Feature(NamedTuple):
-    """An encoded column: `values` (N, K), and a description of each of the K values."""
+    """An encoded column of a table: `values` (N, K), and the description of each of the K model inputs."""
 
     values: Array
     columns: tuple[Column, ...]
 
 
 def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, limit: int) -> Feature:
-    """Return a column of numbers scaled to [0, 1], and any other one-hot.
+    """Encode a column: numbers are scaled to [0, 1], other values are one-hot.
 
-    categorical: whether to take numbers as categories. limit: of categories. Raises ValueError, with what mends it, if the
-    rows that ranges come from do not tell any.
+    categorical: whether to treat numbers as categories. limit: largest number of categories. Raises ValueError, with advice, if
+    the rows that ranges are computed from hold no value, or a value does not fit.
     """
     file, numbers = known.file, None if categorical or name in known.categories else numbers_of(texts)
     if numbers is None:
         if name in known.ranges:
-            raise ValueError(f"{file}: column {name!r} has a range, and values that are no numbers; name its categories")
+            raise ValueError(
+                f"{file}: column {name!r} has a range, but not all its values are numbers; give its categories instead"
+            )
         categories = list(map(str, known.categories.get(name) or sorted(set(texts[known.shown]))))
         if len(categories) > limit:
             raise ValueError(f"{file}: column {name!r} has {len(categories)} categories; drop it, or raise max_categories")
         return _one_hot(name, texts, categories)
     if np.isinf(numbers).any():
-        raise ValueError(f"{file}: column {name!r} has an infinite value; mend it, or list it under categorical or drop")
+        raise ValueError(
+            f"{file}: column {name!r} has an infinite value; correct it, or list the column under categorical or drop"
+        )
     if name in known.ranges:
         low, high = map(float, known.ranges[name])
         return _scaled(name, numbers, low, high, (low + high) / 2)
@@ -86,23 +91,26 @@ def encoded(known: KnownColumns, name: str, texts: Texts, categorical: bool, lim
 
 
 def scaled(numbers: Array, low: Array | float, high: Array | float) -> Array:
-    """Return values as float32 in [0, 1]: 0 at `low`, 1 at `high`, those outside clamped. What never changes becomes 0."""
+    """Scale values to float32 in [0, 1]: 0 at `low`, 1 at `high`, clamped outside.
+
+    If `low` equals `high`, the result is 0 there.
+    """
     width = np.where(np.subtract(high, low) == 0, 1, np.subtract(high, low))
     return np.clip((numbers - low) / width, 0, 1).astype(np.float32)
 
 
 def numbers_of(texts: Texts) -> Array | None:
-    """Return (N,) float64, NaN for what is missing; None where any text is no number."""
+    """Parse texts (N,) as float64, with NaN for missing values; return None if any text is not a number."""
     try:
         values = np.array(["nan" if text == MISSING else text for text in texts], dtype=np.float64)
     except ValueError:
         return None
-    underscored = any("_" in text for text in texts)  # 1_000 is a number to Python, and a code to everyone else
+    underscored = any("_" in text for text in texts)  # Python reads 1_000 as a number, but in a table it is a code
     return None if underscored else values
 
 
 def few(texts: set[str]) -> str:
-    """Return the first of many values, in words."""
+    """Return the first five values as text, and how many more there are."""
     shown = ", ".join(map(repr, sorted(texts)[:5]))
     return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
 

@@ -1,4 +1,4 @@
-"""Distribution of an experiment's data into folders: one for each client, and one with the public facts for the server."""
+"""Export of an experiment's data for a deployment: each client's own part, and the public description for the server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,11 @@ PUBLIC, EXPERIMENT = "public", "experiment.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Handed:
-    """Folders that were written. public: of the server. clients: by partition id. sizes: numbers of examples of the clients."""
+    """The folders that `split` wrote.
+
+    public: folder for the server. clients: one folder per client, in the order of partition ids. sizes: their numbers of
+    examples.
+    """
 
     public: Path
     clients: tuple[Path, ...]
@@ -27,15 +31,14 @@ def client_folder(folder: Path, number: int) -> Path:
 
 
 def split(experiment: Experiment, folder: Path) -> Handed:
-    """Write `public/` and `clients/NUMBER/data/` into `folder`, each to be carried to its party and to no other.
+    """Write `public/` and `clients/NUMBER/data/` into `folder`. Each client's folder is meant for that client only.
 
-    The parts are those of a simulation of the same experiment. `public/experiment.toml` is the experiment, for all parties.
-
-    Raises ValueError if data were handed out there before.
+    The parts are the same as in a simulation of the experiment. `public/experiment.toml` is the experiment, for all parties.
+    Raises ValueError if `public/` exists.
     """
     public = folder / PUBLIC
     if public.exists():
-        raise ValueError(f"{public} is there already; choose another folder, or delete it")
+        raise ValueError(f"{public} exists already; choose another folder, or delete it")
     data = datasets.load(experiment.data.name, **experiment.data.arguments)
     cuts = partition.split(
         data.train,
@@ -56,18 +59,18 @@ def split(experiment: Experiment, folder: Path) -> Handed:
 
 
 def read_split(folder: Path) -> Experiment:
-    """The experiment whose data `split` handed out in `folder`. Raises ValueError if there is none."""
+    """Read the experiment whose data `split` wrote to `folder`. Raises ValueError if there is none."""
     path = folder / PUBLIC / EXPERIMENT
     if not path.exists():
-        raise ValueError(f"{folder} holds no data that were handed out; make them with: fedsim split EXPERIMENT --out {folder}")
+        raise ValueError(f"{folder} holds no split data; create them with: fedsim split EXPERIMENT --out {folder}")
     return read(path)
 
 
 def own_part(data: str, public: Path, folder: Path) -> int:
-    """Write a party's own data set, all of it, as the part that it trains on; the number of examples.
+    """Write all examples of a party's own data set as the part that it trains on, and return their number.
 
-    data: names it, such as "npz:mine.npz" or "csv:mine.csv". public: what the server told of the data.
-    Raises ValueError if the examples do not go with that.
+    data: the data set, such as "npz:mine.npz" or "csv:mine.csv". public: folder with the server's public description of the data.
+    Raises ValueError if the examples do not fit that description.
     """
     facts = parts.public(str(public))
     own = parts.fitted(parts.renumbered(datasets.named(data), facts), facts)

@@ -11,8 +11,8 @@ from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.cache import fetched
 from fedsim.recording.observation import DataSpec
 
-CROP = (61, 61, 189, 189)
-"""Left, upper, right and lower edge, in pixels of 250, of what CPL keeps of a photograph."""
+WINDOW = (61, 61, 189, 189)
+"""Left, upper, right and lower edge in pixels of the part of a photograph (250x250) that is used, as in CPL."""
 
 
 def lfw(
@@ -22,15 +22,16 @@ def lfw(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Dataset:
-    """Load photographs of 106 people in colour, 2,801 and 934 held out; the label is the person (LFW); downloaded once.
+    """Load LFW: colour photographs of 106 people, labelled by person, 2,801 for training and 934 held out; downloaded once.
 
-    size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 of the photograph scaled down, as in
+    size:      height and width of an example: 32, 64 or 128 pixels; the middle 128 pixels of the photograph are scaled down, as
+    in
                CPL (Wei et al. 2020).
-    min_faces: people with fewer photographs are left out.
-    root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    mean, std: normalisation of the model's input, one value for all channels or one for each.
+    min_faces: people with fewer photographs are omitted.
+    root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
+    mean, std: normalisation of the model's input, one value for all channels or one per channel.
 
-    The order is that of scikit-learn, and the last quarter is held out. Group for partitions: `person`.
+    The order is scikit-learn's fixed one, and the last quarter is held out. Partitions can use the group `person`.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"lfw: size must be 32, 64 or 128, got {size}")
@@ -47,7 +48,7 @@ def lfw(
 
 
 def _download(folder: str) -> None:
-    """Have scikit-learn fetch everything and read nothing: nobody has a million photographs, and it gives up."""
+    """Download LFW with scikit-learn without loading images: no person has a million photographs, so it stops before."""
     from sklearn.datasets import fetch_lfw_people
 
     with suppress(ValueError):
@@ -56,9 +57,9 @@ def _download(folder: str) -> None:
 
 
 def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, ...]]:
-    """Return files, labels, and names of the people, in the order of scikit-learn's `fetch_lfw_people`."""
+    """Return files, their labels, and names of the people, in the order of scikit-learn's `fetch_lfw_people`."""
     if not folder.is_dir():
-        raise ValueError(f"lfw: {folder} is missing; delete {folder.parent}, and it is downloaded again")
+        raise ValueError(f"lfw: {folder} is missing; delete {folder.parent} to download it again")
     photographs = {person.name: sorted(person.iterdir()) for person in sorted(folder.iterdir()) if person.is_dir()}
     chosen = {name.replace("_", " "): paths for name, paths in photographs.items() if len(paths) >= min_faces}
     if len(chosen) < 2:
@@ -72,11 +73,12 @@ def _faces(folder: Path, min_faces: int) -> tuple[list[Path], Array, tuple[str, 
 
 
 def _face(path: Path, size: int) -> Array:
+    """Read a photograph as (3, size, size) uint8."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=("JPEG",)) as photograph:
             face = photograph.convert("RGB").crop(CROP).resize((size, size))
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home, and it is downloaded again") from None
+        raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home to download it again") from None
     return np.asarray(face).transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Images in one folder for each class."""
+"""Data sets of images in one folder per class."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,9 +11,9 @@ from fedsim.recording.array_archives import MAX_BYTES, open_regular
 from fedsim.recording.observation import DataSpec
 
 Classes = dict[str, list[Path]]
-"""The files of each class, by the name of its folder; both in order of names."""
+"""Files of each class by the name of its folder, both sorted by name."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-"""Formats that are read: for some of the others, Pillow starts another program."""
+"""Image formats that are read. Pillow starts external programs for some other formats."""
 MAX_SIZE = 4096
 MAX_PIXELS = 10**8
 MAX_ASPECT = 100
@@ -22,15 +22,15 @@ MAX_ASPECT = 100
 def imagefolder(
     path: str, size: int = 64, channels: int = 3, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
 ) -> Dataset:
-    """Load your own pictures: a folder that contains a folder of images for each class.
+    """Load your own pictures from a folder with one folder of images per class.
 
-    path:      where `train` and `test` (or `val`) are in it, these hold the classes; else every fifth image of each class
-               is held out.
-    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the centre cropped.
+    path:      the folder. If it contains `train` and `test` (or `val`), these contain the classes; otherwise every fifth image of
+               each class is held out.
+    size:      height and width of an example: the short side is resized to it (bicubic, antialiased), and the centre is cropped.
     channels:  3 for colour, 1 for grey.
-    mean, std: normalisation of the model's input, one value for all channels or one for each.
+    mean, std: normalisation of the model's input, one value for all channels or one per channel.
 
-    Folders within a class count as part of it. Files whose names do not end as PNG, JPEG, WebP, BMP or TIFF do are ignored.
+    Folders within a class belong to it. Files without the suffix of a PNG, JPEG, WebP, BMP or TIFF file are ignored.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"imagefolder: size must be 1 to {MAX_SIZE} pixels, got {size}")
@@ -39,19 +39,19 @@ def imagefolder(
     train, test = _sides(Path(path))
     names = tuple(train)
     if unknown := sorted(set(test) - set(train)):
-        raise ValueError(f"imagefolder: {path}: class {unknown[0]!r} is held out, and there is none of it to train on")
+        raise ValueError(f"imagefolder: {path}: class {unknown[0]!r} has held-out images but no training images")
     spec = DataSpec(shape=(channels, size, size), num_classes=len(names), mean=tuple(mean), std=tuple(std))
     sides = [_read(side, names, spec.shape) for side in (train, test)]
     return Dataset(name=f"imagefolder:{path}", spec=spec, class_names=names, train=sides[0], test=sides[1])
 
 
 def _sides(folder: Path) -> tuple[Classes, Classes]:
-    """Return the files of each class for training, and those held out.
+    """Return the training files and the held-out files of each class.
 
-    Raises where there are fewer than two classes, or no images.
+    Raises if there are fewer than two classes, or no images.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"imagefolder: there is no folder {folder}")
+        raise FileNotFoundError(f"imagefolder: the folder {folder} does not exist")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():
         train, test = _classes(folder / "train"), _classes(held_out)
@@ -60,9 +60,9 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
         train = {name: [f for i, f in enumerate(files) if i % 5 != 4] for name, files in found.items()}
         test = {name: files[4::5] for name, files in found.items()}
         if found and not any(test.values()):
-            raise ValueError(f"imagefolder: {folder}: every fifth image of a class is held out, and no class has five")
+            raise ValueError(f"imagefolder: {folder}: every fifth image of a class is held out, but no class has five images")
     if len(train) < 2:
-        raise ValueError(f"imagefolder: {folder}: there must be folders of images for two classes at least, got {len(train)}")
+        raise ValueError(f"imagefolder: {folder}: there must be folders of images for at least two classes, got {len(train)}")
     if not any(test.values()):
         raise ValueError(f"imagefolder: {held_out} holds no folders of images")
     return train, test
@@ -91,15 +91,13 @@ def _read(classes: Classes, names: tuple[str, ...], shape: tuple[int, ...]) -> E
 
 
 def _check_sides(width: int, height: int) -> None:
-    """Raise ValueError if a picture would be enlarged beyond measure, or takes too much memory."""
+    """Raise ValueError if a picture has too many pixels, or a side ratio that would enlarge it too much."""
     if width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(
-            f"{width} x {height} pixels; at most {MAX_PIXELS} are read, and sides that differ by {MAX_ASPECT} times at most"
-        )
+        raise ValueError(f"it has {width} x {height} pixels; the limits are {MAX_PIXELS} pixels and a side ratio of {MAX_ASPECT}")
 
 
 def _image(file: Path, *, channels: int, size: int) -> Array:
-    """One picture as (C, size, size). Raises ValueError, naming the file, if it is no picture or a broken one."""
+    """Read one picture as (C, size, size). Raises ValueError, naming the file, if it cannot be read."""
     from PIL import Image, ImageOps
 
     try:
@@ -107,7 +105,7 @@ def _image(file: Path, *, channels: int, size: int) -> Array:
             _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise ValueError(f"imagefolder: {file} cannot be read ({error}); mend it or take it out") from None
+        raise ValueError(f"imagefolder: {file} cannot be read ({error}); repair or remove it") from None
     short = min(picture.size)
     width, height = (size * side // short for side in picture.size)
     left, upper = round((width - size) / 2), round((height - size) / 2)

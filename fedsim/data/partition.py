@@ -1,4 +1,4 @@
-"""Partitions of the training examples among the clients."""
+"""Partitions: splits of the training examples among the clients."""
 
 import heapq
 from collections.abc import Callable
@@ -14,14 +14,14 @@ Indices = NDArray[np.int64]
 
 
 def iid(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Split at random into parts whose sizes differ by at most one."""
+    """Split examples at random into parts whose sizes differ by at most one."""
     return [np.sort(part) for part in np.array_split(rng.permutation(len(examples)), clients)]
 
 
 def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alpha: float) -> list[Indices]:
-    """Spread each class over the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
+    """Split each class among the clients by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019).
 
-    alpha: concentration; small values give each client few classes. Every client holds at least one example.
+    alpha: concentration; small values give each client few classes. Every client gets at least one example.
     """
     if not 0 < alpha < np.inf:
         raise ValueError(f"partition dirichlet: alpha must be positive and finite, got {alpha}")
@@ -38,10 +38,10 @@ def dirichlet(examples: Examples, clients: int, rng: np.random.Generator, *, alp
 
 
 def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Give each client one class, the most extreme case of data that are not i.i.d.
+    """Give each client examples of one class, the extreme non-i.i.d. case.
 
-    Classes are assigned to clients in turn. With fewer clients than classes, some clients hold several; with more, a class is
-    split at random among its clients into parts whose sizes differ by at most one. A class has at most as many clients as
+    Classes are dealt to clients in turn. With fewer clients than classes, some clients hold several classes. With more, a class
+    is split at random among its clients into parts whose sizes differ by at most one. A class has at most as many clients as
     examples.
     """
     classes = _members(examples.labels)
@@ -56,15 +56,15 @@ def by_label(examples: Examples, clients: int, rng: np.random.Generator) -> list
 def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: int) -> list[Indices]:
     """Give each client exactly `k` classes, drawn at random (the shards of McMahan et al. 2017, for any data).
 
-    The number of clients of a class grows with its number of examples, which are split evenly among them. Every example is used
-    where clients x k is at least the number of classes; otherwise the smallest classes are left out.
+    The number of clients of a class is proportional to its size, and it is split evenly among them. All examples are used if
+    clients x k is at least the number of classes; otherwise the smallest classes are not used.
     """
     classes = _members(examples.labels)
     if not isinstance(k, int) or not 0 < k <= len(classes):
         raise ValueError(f"partition k_classes: k must be a whole number from 1 to the {len(classes)} classes, got {k}")
     limits = [min(len(members), clients) for members in classes]
     if sum(limits) < clients * k:
-        raise ValueError(f"partition k_classes: the examples do not suffice for {clients} clients of {k} classes; use fewer")
+        raise ValueError(f"partition k_classes: there are too few examples for {clients} clients of {k} classes; use fewer")
     holders = _shares([len(members) for members in classes], limits, clients * k)
     parts: list[list[int]] = [[] for _ in range(clients)]
     for members, own in zip(classes, _mixed(holders, clients, rng), strict=True):
@@ -76,7 +76,7 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
 def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, column: str) -> list[Indices]:
     """Give all examples with the same value of a column, such as a person or a hospital, to the same client.
 
-    column: a column of a csv table, or `person` of lfw. Rows without a value form a group of their own.
+    column: a column of a csv table, or `person` of lfw. Rows without a value form one group.
 
     Groups are assigned from the largest to the smallest, each to the client with the fewest examples so far.
     """
@@ -85,7 +85,7 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
         raise ValueError(f"partition by_group: the data set has no groups {column!r}. {known}")
     groups = [rng.permutation(members) for members in _members(examples.groups[column])]
     if clients > len(groups):
-        raise ValueError(f"clients.count is {clients}, and column {column!r} has only {len(groups)} groups to deal")
+        raise ValueError(f"clients.count is {clients}, but column {column!r} has only {len(groups)} groups; use fewer clients")
     held = [(0, tie, client) for client, tie in enumerate(rng.permutation(clients).tolist())]
     heapq.heapify(held)
     parts: list[list[int]] = [[] for _ in range(clients)]
@@ -97,7 +97,7 @@ def by_group(examples: Examples, clients: int, rng: np.random.Generator, *, colu
 
 
 def _members(values: NDArray[Any]) -> list[Indices]:
-    """Return the indices of the examples of each value, sorted by value."""
+    """Return the indices of the examples of each distinct value, in the order of the values."""
     _, numbers = np.unique(values, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
@@ -108,7 +108,7 @@ def _sorted(parts: list[list[int]]) -> list[Indices]:
 
 
 def _dealt(sizes: list[int], clients: int) -> list[int]:
-    """Return the number of clients of each class, assigned in turn, at most as many as the class has examples."""
+    """Return the number of clients of each class if classes are dealt in turn, each at most as often as it has examples."""
     holders = [0] * len(sizes)
     while clients:
         for label in (i for i, size in enumerate(sizes) if holders[i] < size):
@@ -119,7 +119,7 @@ def _dealt(sizes: list[int], clients: int) -> list[int]:
 
 
 def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
-    """Distribute slots over classes: one each, the largest first, then in proportion to size (D'Hondt), within limits."""
+    """Distribute slots over classes: one each, the largest first, then in proportion to size (D'Hondt method), up to `limits`."""
     holders = [0] * len(sizes)
     waiting = [(-np.inf, -size, label) for label, size in enumerate(sizes)]
     heapq.heapify(waiting)
@@ -132,9 +132,10 @@ def _shares(sizes: list[int], limits: list[int], slots: int) -> list[int]:
 
 
 def _mixed(holders: list[int], clients: int, rng: np.random.Generator) -> list[list[int]]:
-    """Draw the clients of each class so that all clients have the same number of different classes.
+    """Draw the clients of each class so that all clients have equally many classes, each at most once.
 
-    Slots are first assigned in turn, which satisfies this condition; then random pairs of clients exchange classes.
+    The slots are first dealt in turn, which gives every client its number of distinct classes; then random pairs of clients swap
+    classes.
     """
     slots = np.repeat(np.arange(len(holders)), holders)
     owned = [set(slots[client::clients].tolist()) for client in range(clients)]
@@ -160,9 +161,9 @@ PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
 
 
 def split(examples: Examples, clients: int, *, seed: int, name: str, **arguments: Any) -> list[Indices]:
-    """Return the indices into `examples` of each client, disjoint and not empty. Only `k_classes` may leave examples out."""
+    """Split examples by a named partition. Return the indices of each client's examples: disjoint and not empty."""
     if clients > len(examples):
-        raise ValueError(f"clients.count is {clients}, and there are only {len(examples)} training examples")
+        raise ValueError(f"clients.count is {clients}, but there are only {len(examples)} training examples; use fewer clients")
     factory = PARTITIONS[name]
     rng = np.random.default_rng([seed, 0x5917])
     bound = bind(f"partition {name}", factory, examples, clients, rng, given=arguments, hidden=3)

@@ -1,4 +1,4 @@
-"""Public images that clients mix into their own by a defense such as InstaHide."""
+"""Public images that clients mix into their own examples (InstaHide)."""
 
 from torch import Tensor
 
@@ -20,16 +20,19 @@ class _Images:
 
 
 def public_images(inputs: InputsSpec, data: datasets.Dataset) -> PublicPool | None:
-    """Load the public images that `inputs` mixes in; None where it uses none.
+    """Return the public images that the defense `inputs` mixes in; None if it uses none.
 
-    Raises ValueError if they are of another shape than those of `data`, or the clients' own.
+    Raises ValueError if they have another shape than those of `data`, or are the clients' own images.
     """
     mixing = inputs.build()
     if mixing is None or not mixing.public:
         return None
     public = datasets.named(mixing.public)
     if public.spec.shape != data.spec.shape:
-        raise ValueError(f"public data {mixing.public!r} have the shape {public.spec.shape}, and the clients' {data.spec.shape}")
+        raise ValueError(
+            f"public data {mixing.public!r} have shape {public.spec.shape}, but the clients' have {data.spec.shape}; name "
+            f"another data set"
+        )
     if public.content_hash() == data.content_hash():
         raise ValueError(f"public data {mixing.public!r} are the clients' own; name another data set")
     return _Images(public.train)

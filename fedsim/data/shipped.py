@@ -1,4 +1,4 @@
-"""Data sets that are part of scikit-image and scikit-learn, without download."""
+"""Data sets that scikit-image and scikit-learn ship, so that nothing is downloaded."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -20,16 +20,16 @@ PHOTOGRAPHS = {
     "flower": ("sklearn.datasets.images", "flower.jpg"),
 }
 MIN_CONTRAST = 0.04
-"""Smallest standard deviation of a crop that is used: of plain sky any guess is right, which would flatter an attack."""
+"""Smallest standard deviation of a crop that is used. Flat crops, such as sky, are easy to guess and would flatter attacks."""
 
 
 def photos(size: int = 32, scale: int | None = None) -> Dataset:
-    """Load crops of colour photographs; the label is the photograph.
+    """Load crops of eight colour photographs, labelled by photograph.
 
     size:  height and width of an example: 32, 64 or 128 pixels.
-    scale: the crop of the photograph is `scale` times as large and averaged down; by default 2 for 32 pixels, else 1.
+    scale: factor by which crops are averaged down; by default 2 for 32 pixels, else 1.
 
-    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others held out.
+    Crops do not overlap. Those in the left three quarters of a photograph are for training, the others are held out.
     """
     if size not in (32, 64, 128):
         raise ValueError(f"photos: size must be 32, 64 or 128, got {size}")
@@ -77,7 +77,7 @@ def _stack(pairs: list[tuple[Array, int]]) -> Examples:
 
 
 def lfw_patches() -> Dataset:
-    """Load faces and other crops of photographs, 25x25 grey, 100 of each (from LFW, through scikit-image).
+    """Load 100 faces and 100 other patches of photographs, 25x25 grey (from LFW, through scikit-image).
 
     The label is 1 for a face; every fifth example is held out.
     """
@@ -101,15 +101,14 @@ def digits() -> Dataset:
 def breast_cancer(ranges_from: str = "held_out") -> Dataset:
     """Load the Wisconsin breast cancer table: 30 measurements, benign or malignant (UCI, through scikit-learn).
 
-    ranges_from: rows whose range scales each column to [0, 1]: `held_out`, every fifth row, to whose range the others are
-    clamped,
-    or `clients`, all rows, whose exact extremes then become public. The specification contains the ranges.
+    ranges_from: source of the columns' ranges, by which they are scaled to [0, 1] and which are public: "held_out", every fifth
+    row, with other values clamped, or "clients", all rows, which reveals the clients' exact extremes.
     """
     from sklearn.datasets import load_breast_cancer
 
     loaded = load_breast_cancer()
     if ranges_from not in ("held_out", "clients"):
-        raise ValueError(f"breast_cancer: ranges_from is held_out or clients, got {ranges_from!r}")
+        raise ValueError(f"breast_cancer: ranges_from must be held_out or clients, got {ranges_from!r}")
     shown = loaded.data[4::5] if ranges_from == "held_out" else loaded.data
     low, high = shown.min(axis=0), shown.max(axis=0)
     columns = tuple(

@@ -1,4 +1,4 @@
-"""Tables: from columns of text to rows of numbers in [0, 1]."""
+"""Data sets from CSV files: columns of text converted to rows of numbers in [0, 1]."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -26,30 +26,28 @@ def csv(
     categories: Mapping[str, Sequence[str]] | None = None,
     ranges_from: str = "held_out",
 ) -> Dataset:
-    """Load your own table: comma-separated values with the columns' names in the first row, also compressed with gzip.
+    """Load your own table from a CSV file, also gzipped, with column names in the first row.
 
-    label:       column to predict; by default the last.
-    split:       column with the values `train` and `test`; by default the column `split` if it has only these values. Without
-    one,
-                 every fifth row is held out.
+    label:       the column to predict; by default the last one.
+    split:       a column with the values `train` and `test`; by default the column `split` if it has these values. Without such a
+                 column, every fifth row is held out.
     categorical: columns to treat as categories although all their values are numbers.
-    drop:        columns that the model does not see; partitions can still use them.
-    delimiter:   separator of values.
-    max_categories: largest number of categories of a column; a column with more is refused.
-    ranges:      ranges of columns of numbers, [low, high] from public knowledge, such as { age = [0, 120] }.
-    categories:  values of other columns, from public knowledge, in the order of the one-hot columns.
-    ranges_from: source of all other ranges and categories: `held_out`, the rows that no client holds, or `clients`, the rows of
-                 all clients, whose exact extremes and rare values then become public.
+    drop:        columns that the model does not see. Partitions can still use them.
+    delimiter:   character between values.
+    max_categories: largest number of categories of a column; a column with more is an error.
+    ranges:      [low, high] of numeric columns from public knowledge, such as { age = [0, 120] }.
+    categories:  values of other columns from public knowledge, in the order of the one-hot columns.
+    ranges_from: source of the ranges and categories of all other columns: `held_out`, the rows that no client holds, or
+    `clients`,
+                 the rows of all clients, which reveals their exact extremes and rare values to everybody.
 
-    A column of numbers is scaled to [0, 1] by its range, and values outside are clamped. A missing number (empty, ?, NA or nan)
-    is
-    replaced by the median of the rows that ranges come from, or by the middle of a given range. Any other column is one-hot, in
-    sorted order of its categories; a missing value is the category `?`, and a value that is no category is all zeros. Which
-    columns
-    hold numbers, and which classes there are, counts as public. Redundant columns (education and its number) are all kept unless
-    dropped. Partitions can group by every column except label and split, by its text in the file.
+    A numeric column is scaled to [0, 1] by its range, and values outside are clamped. A missing number (empty, ?, NA or nan)
+    becomes the median of the rows that ranges are computed from, or the middle of a given range. Any other column is one-hot,
+    with sorted categories; a missing value is the category `?`, and an unknown value is all zeros. It is public which columns are
+    numeric and which classes exist. Redundant columns are kept unless dropped. Every column but label and split is a group for
+    partitions, by its text in the file.
 
-    Ranges and categories are public: the manifest of a recording contains them, with their source.
+    Ranges and categories are public: they are in the manifest of a recording, which also gives their source.
     """
     file = Path(path)
     table = read_columns(file, delimiter)
@@ -61,7 +59,9 @@ def csv(
     label = label if label is not None else [name for name in table if name != split and name not in drop][-1]
     inputs = [name for name in table if name not in (label, split, *drop)]
     if label in (split, *drop) or not inputs:
-        raise ValueError(f"{path}: with label {label!r} and without {split!r} and {list(drop)}, no column is left to learn from")
+        raise ValueError(
+            f"{path}: with label {label!r}, split {split!r} and drop {list(drop)}, no input column is left; drop fewer"
+        )
     labels, classes = _labels(file, label, table[label], held_out)
     known = KnownColumns(file, ranges, categories, ranges_from, shown=held_out if ranges_from == "held_out" else ~held_out)
     features = [encoded(known, name, table[name], name in categorical, max_categories) for name in inputs]
@@ -78,6 +78,7 @@ def csv(
 
 
 def _check_known(file: Path, name: str, table: Table) -> None:
+    """Raise ValueError, with a suggestion, if the table has no such column."""
     if name not in table:
         close = get_close_matches(name, table, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -85,21 +86,21 @@ def _check_known(file: Path, name: str, table: Table) -> None:
 
 
 def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str | None]:
-    """(mask of the rows held out, the column that says so)."""
+    """Return the mask of held-out rows, and the name of the split column, if there is one."""
     if split is None and "split" in table and set(table["split"]) == {"train", "test"}:
         split = "split"
     if split is None:
         rows = len(next(iter(table.values())))
         if rows < 5:
-            raise ValueError(f"{file}: every fifth row is held out, and there are only {rows}; name a split column")
+            raise ValueError(f"{file}: every fifth row is held out, but there are only {rows}; name a split column")
         return np.arange(rows) % 5 == 4, None
     if (values := set(table[split])) != {"train", "test"}:
-        raise ValueError(f"{file}: split column {split!r} must say train or test in each row, both somewhere, got {few(values)}")
+        raise ValueError(f"{file}: split column {split!r} must hold train and test, and nothing else, got {few(values)}")
     return np.asarray(table[split] == "test", dtype=bool), split
 
 
 def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return the class of each row, and the names of the classes in order."""
+    """Return the class of each row (N,), and the names of the classes in order."""
     if MISSING in texts:
         row = 1 + texts.tolist().index(MISSING)
         raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")
@@ -107,8 +108,8 @@ def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array
     numbers = numbers_of(np.array(list(found), dtype=object))
     classes = sorted(found) if numbers is None else sorted(found, key=float)
     if len(classes) < 2:
-        raise ValueError(f"{file}: label {name!r} must take two values at least in the training rows, got {few(found)}")
+        raise ValueError(f"{file}: label {name!r} must take at least two values in the training rows, got {few(found)}")
     if unknown := set(texts[held_out]) - found:
-        raise ValueError(f"{file}: label {name!r} is {few(unknown)} in held-out rows, and never in training rows")
+        raise ValueError(f"{file}: label {name!r} is {few(unknown)} in held-out rows, but never in training rows")
     number = {text: i for i, text in enumerate(classes)}
     return np.array([number[text] for text in texts], dtype=np.int64), tuple(classes)

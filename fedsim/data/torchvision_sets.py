@@ -1,4 +1,4 @@
-"""Common benchmark data sets, downloaded once through torchvision."""
+"""Benchmark data sets that torchvision downloads: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,42 +16,42 @@ PUBLISHED = {
     "cifar10": ((0.49147, 0.48226, 0.44677), (0.24703, 0.24349, 0.26159)),
     "cifar100": ((0.50716, 0.48669, 0.44120), (0.26733, 0.25644, 0.27615)),
 }
-"""Mean and standard deviation of each channel of the training images, as papers give them."""
+"""Mean and standard deviation of each channel of the training images, as published in papers."""
 
 Values = Sequence[float]
 ZERO, ONE = (0.0,), (1.0,)
 
 
 def mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Load handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
+    """Load MNIST: handwritten digits, 28x28 grey, 60,000 and 10,000 held out (LeCun et al. 1998); downloaded once.
 
-    root:      folder to download into; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
-    normalise: whether the model's input is normalised by the published mean and standard deviation.
-    mean, std: another normalisation, one value for all channels or one for each.
+    root:      folder to download to; by default FEDLEAK_CACHE, or ~/.cache/fedleak/datasets.
+    normalise: whether to normalise the model's input by the published mean and standard deviation.
+    mean, std: normalisation to use instead, one value for all channels or one per channel.
     """
     return _loaded("mnist", "MNIST", "MNIST", root, normalise, mean, std)
 
 
 def fashion_mnist(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Load clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
+    """Load Fashion-MNIST: clothes, 28x28 grey, 60,000 and 10,000 held out (Xiao et al. 2017); downloaded once.
 
-    Arguments as of `mnist`.
+    The arguments are those of `mnist`.
     """
     return _loaded("fashion_mnist", "FashionMNIST", "FashionMNIST", root, normalise, mean, std)
 
 
 def cifar10(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Load animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-10: animals and vehicles, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
-    Arguments as of `mnist`.
+    The arguments are those of `mnist`.
     """
     return _loaded("cifar10", "CIFAR10", "cifar-10-batches-py", root, normalise, mean, std)
 
 
 def cifar100(root: str | None = None, normalise: bool = False, mean: Values = ZERO, std: Values = ONE) -> Dataset:
-    """Load a hundred kinds of things, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
+    """Load CIFAR-100: a hundred classes of objects, 32x32 colour, 50,000 and 10,000 held out (Krizhevsky 2009); downloaded once.
 
-    Arguments as of `mnist`.
+    The arguments are those of `mnist`.
     """
     return _loaded("cifar100", "CIFAR100", "cifar-100-python", root, normalise, mean, std)
 
@@ -67,12 +67,12 @@ def _loaded(name: str, kind: str, part: str, root: str | None, normalise: bool, 
     folder = fetched(name, root, part, lambda own: _download(source, own))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CIFAR's files name types as numpy did in 2009
+            warnings.simplefilter("ignore")  # CIFAR's files use type names of numpy from 2009
             sides = [source(str(folder), train=train, download=False) for train in (True, False)]
         train, test = (Examples(values=_channels_first(side.data), labels=np.asarray(side.targets)) for side in sides)
     except (OSError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{name}: {folder / part} is damaged ({reason}); delete it, and it is downloaded again") from None
+        raise ValueError(f"{name}: {folder / part} is damaged ({reason}); delete it to download it again") from None
     spec = DataSpec(shape=train.values.shape[1:], num_classes=len(sides[0].classes), mean=tuple(mean), std=tuple(std))
     return Dataset(name=name, spec=spec, class_names=tuple(sides[0].classes), train=train, test=test)
 
@@ -82,6 +82,6 @@ def _download(source: Callable[..., Any], folder: str) -> None:
 
 
 def _channels_first(images: Any) -> Array:
-    """Return images (N, H, W[, C]) as a contiguous array (N, C, H, W)."""
+    """Convert images (N, H, W[, C]) to a contiguous array (N, C, H, W)."""
     pixels = np.asarray(images)
     return pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

@@ -1,4 +1,4 @@
-"""Training of one client: batches, local steps, and in `privacy` an accountant for what they reveal."""
+"""Local training of a client: order of batches, optimiser steps, and privacy accounting."""
 
 from fedsim.training.local import Batch, Trained, evaluate, train
 

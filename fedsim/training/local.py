@@ -56,13 +56,14 @@ def train(
     buffers: initial batch-norm statistics; empty for the model's own. With `training.mode == "train"`, batch norm uses batch
              statistics and updates the running ones as torch.nn.BatchNorm2d does, unless `training.buffers == "none"`. With
              "eval" it uses the running ones, which stay unchanged.
-    rule:    computes each gradient, drawing random numbers from `rng`; every rule but the plain one needs `rng`. Random blocks
-             of the network (see `defenses.networks`) draw in both modes, from the global generator.
+    rule:    computes each gradient and may draw random numbers from `rng`; every rule but the plain one needs `rng`. Random
+    blocks
+             of the network (see `defenses.networks`) draw in both modes, from PyTorch's global generator.
 
     Raises ValueError if a buffer is missing, or `rng` is.
     """
     if rng is None and rule is not PLAIN:
-        raise ValueError("a rule that may draw noise needs a generator: give rng")
+        raise ValueError("a gradient rule that may draw noise needs a generator; give rng")
     model.train(training.mode == "train")
     draw(model)
     loss_function, optimiser = loss_of(training.loss), _optimiser(weights, training)
@@ -84,12 +85,12 @@ def _forward(model: nn.Module, buffers: Weights, data: DataSpec) -> Callable[[We
 
 
 class _Optimiser(Protocol):
-    """update: local minus global weights, one tensor a weight; empty before the first step."""
+    """An optimiser of local training. update: local minus global weights, one tensor per weight; empty before the first step."""
 
     update: tuple[Tensor, ...]
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Where the next gradient is to be taken; new tensors."""
+        """Return the current weights, at which the next gradient is computed, as new tensors."""
         ...
 
     def step(self, gradient: tuple[Tensor, ...]) -> None: ...
@@ -100,7 +101,7 @@ def _optimiser(weights: Weights, training: Training) -> _Optimiser:
 
 
 def _clipped(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:
-    """As torch.nn.utils.clip_grad_norm_."""
+    """Return the gradient scaled to at most this norm, like torch.nn.utils.clip_grad_norm_; unchanged if `norm` is None."""
     if norm is None:
         return gradient
     whole = torch.nn.utils.get_total_norm(gradient)
@@ -140,7 +141,7 @@ class _SGD:
 
 
 class _Adam:
-    """torch.optim's Adam or AdamW, on copies of the weights."""
+    """Adam or AdamW of torch.optim, applied to copies of the weights."""
 
     def __init__(self, weights: Weights, training: Training) -> None:
         self.start, self.training, self.steps = tuple(w.detach() for w in weights.values()), training, 0

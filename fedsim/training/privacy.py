@@ -31,7 +31,7 @@ from fedsim.config.experiment import Experiment
 from fedsim.recording.observation import Training
 
 INFINITY = "infinity"
-"""An infinite epsilon in JSON, which has no number for it."""
+"""Representation of an infinite epsilon in JSON, which has no such number."""
 BUFFERS = Noise(why="batch-norm statistics are sent as they are")
 MIXED = Noise(why="an example enters several mixed ones")
 NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
@@ -43,8 +43,7 @@ class Accounts:
 
     client:   noise that hides one client's update in its message. example: noise that hides one example in each gradient.
     size:     number of examples of the smallest client, which uses each of them most often overall. others: numbers of examples
-    of
-              the other clients; one of them may use an example twice in a round that is a single epoch for the smallest.
+              of the other clients; one of them may use an example twice in a round that is a single epoch for the smallest.
     released: noise that hides one client's update in the mean over the drawn clients; None without central noise.
     drawn, population: number of clients per round, and in total.
     delta:    delta of every epsilon. prior: success probability of a guess without any message, for the reconstruction bound.
@@ -97,6 +96,7 @@ class Accounts:
         } | ({"why": noise.why} if noise.why else {})
 
     def _central(self, number: int) -> dict[str, Any]:
+        """Return the field `central`, the guarantee for an observer of the global model only; empty without central noise."""
         if self.released is None:
             return {}
         entry = self._entry(self.released, "client", 1, number)
@@ -165,4 +165,5 @@ def _batches(training: Training, size: int) -> int:
 
 
 def _written(value: float) -> float | str:
+    """Return a value for JSON, with `INFINITY` for infinite and NaN values."""
     return value if math.isfinite(value) else INFINITY

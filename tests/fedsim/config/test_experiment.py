@@ -24,15 +24,15 @@ data = { name = "photos", size = 32 }
 partition = { name = "dirichlet", alpha = 0.5 }
 clients = { count = 8, fraction = 1.0 }
 strategy = { name = "FedAvg" }
-training = { learning_rate = 0.01, batch_size = 1, steps = 1, momentum = 0.0, loss = "cross_entropy", mode = "eval", buffers =
-"none" } defense = "clip(1) | gaussian(0.1)"
+training = { learning_rate = 0.01, batch_size = 1, steps = 1, momentum = 0.0, loss = "cross_entropy", mode = "eval", buffers = "none" }
+defense = "clip(1) | gaussian(0.1)"
 gradient = "plain"
 network = ""
 inputs = ""
 secure_aggregation = false
 privacy = { delta = 1e-5, prior = 0.01 }
 record = { rounds = "1-8", clients = "all" }
-"""
+"""  # noqa: E501 - as documented
 
 SMALL = """
 rounds = 1
@@ -119,7 +119,7 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
         ("defense = 'clop(1)'", "unknown name 'clop'.*Did you mean 'clip'"),
         ("defense = 'clip(0)'", "max_norm must be positive.*got 0"),
         ("defense = 3", "defense: .*got 3"),
-        ("record.rounds = '3-1'", "record.rounds: rounds '3-1' are none"),
+        ("record.rounds = '3-1'", "record.rounds: rounds '3-1': rounds are counted from 1"),
         ("record.rounds = 'some'", "record.rounds: cannot read rounds 'some'"),
         ("record.rounds = '2-5'", "record.rounds = '2-5' has none of the 1 rounds"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),

@@ -90,7 +90,7 @@ def test_one_pixel_changes_the_hash(archive: Callable[..., str]) -> None:
         ({"images": GREY.astype(np.float32), "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY / 255 - 0.5, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY / np.nan, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
-        ({"images": GREY, "labels": LABELS, "class_names": np.array(["a", "b"])}, "label 2 is none of the 2 class_names"),
+        ({"images": GREY, "labels": LABELS, "class_names": np.array(["a", "b"])}, "label 2 is not one of the 2 class_names"),
         ({"images": np.array([{}], dtype=object), "labels": LABELS[:1]}, "array 'images' is of object"),
     ],
 )
@@ -104,8 +104,8 @@ def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\) do not go with those of .*\(1, 4, 6\)"),
-        ({"images": GREY, "labels": LABELS + 1}, "label 3 is none of the 3 classes"),
+        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\) but those of .* have \(1, 4, 6\)"),
+        ({"images": GREY, "labels": LABELS + 1}, "label 3 is not one of the 3 classes"),
     ],
 )
 def test_a_held_out_file_must_go_with_the_other(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
@@ -178,13 +178,13 @@ def test_labels_in_a_column_are_read(archive: Callable[..., str]) -> None:
 
 def test_what_is_wrong_with_the_held_out_half_is_told(archive: Callable[..., str]) -> None:
     path = archive(train_images=GREY, train_labels=LABELS, test_images=COLOUR, test_labels=LABELS)
-    with pytest.raises(ValueError, match=r"shape \(3, 4, 6\) do not go with"):
+    with pytest.raises(ValueError, match=r"shape \(3, 4, 6\), but those of"):
         datasets.npz(path)
     with pytest.raises(ValueError, match="no array 'train_labels'; it holds train_images"):
         datasets.npz(archive("half.npz", train_images=GREY))
     with pytest.raises(ValueError, match="no array 'y_test'; it holds x_train, y_train, x_test"):
         datasets.npz(archive("half.npz", x_train=GREY, y_train=LABELS, x_test=GREY))
-    with pytest.raises(ValueError, match=r"every fifth example is held out, and there are only 4"):
+    with pytest.raises(ValueError, match=r"every fifth example is held out, but there are only 4"):
         datasets.npz(archive("few.npz", images=GREY[:4], labels=LABELS[:4]))
 
 

@@ -74,7 +74,7 @@ def test_a_subset_takes_values_labels_and_groups_along() -> None:
 
 
 def test_parts_of_different_lengths_are_no_examples() -> None:
-    with pytest.raises(ValueError, match=r"of one length, got \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"equal lengths, got \[3, 4\]"):
         Examples(values=np.eye(4), labels=np.arange(4), groups={"ward": np.zeros(3)})
 
 

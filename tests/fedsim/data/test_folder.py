@@ -108,7 +108,7 @@ def test_a_broken_picture_is_named(content: bytes | str, tmp_path: Path) -> None
     save(tmp_path, {"a": 5, "b": 5}, "jpg")
     broken = tmp_path / "b" / "002.jpg"
     broken.write_bytes(broken.read_bytes()[:400] if isinstance(content, str) else content)
-    with pytest.raises(ValueError, match=r"cannot be read .*; mend it or take it out") as failed:
+    with pytest.raises(ValueError, match=r"cannot be read .*; repair or remove it") as failed:
         datasets.imagefolder(str(tmp_path))
     assert str(broken) in str(failed.value)
 
@@ -116,10 +116,10 @@ def test_a_broken_picture_is_named(content: bytes | str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("classes", "arguments", "words"),
     [
-        ({"a": 5}, {}, "two classes at least, got 1"),
-        ({}, {}, "two classes at least, got 0"),
+        ({"a": 5}, {}, "at least two classes, got 1"),
+        ({}, {}, "at least two classes, got 0"),
         ({"a": 4, "b": 4}, {}, "no class has five"),
-        ({"train/a": 1, "train/b": 1, "test/c": 1}, {}, "class 'c' is held out, and there is none of it to train on"),
+        ({"train/a": 1, "train/b": 1, "test/c": 1}, {}, "class 'c' has held-out images but no training images"),
         ({"train/a": 1, "train/b": 1, "test/a": 0}, {}, "test holds no folders of images"),
         ({"a": 5, "b": 5}, {"size": 0}, "size must be 1 to 4096 pixels, got 0"),
         ({"a": 5, "b": 5}, {"channels": 4}, "channels must be 1 or 3, got 4"),
@@ -133,5 +133,5 @@ def test_what_is_no_data_set_is_refused(classes: dict[str, int], arguments: dict
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere"):
         datasets.imagefolder(str(tmp_path / "nowhere"))

@@ -44,7 +44,7 @@ def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Federatio
         ({"partition": {"name": "dirichlet", "alpha": -1}}, "alpha must be positive"),
         ({"strategy": "FedSGD"}, "unknown name 'FedSGD'"),
         ({"strategy": {"name": "FedAdam", "lr": 1}}, "'lr'"),
-        ({"clients": {"count": 2000}}, "clients.count is 2000, and there are only 1438"),
+        ({"clients": {"count": 2000}}, "clients.count is 2000, but there are only 1438"),
         (
             {"training": {"learning_rate": 1, "batch_size": 500, "steps": 1, "drop_last": True}},
             "a client holds 479 examples, which do not fill one batch of 500",
