@@ -308,7 +308,7 @@ class Replay:
         """
         if not tasks:
             return
-        count = self.workers or process_pool.worth(self._seconds(tasks), len(tasks), self.device, self.threads)
+        count = self.workers or process_pool.choose_workers(self._seconds(tasks), len(tasks), self.device, self.threads)
         if self.ray is not None:
             results = ray_cluster.run_tasks(self._job, tasks, self.ray, meter.told)
         elif count > 1:

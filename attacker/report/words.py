@@ -178,7 +178,7 @@ def coverage(run: ReportedRun) -> str:
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
         return ""
-    finished, failed = total - unfinished(states), f"{states['failed']:,}" if states["failed"] else "none"
+    finished, failed = total - count_unfinished(states), f"{states['failed']:,}" if states["failed"] else "none"
     text = counted(len(run.attacks), "attack")
     single = [attack.cases for attack in run.attacks if attack.cases is not None and not attack.linked]
     if single and (complete := run.observed("complete")):

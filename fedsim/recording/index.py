@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.codec import CODECS
-from fedsim.recording.index_database import INDEX, SCHEMA, Image, opened_image
+from fedsim.recording.index_database import INDEX as INDEX
+from fedsim.recording.index_database import SCHEMA, Image, opened_image
 from fedsim.recording.masked_vectors import MASKED, SUM
 from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, shorten
 from fedsim.recording.writer import is_plain
