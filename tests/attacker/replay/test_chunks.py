@@ -43,8 +43,8 @@ def test_the_cases_of_a_chunk_fit_into_its_room_with_their_histories(monkeypatch
     monkeypatch.setattr(chunks, "budget", lambda device: (6 * GB, 2))
     history = 2 * 100 * 4 * 64 * CIFAR.size
     assert 4 < footprint("cpl").cases_at_once([64], 600) < 6 * GB / (2 * history)
-    assert footprint("cpl", optimiser="adam").cases_at_once([64], 600) == chunks.MOST
-    assert footprint("cpl").cases_at_once([1], 600) == chunks.MOST  # of single images there is room for all
+    assert footprint("cpl", optimiser="adam").cases_at_once([64], 600) == chunks.MAX_CASES_AT_ONCE
+    assert footprint("cpl").cases_at_once([1], 600) == chunks.MAX_CASES_AT_ONCE  # of single images there is room for all
 
 
 @pytest.mark.parametrize(
