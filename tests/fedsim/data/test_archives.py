@@ -91,7 +91,7 @@ def test_one_pixel_changes_the_hash(archive: Callable[..., str]) -> None:
         ({"images": GREY / 255 - 0.5, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY / np.nan, "labels": LABELS}, r"float images must lie in \[0, 1\]"),
         ({"images": GREY, "labels": LABELS, "class_names": np.array(["a", "b"])}, "label 2 is not one of the 2 class_names"),
-        ({"images": np.array([{}], dtype=object), "labels": LABELS[:1]}, "array 'images' is of object"),
+        ({"images": np.array([{}], dtype=object), "labels": LABELS[:1]}, "array 'images' has type object"),
     ],
 )
 def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words: str, archive: Callable[..., str]) -> None:
@@ -104,7 +104,7 @@ def test_a_bad_archive_is_named_with_what_is_wrong(arrays: dict[str, Any], words
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\) but those of .* have \(1, 4, 6\)"),
+        ({"images": COLOUR, "labels": LABELS}, r"shape \(3, 4, 6\), but those of .* have \(1, 4, 6\)"),
         ({"images": GREY, "labels": LABELS + 1}, "label 3 is not one of the 3 classes"),
     ],
 )

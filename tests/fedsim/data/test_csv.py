@@ -132,7 +132,7 @@ def test_numbers_whose_categories_are_named_are_categories(write: Write) -> None
         ({"ranges": {"ward": [0, 1]}}, "column 'ward' has a range, but not all its values are numbers"),
         ({"categories": {"ward": []}}, "categories of column 'ward' must be a list of distinct values"),
         ({"categories": {"ward": ["a", "a"]}}, "categories of column 'ward' must be a list of distinct values"),
-        ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "column 'age' has a range and categories"),
+        ({"categories": {"age": ["1"]}, "ranges": {"age": [0, 1]}}, "column 'age' has both a range and categories"),
         ({"ranges_from": "server"}, "ranges_from must be one of held_out, clients, got 'server'"),
     ],
 )
