@@ -95,7 +95,7 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
         (other("b.safetensors", b"\xff" * 100), "", "b.safetensors: cannot be read"),
         (other("b.pt", b"junk"), "", "b.pt: "),
         (other("b.pt", b""), "", "b.pt: "),
-        (objects, "", "b.npz: array '0.weight' is of object"),
+        (objects, "", "b.npz: array '0.weight' has type object"),
         (whole_model, "", "b.pt: holds code or objects besides tensors, which are not loaded; save model.state_dict()"),
     ],
 )
