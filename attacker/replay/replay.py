@@ -151,7 +151,7 @@ class Replay:
         check_run(recording.parent if recording.name == "recording" else recording)
         for folder in (self.out, self.folder):
             if folder.is_symlink():
-                raise DamagedFile(folder, f"is a symbolic link, but reconstructions are written there; {COPY}")
+                raise DamagedFile(folder, f"is a symbolic link, but reconstructions are written there; {COPY_ADVICE}")
         check_run(self.folder)
         rows, damage = self._rows
         if not any(row.status == "complete" for row in rows):

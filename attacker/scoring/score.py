@@ -29,7 +29,7 @@ from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, State, read_case
-from fedsim.recording.files import MAX_LINES, alone, append_json_lines, json_lines, make_private, write_bytes
+from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 from fedsim.truth import TruthReader, Used

@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 MAX_CLASSES = 100_000
 """Largest number of classes of a data set."""
-CHUNK = 4096
+HASHED_EXAMPLES = 4096
 """Number of examples that are hashed at a time if the array is not contiguous."""
 
 

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-TIMEOUT = 15.0
+TIMEOUT_SECONDS = 15.0
 """Seconds without an answer after which a download fails."""
 
 

@@ -16,7 +16,7 @@ Texts = NDArray[np.object_]
 
 MISSING = "?"
 """Text that replaces a missing value."""
-MARKERS = frozenset({"", "?", "na", "nan"})
+MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 """Texts that mark a missing value in a file, in lower case; case is ignored."""
 
 

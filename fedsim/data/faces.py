@@ -11,7 +11,7 @@ from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.cache import fetched
 from fedsim.recording.observation import DataSpec
 
-WINDOW = (61, 61, 189, 189)
+CROP = (61, 61, 189, 189)
 """Left, upper, right and lower edge in pixels of the part of a photograph (250x250) that is used, as in CPL."""
 
 

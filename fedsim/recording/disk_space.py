@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SPARE = 20_000_000
+SPARE_BYTES = 20_000_000
 """Bytes that must stay free for other programs."""
 
 
@@ -25,7 +25,7 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
     if free < needed + SPARE_BYTES:
         raise DiskFull(
             f"{folder}: {what} about {needed / 1e6:,.1f} MB, but only {free / 1e6:,.1f} MB are free, of which "
-            f"{SPARE / 1e6:,.0f} MB are reserved for other programs; free disk space, or {mend}"
+            f"{SPARE_BYTES / 1e6:,.0f} MB are reserved for other programs; free disk space, or {mend}"
         )
 
 

@@ -35,11 +35,11 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Tensor types that can be written, with their names in the safetensors format."""
-LARGE = 1_000_000
+LARGE_BYTES = 1_000_000
 """Size in bytes above which a written file is dropped from the page cache, which makes writing many updates faster."""
-MAX_LINES = 2 * 2**30
+MAX_LINES_BYTES = 2 * 2**30
 """Largest size in bytes of a file of JSON lines that is read."""
-MAX_LINE = 2**24
+MAX_LINE_BYTES = 2**24
 """Largest length in bytes of one JSON line."""
 
 
@@ -121,7 +121,7 @@ def flush(path: Path) -> None:
 
 
 def _settle(descriptor: int) -> None:
-    """Flush a file to disk and, if it is larger than `LARGE`, drop it from the page cache."""
+    """Flush a file to disk and, if it is larger than `LARGE_BYTES`, drop it from the page cache."""
     os.fsync(descriptor)
     if os.fstat(descriptor).st_size > LARGE_BYTES and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -20,7 +20,7 @@ from fedsim.recording.writer import is_plain
 
 MAX_NUMBER = 2**53
 """Largest number that is accepted; it is exact as a float, too."""
-STEP = 100_000
+PROGRESS_INSTRUCTIONS = 100_000
 """Number of SQLite instructions between two checks of the limit of a query."""
 DIGEST = re.compile("[0-9a-f]{64}")
 

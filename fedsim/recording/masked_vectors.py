@@ -53,8 +53,8 @@ class Masked:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Masked":
         """Build from the output of `to_tensors`, after `fits` has checked it. Raises ValueError for an impossible size."""
         for name in ("sealed", "up", "down"):
-            if bool(((tensors[name] < 0) | (tensors[name] > LARGEST)).any()):
-                raise ValueError(f"tensor {name!r} holds a size that is negative or above {LARGEST}")
+            if bool(((tensors[name] < 0) | (tensors[name] > MAX_NUMBER)).any()):
+                raise ValueError(f"tensor {name!r} holds a size that is negative or above {MAX_NUMBER}")
         up, down = (
             {exchange: size for exchange, size in zip(EXCHANGES, tensors[name].tolist(), strict=True) if size}
             for name in ("up", "down")

@@ -28,7 +28,7 @@ from fedsim.recording.writer import BUFFER_PREFIX
 __all__ = ["Counts", "DamagedFile", "Recording", "Row", "Sent"]
 
 OnDamage = Callable[[DamagedFile], None]
-MAX_ROUNDS_IN_QUERY = 10_000
+MAX_QUERIED_ROUNDS = 10_000
 """Largest number of selected rounds that a query lists one by one."""
 T = TypeVar("T")
 R = TypeVar("R")
@@ -110,7 +110,7 @@ class Recording:
     def _few(self, rounds: Iterable[int]) -> Iterable[int]:
         """Return the selected rounds, for a query; of a huge selection, only those that the recording holds."""
         asked = Rounds.of(rounds)
-        if len(asked) <= MAX_ROUNDS_IN_QUERY:
+        if len(asked) <= MAX_QUERIED_ROUNDS:
             return asked
         found = index.ask(self.folder, "SELECT DISTINCT round FROM observations")
         return [number for (number,) in found if number in asked]
@@ -264,5 +264,5 @@ def _check_fit(layout: TensorEntries, sent: Sent, codec: Codec) -> None:
 
 def _apart(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
     """Split the tensors of a file into weights (or a payload) and buffers."""
-    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER)}
-    return weights, {name.removeprefix(BUFFER): t for name, t in tensors.items() if name.startswith(BUFFER)}
+    weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
+    return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -13,15 +13,15 @@ from fedsim.recording.safe_files import COPY_ADVICE, DamagedFile, check_status, 
 
 MAX_DEPTH = 16
 """Largest depth of nested folders; regular runs have four levels."""
-OF_A_RECORDING = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
-OF_A_RUN = frozenset(
+RECORDING_ENTRIES = frozenset({"manifest.json", "index.sqlite", "index.sqlite-journal", "rounds"})
+RUN_ENTRIES = frozenset(
     {
         *("experiment.toml", "recording", "metrics.jsonl", "state", "clients", "truth"),
         *("reconstructions", "scores.jsonl", "pairs", "report.html"),
     }
 )
 """Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""
-SHARED = ("recording", "reconstructions")
+SHARED_FOLDERS = ("recording", "reconstructions")
 """Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

@@ -22,9 +22,9 @@ MAX_SPARSE_RATIO = 64
 """Largest ratio of a file's size to its space on disk; compressing file systems stay below it for weights."""
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that names in a recording must not contain: they could forge lines or control the terminal."""
-MAX_JSON = 64 * 2**20
+MAX_JSON_BYTES = 64 * 2**20
 """Default limit of the size of a JSON document, in bytes."""
-COPY = "copy the run without its links, with cp -rL, if you trust what they lead to"
+COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what they lead to"
 """Advice for symbolic and hard links, used in error messages."""
 
 
@@ -117,7 +117,9 @@ def check_status(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is not a regular file")
     if status.st_nlink > 1:
-        raise ValueError(f"is a hard link to a file with {status.st_nlink} names, some of which may be outside the run; {COPY}")
+        raise ValueError(
+            f"is a hard link to a file with {status.st_nlink} names, some of which may be outside the run; {COPY_ADVICE}"
+        )
 
 
 def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
@@ -216,7 +218,7 @@ def _words(error: OSError) -> str:
         case errno.ELOOP:
             return f"is a symbolic link, which is not followed; {COPY_ADVICE}"
         case errno.ENOTDIR:
-            return f"is not a folder, or is a symbolic link, which is not followed; {COPY}"
+            return f"is not a folder, or is a symbolic link, which is not followed; {COPY_ADVICE}"
     return error.strerror or str(error)
 
 

@@ -17,7 +17,7 @@ MAX_BYTES = 16 * 2**30
 MAX_HEADER = 4 * 2**20
 """Largest size of a header in bytes, enough for some forty thousand tensors."""
 MAX_DIMENSIONS = 16
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Number of bytes that are read and hashed at a time, so that they are still in the processor's cache for hashing."""
 
 TYPES = {name: dtype for dtype, name in DTYPES.items()}

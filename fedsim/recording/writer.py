@@ -19,7 +19,7 @@ from fedsim.recording.manifest import Manifest
 from fedsim.recording.masked_vectors import SUM
 from fedsim.recording.run_check import check_run
 
-BUFFER = "buffer:"
+BUFFER_PREFIX = "buffer:"
 """Prefix of the names of buffers in files that also hold weights."""
 MAX_REASON = 2000
 """Number of characters that are kept of texts that a client sends."""

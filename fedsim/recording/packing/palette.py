@@ -11,7 +11,7 @@ SAMPLE_SIZE = 8192
 """Number of entries that are sampled to estimate how many values differ."""
 MAX_DISTINCT_SHARE = 0.95
 """Share of distinct values in a sample above which a table would not save space; with 2**16 values it is 0.94."""
-MAX_SAMPLE_VALUES = 1024
+MAX_DISTINCT_IN_SAMPLE = 1024
 """Number of distinct values in a sample below which the sample most likely holds nearly all values of the tensor."""
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 
@@ -34,8 +34,8 @@ def find(bits: Bits, most: int | None = None) -> Palette | None:
     most = len(bits) if most is None else most
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
     values = _distinct(sample)
-    if len(sample) < len(bits) and len(values) > MAX_SAMPLE_VALUES:
-        if most <= MAX_SAMPLE_VALUES or len(values) > MAX_DISTINCT_SHARE * len(sample):
+    if len(sample) < len(bits) and len(values) > MAX_DISTINCT_IN_SAMPLE:
+        if most <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
             return None
         values = _distinct(bits)
     while 0 < len(values) <= most:

@@ -11,7 +11,7 @@ from fedsim.recording.safe_files import shorten
 
 SEPARATOR = "/"
 """Separator between the names of parameter and part. Names of parts do not contain it, so that the last one separates."""
-TENSOR_OVERHEAD = 160
+TENSOR_OVERHEAD_BYTES = 160
 """Approximate number of bytes that a tensor takes in a message besides its content."""
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsim.recording.packing.bits import pack as pack_bits
 from fedsim.recording.packing.bits import packed_bytes
 from fedsim.recording.packing.bits import unpack as unpack_bits
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD, TensorLike, check_vector
+from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
 
 Positions = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ def pack(positions: Positions, size: int) -> dict[str, Tensor]:
     lower = _lower(size, count)
     lengths = {"index": count * _kind(size).itemsize, "mask": packed_bytes(1, size)}
     if lower:
-        lengths["gaps"] = TENSOR_OVERHEAD + -(-_unary(size, count, lower) // 8) + packed_bytes(lower, count)
+        lengths["gaps"] = TENSOR_OVERHEAD_BYTES + -(-_unary(size, count, lower) // 8) + packed_bytes(lower, count)
     match min(lengths, key=lambda way: lengths[way]):
         case "index":
             return {"index": torch.from_numpy(positions.astype(_kind(size)))}

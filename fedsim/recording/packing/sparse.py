@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.recording.packing import positions, values
 from fedsim.recording.packing.bits import bits_of, tensor_of
 from fedsim.recording.packing.parts import (
-    TENSOR_OVERHEAD,
+    TENSOR_OVERHEAD_BYTES,
     TensorLike,
     about,
     apart,
@@ -50,7 +50,7 @@ def _parts(tensor: Tensor) -> dict[str, Tensor]:
     parts = values.tabled(chosen, tensor.dtype) or {"values": tensor_of(chosen, tensor.dtype, (-1,))}
     if len(at):
         parts |= positions.pack(at, len(bits))
-    return parts if len(bits) and values.cost(parts) < tensor.nbytes + TENSOR_OVERHEAD else {"dense": tensor}
+    return parts if len(bits) and values.cost(parts) < tensor.nbytes + TENSOR_OVERHEAD_BYTES else {"dense": tensor}
 
 
 def decode(packed: Tensors, start: Mapping[str, TensorLike]) -> dict[str, Tensor]:

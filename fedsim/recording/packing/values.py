@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.recording.packing import palette
 from fedsim.recording.packing.bits import Bits, bits_of, pack, packed_bytes, tensor_of, unpack, width_of
-from fedsim.recording.packing.parts import TENSOR_OVERHEAD, TensorLike, check_vector
+from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
 
 WAYS = ({"palette"}, {"palette", "codes"})
 
@@ -21,7 +21,7 @@ def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str,
     parts = {"palette": tensor_of(found.values, dtype, (-1,))}
     if width:
         parts["codes"] = pack(found.codes, width)
-    return parts if cost(parts) < bits.nbytes + TENSOR_OVERHEAD else None
+    return parts if cost(parts) < bits.nbytes + TENSOR_OVERHEAD_BYTES else None
 
 
 def looked_up(parts: Mapping[str, Tensor], count: int) -> Bits:
@@ -49,4 +49,4 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
 
 def cost(parts: Mapping[str, Tensor]) -> int:
     """Return the approximate number of bytes that `parts` take in a message."""
-    return sum(TENSOR_OVERHEAD + tensor.nbytes for tensor in parts.values())
+    return sum(TENSOR_OVERHEAD_BYTES + tensor.nbytes for tensor in parts.values())
