@@ -87,6 +87,17 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
 
 
+def _counted(recording: Recording, row: Row) -> Row:
+    """Return the row, with an estimated number of examples if none is known; unchanged if its update cannot be read."""
+    if row.num_examples is not None or row.client == SUM:
+        return row
+    try:
+        observation = recording.observation(row)
+        return row if find_bad_numbers(observation) else replace(row, num_examples=with_estimate(observation)[0].num_examples)
+    except ValueError:
+        return row
+
+
 def _plan_client(name: str, client: _Client) -> Planned:
     rows = client.used or client.complete
     reasons = dict.fromkeys(reason for _, reason in client.left_out)

@@ -21,7 +21,7 @@ class Identity:
     """Everything that determines the results of a replay, as plain data. Replays with different identities use different folders.
 
     arguments: all arguments of the attack, including defaults, since defaults may change between versions.
-    oracles:   names of the oracles that the user asked for. recording: its fingerprint.
+    oracles:   names of the oracles that the user asked for. recording: its fingerprint. truth: digest of the truth that oracles read.
     network, attack_code: `module:name@digest` of code that is not part of this project; "" otherwise.
     """
 
@@ -35,7 +35,7 @@ class Identity:
     truth: str = ""
 
     @classmethod
-    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...]) -> "Identity":
+    def of(cls, recording: Recording, spec: AttackSpec, *, seed: int, oracles: tuple[str, ...], truth: str = "") -> "Identity":
         """Return the identity of a replay. Raises ValueError if the recording's network has code that was not imported."""
         factory = ATTACKS[spec.name]
         bound = signature(factory).bind(**spec.arguments)
@@ -65,7 +65,7 @@ class Identity:
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_digest([str(self.spec), self.seed, self.oracles, self.recording])}"
-        if not self.network and not self.attack_code and _read_identity(before) in ("", self.digest):
+        if not self.network and not self.attack_code and not self.truth and _read_identity(before) in ("", self.digest):
             return before
         return out / f"{name}-{self.digest}"
 

@@ -71,6 +71,17 @@ def facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _limits_of_network(manifest: Manifest) -> list[str]:
+    """Return what attacks do not simulate of the network's training, in sentences; empty if the network cannot be built."""
+    if manifest.training.mode != "train":
+        return []
+    try:
+        network = models.build(manifest.model, manifest.data)
+    except ValueError:
+        return []
+    return models.unsimulated(network, manifest.training, manifest.data)
+
+
 def join_names(names: Sequence[str], most: int = 10) -> str:
     """Return the first `most` names as text, separated by commas, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -85,7 +85,7 @@ class Replay:
     chunk:   number of cases attacked at once; None chooses it from the model and the machine.
     oracle_labels, oracle_logits: functions from a row to its true labels, and to the model's logits of its true examples; only if
     the
-             user asked for that oracle.
+             user asked for that oracle. oracle_truth: digest of the truth that these functions read, part of the identity.
     threads: PyTorch threads per worker; None means 1 if there are several chunks, and PyTorch's default otherwise.
     workers: number of processes; 1 works in this process; None means one per core if there is enough work.
     ray:     address of a Ray cluster that runs the attack, or `local` to start one on this machine.
@@ -115,7 +115,7 @@ class Replay:
     @cached_property
     def identity(self) -> Identity:
         """Return everything that determines the results. Raises ValueError if the network's code was not imported."""
-        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles)
+        return Identity.of(self.recording, self.spec, seed=self.seed, oracles=self._oracles, truth=self.oracle_truth)
 
     @cached_property
     def folder(self) -> Path:

@@ -94,7 +94,7 @@ class Recording:
         rows: list[Row] = []
         for row in _read_undamaged(found, lambda line: index.row_of(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / index.INDEX, f"row {row.round}, {row.client!r} is out of order")
+                raise DamagedFile(self.folder / INDEX, f"row {row.round}, {row.client!r} is out of order")
             rows.append(self._counted(row))
         return rows
 

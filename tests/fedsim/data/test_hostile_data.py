@@ -90,7 +90,7 @@ def pipe(path: Path) -> Path:
 
 
 ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "labels of ten thousand million": (lambda path: saved(path, IMAGES, np.array([10**10] + [0] * 9)), "label 10000000000 exceeds"),
+    "labels of ten thousand million": (lambda path: saved(path, IMAGES, np.array([10**10] + [0] * 9)), "label 10000000000"),
     "labels of 2^63": (
         lambda path: saved(path, IMAGES, np.array([2**63] + [0] * 9, np.uint64)),
         "label 9223372036854775808",
