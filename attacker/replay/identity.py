@@ -21,7 +21,7 @@ class Identity:
     """Everything that determines the results of a replay, as plain data. Replays with different identities use different folders.
 
     arguments: all arguments of the attack, including defaults, since defaults may change between versions.
-    oracles:   names of the oracles that the user asked for. recording: its fingerprint. truth: digest of the truth that oracles read.
+    oracles:   names of the oracles that the user asked for. recording: its fingerprint. truth: digest of the oracles' truth.
     network, attack_code: `module:name@digest` of code that is not part of this project; "" otherwise.
     """
 
