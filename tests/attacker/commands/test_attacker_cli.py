@@ -163,9 +163,9 @@ def test_scores_say_why_there_is_no_lpips(run: Path, monkeypatch: pytest.MonkeyP
     assert (summary["lpips"], summary["lpips_net"]) == (None, None)
     assert summary["ssim_global"]["count"] == 2
     assert {row["lpips"] for row in read_json_lines(run / "scores.jsonl")} == {None}
-    assert all("no VGG-16 weights" in row["lpips_reason"] for row in read_json_lines(run / "scores.jsonl"))
+    assert all("no weights of VGG-16" in row["lpips_reason"] for row in read_json_lines(run / "scores.jsonl"))
     told = call("score", run)
-    assert "no AlexNet weights" in told.stderr
+    assert "no weights of AlexNet" in told.stderr
     assert "--lpips-weights" in told.stderr
 
 
