@@ -1,12 +1,12 @@
-"""Route `layer_input`: reads the input of a hidden linear layer off its gradient, and inverts the layers before it.
+"""Route `layer_input`: computes the input of a hidden linear layer from its gradient, and inverts the layers before it.
 
 For one example, the gradient of a layer W h + b is d h^T, and that of its bias is d. Both h, the layer's input, and d follow
-without a search, whatever lies before and behind the layer. A search for the whole gradient has to get through the rectifiers and
-pools behind the layer, whose derivatives are zero or flat; it stays far from the example in networks such as LeNet with ReLU.
+without a search, whatever layers precede or follow. Gradient matching has to differentiate
+through the ReLU and pooling layers that follow, whose derivatives are often zero; with LeNet and ReLU it fails.
 
 The answer is a maximum a posteriori (MAP) estimate by Adam, with a smoothness prior, in two stages: first from h alone, then also
-from the gradient of the last convolution before the layer. As everything passes through h, the gradient of a parameter p before
-the layer is the derivative of <W^T d, h(p, x)> with respect to p.
+from the gradient of the last convolution before the layer. As the loss depends on x only through h, the gradient of a parameter p
+before the layer is the derivative of <W^T d, h(p, x)> with respect to p.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,33 +27,35 @@ from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
 
 NAME = "layer_input"
-FEWEST = 0.1
-"""Smallest number of distinct inputs of the layer relative to the values of an example; with fewer, the prior decides."""
-MOST_WEIGHTS = 2**24
-"""Largest number of parameters of a network that is inverted so: every iteration is a pass through it."""
-RECTIFIED = 0.02
-"""Smallest share of zeros among the layer's inputs. Without any, nothing is rectified, and a search does better."""
+MIN_INPUT_RATIO = 0.1
+"""Smallest number of distinct inputs of the layer relative to the values of an example; with fewer, the answer is hardly more
+than the prior."""
+MAX_WEIGHTS = 2**24
+"""Largest number of parameters of a network that is inverted; every iteration is a forward and backward pass through it."""
+MIN_ZERO_SHARE = 0.02
+"""Smallest share of zeros among the layer's inputs. Without zeros no ReLU precedes it, and gradient matching does better."""
 ZERO = 1e-4
-"""Inputs below this share of the largest one count as zero: what rounding leaves of them."""
-RANK_ONE = 0.02
+"""Inputs below this share of the largest one count as zero, since rounding errors are of that size."""
+MAX_RANK_ONE_ERROR = 0.02
 """Largest part of the layer's gradient, relative to its norm, that one example does not explain."""
-CUT = 1e-3
-"""Largest relative error of the gradient of the last convolution, computed from the layer's input, on an own example."""
-STEPS, RATE = (400, 400), 0.05
+MAX_GRADIENT_ERROR = 1e-3
+"""Largest relative error at which the convolution's gradient counts as a function of the layer's input, on a random example."""
+STEPS, LEARNING_RATE = (400, 400), 0.05
 """Iterations of both stages, and the learning rate, which falls to zero as a cosine in each."""
 OWN, CONVOLUTION, SMOOTH, OUTSIDE = 1.0, 0.1, 1e-2, 10.0
-"""Weights of the layer's input, of the convolution's gradient, of the prior, and of values outside [0, 1]."""
+"""Weights of the terms of the loss: layer's input, convolution's gradient, prior, and values outside [0, 1]."""
 DECAY, COLOUR, START = 1.2, 0.02, 0.3
-"""Exponent and colour of the prior, see `smooth_spread`, and the deviation of the start. All of these were chosen on eight images
-of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
+"""Exponent and colour of the prior, see `smooth_spread`, and the standard deviation of the start. All of these were chosen on
+eight images of the tuning part of CIFAR-10, on the LeNet with ReLU of Flower's quickstart."""
 
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """A linear layer through which everything passes, and the convolution before it.
+    """A hidden linear layer on whose output alone the logits depend, and the convolution before it.
 
-    name: of the layer. inputs: distinct values among its inputs. convolution: name of the weights of the last convolution before
-    it, where their gradient follows from the layer's input; else "".
+    name:        name of the layer.
+    inputs:      number of distinct values among its inputs.
+    convolution: name of the weights of the last convolution before it; "" if their gradient does not follow from its input.
     """
 
     name: str
@@ -62,25 +64,26 @@ class HiddenLayer:
 
 
 def layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
-    """Invert the input of a hidden linear layer. Raises ValueError, with the reason, where no layer can be read or inverted."""
+    """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
     layer = _layer(observed)
     return [_answer(observed, layer, i, generator_for(rng, case, NAME)) for i, case in enumerate(observed.cases)]
 
 
 def _layer(observed: Observed) -> HiddenLayer:
-    """Return the first linear layer before the last one that determines enough of an example."""
+    """Return the first hidden linear layer with enough distinct inputs. Raises ValueError with the reason if there is none."""
     if observed.examples != 1 or observed.steps != 1:
         raise ValueError(
-            f"the input of a layer is read of one example in one step, and {observed.examples} are behind the update"
+            f"the input of a layer can be computed for one example and one step only, and the update is of {observed.examples} "
+            f"examples and {observed.steps} steps"
         )
-    if sum(p.numel() for p in observed.model.parameters()) > MOST_WEIGHTS:
-        raise ValueError(f"networks above {MOST_WEIGHTS:,} parameters are not inverted from the input of a layer")
+    if sum(p.numel() for p in observed.model.parameters()) > MAX_WEIGHTS:
+        raise ValueError(f"networks of more than {MAX_WEIGHTS:,} parameters are not inverted from the input of a layer")
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in observed.model.modules())
     if drops and observed.training.mode == "train":
-        raise ValueError("dropout hides which inputs of a layer are zero of themselves")
+        raise ValueError("with dropout in training mode, it is unknown which inputs of a layer were zero before dropout")
     passed = _Passed(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
-    least = FEWEST * observed.data.size
+    least = MIN_INPUT_RATIO * observed.data.size
     head = models.head(observed.model)[0].rpartition(".")[0]
     for name, h in passed.inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
@@ -90,18 +93,18 @@ def _layer(observed: Observed) -> HiddenLayer:
         if distinct >= least and h.requires_grad:
             return HiddenLayer(name, distinct, passed.convolution(name, probe))
     raise ValueError(
-        f"no hidden linear layer with a bias, for one row, has {least:,.0f} inputs or more, a tenth of an example's values"
+        f"no hidden linear layer with a bias has at least {least:,.0f} distinct inputs, a tenth of an example's values"
     )
 
 
 def _distinct(h: Tensor) -> int:
-    """Return how many inputs say something of their own: adaptive pooling repeats some, and a rectifier leaves zeros."""
+    """Return the number of distinct inputs: adaptive pooling repeats some. Zeros of a ReLU count in the same proportion."""
     positive = h[h != 0]
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 
 
 class _Passed:
-    """Forward passes of one example through the network of case i, in float32, that keep what its linear layers are given."""
+    """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
 
     def __init__(self, observed: Observed, i: int) -> None:
         self.model, self.data = observed.model, observed.data
@@ -112,7 +115,7 @@ class _Passed:
     def inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
 
-        A test input requires its gradient, so that layers that x does not reach are told from others.
+        The inputs of layers that depend on x require a gradient.
         """
         seen: dict[str, list[Tensor]] = {}
         handles = [
@@ -131,7 +134,7 @@ class _Passed:
         }
 
     def convolution(self, layer: str, x: Tensor) -> str:
-        """Return the name of the weights of the last convolution before a layer whose gradient follows from its input, or ""."""
+        """Return the name of the weights of the last convolution before `layer`; "" if they also act in other ways."""
         named = {f"{name}.weight": m for name, m in self.model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
         weights = {name: self.state[name].clone().requires_grad_() for name in named if name in self.state}
         inner, bias = f"{layer}.weight", self.state[f"{layer}.bias"].clone().requires_grad_()
@@ -143,20 +146,20 @@ class _Passed:
         if not pairs:
             return ""
         name, (one, other) = list(pairs.items())[-1]
-        return name if one is not None and float((one - other).norm()) <= CUT * float(one.norm()) else ""
+        return name if one is not None and float((one - other).norm()) <= MAX_GRADIENT_ERROR * float(one.norm()) else ""
 
 
 def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
-    """Return the answer for case i; without examples where the layer's gradient is not that of one rectified input."""
+    """Return the answer for case i; without examples if the layer's gradient is not that of one input after a ReLU."""
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
-        return _nothing(observed, f"nothing came of the gradient of {layer.name}")
+        return _nothing(observed, f"the gradient of {layer.name} is zero")
     h = bias @ weight / bias.square().sum()
-    if float((weight - bias[:, None] * h).norm()) > RANK_ONE * float(weight.norm()):
+    if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
         return _nothing(observed, f"the gradient of {layer.name} is not that of one example")
     zero = h.abs() <= ZERO * h.abs().max()
-    if float(zero.double().mean()) < RECTIFIED:
-        return _nothing(observed, f"hardly an input of {layer.name} is zero: no rectifier is before it")
+    if float(zero.double().mean()) < MIN_ZERO_SHARE:
+        return _nothing(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.weights_of(i)[f"{layer.name}.weight"]).float()
     spread = smooth_spread(observed.data, decay=DECAY, colour_variance=COLOUR)
@@ -166,12 +169,12 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     known = case.known_labels
     labels = read_labels(inferred, seen, 0, seen.model, rng) if known is None else known
     free = max(0.0, 1 - layer.inputs / observed.data.size)
-    words = (f"inverted from the {layer.inputs:,} inputs of {layer.name}: a smooth image is taken where they say nothing",)
-    return ClosedFormAnswer(x[None], labels.to(x.device), NAME, words, determined=1 - free, likeliest=True, final=True)
+    note = (f"inverted from the {layer.inputs:,} inputs of {layer.name}: the smoothness prior determines the rest",)
+    return ClosedFormAnswer(x[None], labels.to(x.device), NAME, note, determined=1 - free, likeliest=True, final=True)
 
 
 def _convolution(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
-    """Return the observed gradient of the convolution before the layer, where it says anything."""
+    """Return the observed gradient of the convolution before the layer; None if it was not sent or is zero."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
     gradient = observed.gradient[layer.convolution][i].float()
@@ -187,13 +190,16 @@ def _search(
     spread: Spread,
     rng: Generator,
 ) -> Tensor:
-    """Return the MAP estimate x (*shape) in [0, 1]."""
+    """Return the MAP estimate x (*shape) in [0, 1].
+
+    target: the layer's input. cotangent: derivative of the loss by it. convolution: observed gradient, or None.
+    """
     z = (START * torch.randn(passed.data.shape, generator=rng)).to(target.device)
     stages = [(STEPS[0], False)] + ([(STEPS[1], True)] if convolution is not None else [])
     weights = {} if convolution is None else {layer.convolution: passed.state[layer.convolution].clone().requires_grad_()}
     for steps, second in stages:
         z = z.detach().requires_grad_()
-        optimiser = torch.optim.Adam([z], lr=RATE)
+        optimiser = torch.optim.Adam([z], lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(steps):
             x = 0.5 + spread(z)
