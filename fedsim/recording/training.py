@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from math import isfinite
 from typing import ClassVar, Literal
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 MAX_STEPS = 10**7
 """Largest batch size, and largest number of steps or epochs per round."""
+MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38
+"""Smallest and largest learning rate; float32 holds no more."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -69,6 +70,10 @@ class Training:
 
     def __post_init__(self) -> None:
         _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
+        _check(
+            MIN_FLOAT <= self.learning_rate <= MAX_FLOAT,
+            f"training.learning_rate must be {MIN_FLOAT} to {MAX_FLOAT}, as float32 holds, got {self.learning_rate}",
+        )
         _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs; give exactly one of them")
         whole = {
             "batch_size": self.batch_size,
@@ -82,6 +87,7 @@ class Training:
             _check(value is None or value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
         _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
         _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
+        _check(self.weight_decay <= MAX_FLOAT, f"training.weight_decay must be {MAX_FLOAT} at most, got {self.weight_decay}")
         losses = ("cross_entropy", "logistic")
         _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
         _check(self.mode in ("train", "eval"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
@@ -100,8 +106,9 @@ class Training:
             f"training.betas must be two numbers in [0, 1), got {self.betas}",
         )
         for key, value in (("eps", self.eps), ("round_decay", self.round_decay), ("clip_norm", self.clip_norm)):
-            _check(value is None or (value > 0 and isfinite(value)), f"training.{key} must be positive, got {value}")
-        good = all(factor >= 0 and isfinite(factor) for factor in self.schedule) and (not self.schedule or self.schedule[0] > 0)
+            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
+            _check(value is None or value <= MAX_FLOAT, f"training.{key} must be {MAX_FLOAT} at most, got {value}")
+        good = all(0 <= factor <= MAX_FLOAT for factor in self.schedule) and (not self.schedule or self.schedule[0] > 0)
         _check(good, f"training.schedule must hold factors of at least 0, the first above 0, got {self.schedule}")
 
     @property
@@ -130,7 +137,11 @@ class Training:
         """Return the settings of one round (1-based), with that round's learning rate and `round_decay` 1."""
         if self.round_decay == 1:
             return self
-        return replace(self, learning_rate=self.learning_rate * self.round_decay ** (number - 1), round_decay=1.0)
+        try:
+            rate = self.learning_rate * self.round_decay ** (number - 1)
+        except OverflowError:
+            rate = MAX_FLOAT
+        return replace(self, learning_rate=min(max(rate, MIN_FLOAT), MAX_FLOAT), round_decay=1.0)
 
     def is_frozen(self, name: str) -> bool:
         """Return whether a parameter is not trained, see `frozen`."""

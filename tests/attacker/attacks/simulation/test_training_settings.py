@@ -12,6 +12,7 @@ from attacker.attacks.simulation.client import as_gradient, gradient_of, omitted
 from attacker.attacks.simulation.local_steps import after_local_steps, as_stepped
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Payload, Training
+from fedsim.recording.training import MAX_FLOAT, MIN_FLOAT
 from fedsim.training.local import train
 
 DATA = DataSpec(shape=(6,), num_classes=3)
@@ -146,6 +147,16 @@ def test_accumulated_batches_make_one_step() -> None:
 def test_a_learning_rate_that_falls_from_round_to_round() -> None:
     training = Training(learning_rate=0.1, batch_size=2, steps=1, round_decay=0.5)
     assert [training.in_round(number).learning_rate for number in (1, 2, 3)] == [0.1, 0.05, 0.025]
+    for decay, limit in ((0.5, MIN_FLOAT), (2.0, MAX_FLOAT)):  # a recording may count any number of rounds
+        assert replace(training, round_decay=decay).in_round(2**53).learning_rate == limit
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("learning_rate", 1e308), ("learning_rate", 1e-300), ("weight_decay", 1e300), ("clip_norm", 1e300)]
+)
+def test_numbers_that_float32_does_not_hold_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"training\.{key} must be"):
+        Training(**{"learning_rate": 0.1, "batch_size": 1, "steps": 1, key: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
