@@ -191,6 +191,9 @@ def federate(
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
     megabytes = federation.megabytes()
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
+    if agreement := experiment.agreement():
+        for words in agreement.warnings():
+            on_words(words)
     check_room(
         folder,
         int(1e6 * megabytes),

@@ -56,3 +56,15 @@ def test_one_client_that_fails_is_told(experiment: Path, monkeypatch: pytest.Mon
     code, words = run(experiment)
     assert code == EXIT_FAILURES
     assert "1 reply failed; fedsim show" in words
+
+
+@pytest.mark.parametrize(("threshold", "low"), [(3, False), (2, True)])
+def test_what_secure_aggregation_does_not_protect_against_is_said_at_the_start(
+    experiment: Path, threshold: int, low: bool
+) -> None:
+    code, words = run(
+        experiment, "--set", "clients.count=4", "--set", f"secure_aggregation={{ threshold = {threshold}, clip = 1.0 }}"
+    )
+    assert code == 0, words
+    assert "Public keys are not authenticated" in words
+    assert ("is at most half of the 4 clients" in words) == low
