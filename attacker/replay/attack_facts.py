@@ -56,13 +56,17 @@ def _check_facts(told: Any) -> None:
             raise ValueError(f"{key} must be of type {kind.__name__}, got {shorten(told.get(key))}")
     for key in ("attack", "spec"):
         _check_text(key, told[key])
+    for key in ("network_code", "attack_code"):
+        _check_text(key, told.get(key, ""))
     for oracle in told["oracles"]:
         _check_text("oracles", oracle)
     run = told["run"]
     for key in RUN_TEXT_FIELDS:
         _check_text(f"run.{key}", run.get(key, ""))
     limits = run.get("limits", [])
-    for text in limits if isinstance(limits, list) else [limits]:
+    if not isinstance(limits, list):
+        raise ValueError(f"run.limits is to be a list, got {shorten(limits)}")
+    for text in limits:
         _check_text("run.limits", text)
     if "name" in run:
         check_name(run["name"])

@@ -177,13 +177,18 @@ def read_rows(path: Path) -> list[ScoreRow]:
 
 def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
     """Write rows as CSV with a header, see `ScoreRow.flat_values`. A missing value becomes an empty cell."""
-    flat = [row.flat_values() for row in rows]
+    flat = [{name: _as_cell(value) for name, value in row.flat_values().items()} for row in rows]
     columns = list(dict.fromkeys(("version", *NAMES_OF_PLAIN, *(name for row in flat for name in row))))
     text = StringIO()
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(flat)
     write_bytes(path, text.getvalue().encode())
+
+
+def _as_cell(value: Any) -> Any:
+    """A value, or a text that no spreadsheet takes for a formula: names and reasons may come from anybody."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 NAMES_OF_PLAIN = tuple(name for name in NAMES if name not in ("environment", "constant"))

@@ -31,7 +31,7 @@ from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import REASON_UNMATCHED, State, read_case
 from fedsim.recording.files import MAX_LINES_BYTES, alone, append_json_lines, json_lines, make_private, write_bytes
 from fedsim.recording.run_check import check_run
-from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
+from fedsim.recording.safe_files import DamagedFile, parse_json, printable, read_bytes
 from fedsim.truth import TruthReader, Used
 
 RUN_FIELDS = ("model", "defense", "gradient", "network", "inputs", "secure_aggregation")
@@ -103,6 +103,10 @@ class Scorer:
         facts = read_facts(folder / "attack.json")
         if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
             raise DamagedFile(folder / "attack.json", f"does not say the {missing[0]} of its run; replay the attack again")
+        try:
+            ScoreRow.from_dict({**_common(folder, facts), "case": "", "index": 0})
+        except ValueError as error:
+            raise DamagedFile(folder / "attack.json", f"{printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
         rows: list[ScoreRow] = []
         untold: dict[str, NoTruth] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from attacker.reconstruction import Reconstruction
-from fedsim.recording.safe_files import DamagedFile, read_json
+from fedsim.recording.safe_files import DamagedFile, printable, read_json
 
 State = Literal["done", "failed", "interrupted", "waiting"]
 """State of a case.
@@ -21,6 +21,8 @@ UNFINISHED: tuple[State, ...] = ("waiting", "interrupted")
 REASON_WAITING = "not attacked yet"
 REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
+MAX_REASON_LENGTH = 2000
+"""Characters of a reason that are kept."""
 
 
 def state_of(row: Mapping[str, Any]) -> State:
@@ -56,7 +58,7 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, State, str
 def read_reason(failed: Path) -> str:
     """Return why a case failed, as recorded by replay."""
     try:
-        return str(read_json(failed)["reason"])
+        return printable(str(read_json(failed)["reason"])[:MAX_REASON_LENGTH])
     except DamagedFile as error:
         return str(error)
     except (KeyError, TypeError):

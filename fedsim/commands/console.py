@@ -127,7 +127,8 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
     except (ValueError, OSError, RuntimeError, MemoryError, sqlite3.Error) as error:
         if verbose:
             raise
-        err.print(f"[bold red]error[/] {escape(describe_error(error))}")
+        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))  # a name may steer terminals
+        err.print(f"[bold red]error[/] {escape(told)}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None
 

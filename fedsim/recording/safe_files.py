@@ -39,7 +39,12 @@ class DamagedFile(ValueError):
         self.path, self.reason = Path(path), reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{printable(str(self.path))}: {self.reason}"
+
+
+def printable(text: str) -> str:
+    """Return `text`, such as the name of a file, with a question mark for each character that could steer a terminal."""
+    return UNPRINTABLE.sub("?", text)
 
 
 @contextmanager

@@ -96,3 +96,12 @@ def test_the_absence_of_pandas_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         to_pandas([ROW])
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A1", "+1+1", "-1+1", "@SUM(A1)", "\tx"])
+def test_no_text_is_a_formula_for_a_spreadsheet(tmp_path: Path, text: str) -> None:
+    """A reason comes from whoever made the run."""
+    write_csv([ScoreRow.from_dict(OLD | {"failure": text})], tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["failure"] == f"'{text}"

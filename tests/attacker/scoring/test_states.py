@@ -1,5 +1,6 @@
 """What became of each case: rows, and shares of finished cases alone."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from attacker.scoring.states import State, count_cases, state_of
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
-from fedsim.recording import Recording
+from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.files import write_json
 
 EXPERIMENT = {
@@ -107,3 +108,20 @@ def test_a_case_that_was_cut_off_and_then_failed_has_failed(attacked: Path) -> N
 def test_rows_of_older_files_have_a_state_by_their_failure(row: dict[str, Any], state: State) -> None:
     assert state_of(row) == state
     assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        *(("", key, value) for key in ("network_code", "attack_code") for value in ([], 5, None, "a\x1b[2J")),
+        *(("run", "limits", value) for value in ("abc", 5, [5], ["a\nb"])),
+        *(("run", "secure_aggregation", value) for value in ("x", 5, [])),
+    ],
+)
+def test_what_no_replay_writes_of_an_attack_is_refused(attacked: Path, where: str, key: str, value: object) -> None:
+    facts = json.loads((attacked / "attack.json").read_text())
+    (facts[where] if where else facts)[key] = value
+    (attacked / "attack.json").write_text(json.dumps(facts))
+    with pytest.raises(DamagedFile, match=rf"attack\.json: .*{key}.*; replay the attack again") as error:
+        rows_of(attacked)
+    assert "\x1b" not in str(error.value)

@@ -36,6 +36,7 @@ def _stderr_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (ValueError("no such key"), 2, "no such key"),
         (ValueError("[bold]a name"), 2, "[bold]a name"),
+        (ValueError("a\x1b]0;title\x07b\u202e\udcff"), 2, "a?]0;title?b??"),
         (FileNotFoundError(2, "no such file"), 2, "no such file"),
         (NotADirectoryError(20, "a file"), 2, "a file"),
         (RuntimeError("out of memory"), 1, "out of memory"),
