@@ -84,10 +84,9 @@ def opened_image(folder: Path) -> Iterator[Image]:
     """
     with opened(folder, INDEX, limit=MAX_BYTES) as file, _locked(file):
         state = _check_header(folder, file)
-        try:
+        image: Image | None = None
+        with suppress(IndexError):
             image = _kept.pop()
-        except IndexError:
-            image = None
         if image is not None and image.state != state:
             image.connection.close()
             image = None

@@ -53,7 +53,7 @@ def test_a_writer_refuses_an_index_that_is_exchanged_while_sqlite_opens_it(
             (recorded / INDEX).write_bytes(before)
         return real(path)
 
-    monkeypatch.setattr(index_database.sqlite3, "connect", connect)
+    monkeypatch.setattr(sqlite3, "connect", connect)
     with pytest.raises((DamagedFile, sqlite3.Error)):
         recorder.roll_back(0)
     assert victim.read_bytes() == before
