@@ -104,7 +104,7 @@ class Scorer:
         if missing := [key for key in ("name", *RUN_FIELDS) if key not in facts["run"]]:
             raise DamagedFile(folder / "attack.json", f"does not say the {missing[0]} of its run; replay the attack again")
         try:
-            ScoreRow.from_dict({**_common(folder, facts), "case": "", "index": 0})
+            ScoreRow.from_dict({**_shared_fields(folder, facts), "case": "", "index": 0})
         except ValueError as error:
             raise DamagedFile(folder / "attack.json", f"{printable(str(error))}; replay the attack again") from None
         pairs = make_private(self.run / "pairs" / folder.name, below=self.run)
