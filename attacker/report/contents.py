@@ -130,6 +130,18 @@ class AttackOnRun:
         return [example for example in self.examples if example.state in FINISHED]
 
 
+def changes(manifest: Manifest) -> str:
+    """Return all that clients do to what a message is made of, as specifications; "" where that is nothing."""
+    m = manifest
+    gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
+    return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
+
+
+def protection(manifest: Manifest) -> str:
+    """Return `changes`, and whether the server sees nothing but sums of them."""
+    return ", ".join(part for part in (changes(manifest), "secure aggregation" * bool(manifest.secure_aggregation)) if part)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
     """One run. data: the data set's name, where scores tell it. truth: whether the folder has any of its own."""
@@ -150,14 +162,12 @@ class ReportedRun:
     @cached_property
     def changes(self) -> str:
         """All that clients do to what a message is made of, as specifications; "" where that is nothing."""
-        m = self.manifest
-        gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
-        return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
+        return changes(self.manifest)
 
     @cached_property
     def protection(self) -> str:
         """`changes`, and whether the server sees nothing but sums of them."""
-        return ", ".join(part for part in (self.changes, "secure aggregation" * bool(self.manifest.secure_aggregation)) if part)
+        return protection(self.manifest)
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:

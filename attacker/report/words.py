@@ -1,12 +1,13 @@
 """Text for numbers and verdicts."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attacker.report.contents import AttackOnRun, ReportedRun
+from attacker.report.contents import AttackOnRun, ReportedRun, changes, protection
 from attacker.scoring import Estimate, Summary
 from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_unfinished, format_counts
+from fedsim.recording import Manifest
 
 DASH = "\N{EN DASH}"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -69,19 +70,23 @@ def amount(count: float) -> str:
 
 
 def best(run: ReportedRun) -> AttackOnRun | None:
-    """The scored attack that recovered most, of those within the threat model where there are any.
+    """Return the scored attack that `strongest` chooses; None where nothing is scored."""
+    winner = strongest([attack.summary for attack in run.attacks if attack.summary])
+    return next((attack for attack in run.attacks if attack.summary is winner), None) if winner else None
+
+
+def strongest(summaries: Iterable[Summary]) -> Summary | None:
+    """Return the summary of the attack that recovered most, of those within the threat model where there are any.
 
     One that is not distinguishable from its null comes after those that leak, or that have no verdict.
     """
-    scored = [attack for attack in run.attacks if attack.summary and attack.summary.success]
-    fair = [attack for attack in scored if not attack.oracles] or scored
+    scored = [summary for summary in summaries if summary.success]
+    fair = [summary for summary in scored if not summary.oracles] or scored
     return max(fair, key=_strength, default=None)
 
 
-def _strength(attack: AttackOnRun) -> tuple[bool, float, bool, float, bool, float, float]:
+def _strength(summary: Summary) -> tuple[bool, float, bool, float, bool, float, float]:
     """Of equals, one that has a null beside it, and one on more examples: it says more."""
-    assert attack.summary
-    summary = attack.summary
     success, labels = _of(summary.success), _of(summary.label_success)
     told = (not _is_gone(summary), success.value, _leaks(summary), labels.value, summary.null is not None, success.low)
     return *told, summary.psnr.value if summary.psnr else 0.0
@@ -99,22 +104,29 @@ def verdict(run: ReportedRun) -> str:
     """What the scores of a run come to, in plain words."""
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _failed(run)
-    winner = best(run)
-    if winner is None or winner.summary is None:
-        return _unscored(run)
-    fair = [a.summary for a in run.attacks if a.summary and a.summary.success and bool(a.oracles) == bool(winner.oracles)]
-    text = _under(run) + _verdict_on(winner.summary, run)
+    summaries = [attack.summary for attack in run.attacks if attack.summary]
+    return verdict_of(summaries, run.manifest) or _unscored(run)
+
+
+def verdict_of(summaries: Sequence[Summary], manifest: Manifest) -> str:
+    """Return what the attacks on one run come to, in plain sentences; "" where nothing is scored."""
+    winner = strongest(summaries)
+    if winner is None:
+        return ""
+    fair = [one for one in summaries if one.success and bool(one.oracles) == bool(winner.oracles)]
+    under = protection(manifest)
+    text = (f"under {under}, " if under else "") + _verdict_on(winner, manifest)
     others = len(fair) - 1
     if others and all(map(_is_gone, fair)):
         text += f". {'The other attack is' if others == 1 else f'None of the {others} other attacks is'}"
         text += f"{' not' if others == 1 else ''} distinguishable from its null either"
-    return text[0].upper() + text[1:] + "." + _oracle(run, winner.summary)
+    return text[0].upper() + text[1:] + "." + _oracle(summaries, winner, manifest)
 
 
-def _verdict_on(summary: Summary, run: ReportedRun) -> str:
+def _verdict_on(summary: Summary, manifest: Manifest) -> str:
     """What one attack with finished cases comes to."""
-    name, found = _told(summary, run), summary.verdict
-    facts = f"recovered {_share(_of(summary.success), run)}{_labels(summary, 'read')}"
+    name, found = _told(summary, manifest), summary.verdict
+    facts = f"recovered {_share(_of(summary.success), manifest)}{_labels(summary, 'read')}"
     if summary.null is None or summary.null.success is None or found is None:
         return f"{name} {facts}, with no null to compare it with"
     facts += f"; without the gradient it recovers {recovered(summary.null.success)}{_labels(summary.null, 'reads')}"
@@ -210,16 +222,16 @@ def _under(run: ReportedRun) -> str:
     return f"under {run.protection}, " if run.protection else ""
 
 
-def _told(summary: Summary, run: ReportedRun) -> str:
+def _told(summary: Summary, manifest: Manifest) -> str:
     """The attack's name, with what it was told beyond the threat model, or did not use."""
     name = attack_name(summary.attack)
-    if run.changes and not summary.knows_defense:
+    if changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"
     return f"{name}, told {' and '.join(summary.oracles)} beyond the threat model," if summary.oracles else name
 
 
-def _share(success: Estimate, run: ReportedRun) -> str:
-    noun = "private images" if run.manifest.data.is_image else "private rows"
+def _share(success: Estimate, manifest: Manifest) -> str:
+    noun = "private images" if manifest.data.is_image else "private rows"
     return f"{recovered(success)} {noun} (95{SPACE}%{SPACE}CI{SPACE}{percent_interval(success)})"
 
 
@@ -229,15 +241,14 @@ def _of(estimate: Estimate | None) -> Estimate:
     return estimate
 
 
-def _oracle(run: ReportedRun, top: Summary) -> str:
+def _oracle(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> str:
     """What more an attack got that was told more than a server knows."""
-    scored = [a for a in run.attacks if a.oracles and a.summary and a.summary.success]
-    told = [a for a in scored if a.summary and _of(a.summary.success).value > _of(top.success).value]
+    scored = [one for one in summaries if one.oracles and one.success]
+    told = [one for one in scored if _of(one.success).value > _of(top.success).value]
     if not told or top.oracles:
         return ""
-    more = max(told, key=_strength).summary
-    assert more is not None
-    return f" {_told(more, run)} recovered {recovered(_of(more.success))}."
+    more = max(told, key=_strength)
+    return f" {_told(more, manifest)} recovered {recovered(_of(more.success))}."
 
 
 def privacy(row: Mapping[str, Any]) -> str:

@@ -42,11 +42,13 @@ class RecordingTold(TypedDict):
 
 
 class Recordings(TypedDict):
-    """A page of recordings. trouble: messages about folders below the root that cannot be served."""
+    """trouble: what lies below the root and cannot be served, in words. root: the folder that is watched, told while it holds
+    no recording."""
 
     items: list[RecordingTold]
     next: Text
     trouble: list[str]
+    root: Text
 
 
 class ObservationTold(TypedDict):
@@ -76,11 +78,10 @@ class TrainingRows(TypedDict):
 class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
-    cases: those that hold an update; done, failed, interrupted and waiting are counts of these, and running ones count as
-    waiting.
-    success: share of the distinct `examples` of finished and scored cases that was recovered; null where there are none.
-    psnr: mean over these examples, in dB. scored: number of scored cases.
-    outcome, verdict: comparison with the null, in a few words and in a sentence; null where there is none, as for nulls.
+    success: share of the `examples` recovered, which are distinct ones, of finished and scored cases; null where there are none.
+    labels: share of their labels that were read; null where they were told.
+    psnr: their mean in dB. scored: cases. waiting: those that the attack is at among them.
+    outcome, verdict: of the comparison with the null, in a few words and in a sentence; null where there is none, as of a null.
     """
 
     source: str
@@ -98,6 +99,7 @@ class AttackOnRecording(TypedDict):
     scored: int
     examples: int
     success: Number
+    labels: Number
     psnr: Number
     confidence: Number
     outcome: Text
@@ -113,11 +115,9 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class Cell(TypedDict):
-    """One client in one round.
-
-    leak: colour of the cell, in [0, 1]: the share of examples recovered where that is scored, else the attack's own confidence.
-    attack: the one with the highest leak. state: of the cases; `none` where no attack was run.
-    """
+    """One client in one round. leak: what colours it, in [0, 1]: the share of examples recovered where that is scored, or else
+    the attack's own confidence. attack: the one it is of. state: of the cases; none where nothing attacks it.
+    null_success, null_psnr: of the attack's null on the same update; null where there is none."""
 
     client: str
     round: int
@@ -127,6 +127,8 @@ class Cell(TypedDict):
     leak: Number
     success: Number
     psnr: Number
+    null_success: Number
+    null_psnr: Number
     confidence: Number
     state: CellState
 
@@ -138,7 +140,9 @@ class Grid(TypedDict):
 
 
 class CaseTold(TypedDict):
-    """One case of an attack. attack: name of its folder. loss: the attack's own, at the end. reason: why there is no answer."""
+    """One case of an attack. attack: its source. loss: the attack's own, at the end. reason: why there is no answer.
+    null: whether the attack is a null.
+    null_success, null_psnr: of the attack's null on the same case; null where there is none."""
 
     attack: str
     case: str
@@ -153,7 +157,10 @@ class CaseTold(TypedDict):
     confidence: Number
     success: Number
     psnr: Number
+    null_success: Number
+    null_psnr: Number
     reason: Text
+    null: bool
 
 
 class Cases(TypedDict):
@@ -170,11 +177,21 @@ class ValueTold(TypedDict):
     right: bool | None
 
 
+class NullTold(TypedDict):
+    """What the null of an attack made of the same example. values: by column; null for images."""
+
+    image: Text
+    values: dict[str, str] | None
+    label: Text
+    success: bool | None
+    psnr: Number
+
+
 class ExampleTold(TypedDict):
     """One example of a case: a reconstruction or, where the case is scored, a true example and the reconstruction assigned to it.
 
-    image, original: addresses of PNG files; null for table rows, which have `values`, and where there is no image.
-    rounds: rounds in which the example was used, as the attack found.
+    image, original: addresses of PNG files; null for tables (`values` then), and where there is none.
+    rounds: in which the attack says that it was. null: of the attack's null; null where there is none, as of a null itself.
     """
 
     n: int
@@ -192,6 +209,7 @@ class ExampleTold(TypedDict):
     ssim: Number
     lpips: Number
     failure: Text
+    null: NullTold | None
 
 
 class CaseWhole(TypedDict):
@@ -210,11 +228,51 @@ class CaseWhole(TypedDict):
     confidence: Number
     success: Number
     psnr: Number
+    null_success: Number
+    null_psnr: Number
     reason: Text
     oracles: list[str]
     notes: list[str]
     spec: str
     null: bool
+
+
+class ShownExample(TypedDict):
+    """An example of a case, and which case that is. attack: its source."""
+
+    attack: str
+    case: str
+    client: str
+    rounds: list[int]
+    example: ExampleTold
+
+
+class Headline(TypedDict):
+    """What the attacks on a recording come to.
+
+    sentence: the verdict, as the report words it. attack: the `source` that it is of; null where nothing is scored.
+    updates: that can be attacked, of which so many are `attacked`; absent: replies of clients that held none.
+    cases, finished, failed: of all attacks together, nulls left out.
+    psnr, null_psnr: means of the attack and of its null. examples: how many they are of.
+    worst: the examples that the attack came nearest to, each distinct one once; of an attack that is not scored, those that it is
+    surest of.
+    """
+
+    sentence: str
+    outcome: Text
+    attack: Text
+    spec: Text
+    updates: int
+    attacked: int
+    absent: int
+    attacks: int
+    cases: int
+    finished: int
+    failed: int
+    examples: int
+    psnr: Number
+    null_psnr: Number
+    worst: list[ShownExample]
 
 
 class Leak(TypedDict):

@@ -21,6 +21,7 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
         "examples": 4,
         "scored": 4,
         "success": 0.5,
+        "labels": 0.5,
         "psnr": 20.0,
         "confidence": 0.5,
         "outcome": "recovered",
@@ -40,7 +41,10 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
         "confidence": 0.5,
         "success": 0.5,
         "psnr": 20.0,
+        "null_success": 0.0,
+        "null_psnr": 8.0,
         "reason": None,
+        "null": False,
     }
     example = {
         "n": 0,
@@ -58,6 +62,7 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
         "ssim": None,
         "lpips": None,
         "failure": None,
+        "null": {"image": "/page/icon.svg", "values": None, "label": "cow", "success": False, "psnr": 8.0},
     }
     row = {"column": "age", "reconstruction": "41", "original": "40", "right": True}
     run = f"recordings/{name}"
@@ -74,6 +79,23 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
         ),
         run: summary,
         f"{run}/grid": grid(clients, rounds),
+        f"{run}/headline": {
+            "sentence": "CPL recovered 2 of 4 private images; without the gradient it recovers 0 of 4.",
+            "outcome": "recovered",
+            "attack": "cpl-1",
+            "spec": "cpl()",
+            "updates": 5,
+            "attacked": 4,
+            "absent": 1,
+            "attacks": 1,
+            "cases": 4,
+            "finished": 4,
+            "failed": 1,
+            "examples": 4,
+            "psnr": 20.0,
+            "null_psnr": 8.0,
+            "worst": [{"attack": "cpl-1", "case": "1", "client": clients[0], "rounds": [1], "example": example}],
+        },
         f"{run}/attacks": listed([attack]),
         f"{run}/leakage": listed(
             [
@@ -100,7 +122,10 @@ def filled(fake: Fake, *, clients: list[str], rounds: int, name: str = "big") ->
             "notes": ["a note"],
             "spec": "cpl()",
             "null": False,
-            "examples": [example, {**example, "n": 1, "position": 1, "image": None, "original": None, "values": [row]}],
+            "examples": [
+                example,
+                {**example, "n": 1, "position": 1, "image": None, "original": None, "values": [row], "null": None},
+            ],
         },
     }
     return fake

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from attacker.report.pairs import ExamplePair
 from attacker.service.http.caching import PNG
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.middleware import API
@@ -63,10 +64,12 @@ async def cases(
             if attack is not None and source.name != attack:
                 continue
             rows = scores.get(source.name, {})
+            null = service.catalogue.null_of(run, source)
+            guessed = scores.get(null.name, {}) if null else {}
             for key in sorted(source.cases):
                 facts = source.cases[key]
                 if (name is None or facts.client == name) and (round is None or round in facts.rounds):
-                    yield views.case(source, facts, rows.get(key, ()))
+                    yield views.case(source, facts, rows.get(key, ()), guessed.get(key, ()))
 
     def make() -> Cases:
         found, rest = page(
@@ -83,18 +86,21 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
     run = service.catalogue.run(id)
 
     def make() -> CaseWhole:
-        of, facts, rows = _case(service, run, source, case)
-        whole = None
-        if case in of.answers:
-            try:
-                whole = read_whole(run.folder, file_of(source, case))
-            except ValueError:  # replaced since the last look, or damaged where nobody had looked
-                whole = None
-        address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source)}/{quote(case)}"
-        links = views.PictureLinks(address, state_of(of, case, rows))
-        return views.whole_case(of, facts, whole, rows, _examples(run, of, facts, whole, rows, links))
+        return whole_case(service, run, source, case)
 
     return await service.replies.told(request, run.version, make)
+
+
+def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
+    """One case with its examples, and what the attack's null made of them. Raises Unknown."""
+    of, facts, rows = _case(service, run, source, case)
+    null = service.catalogue.null_of(run, of)
+    answer = _answer(run, of, case, rows)
+    beside = None
+    if null is not None and case in null.cases:
+        beside = _answer(run, null, case, list(service.catalogue.scores(run).get(null.name, {}).get(case, ())))
+    null_rows = beside.rows if beside else []
+    return views.whole_case(of, facts, answer.whole, rows, null_rows, _examples(run, facts, answer, beside))
 
 
 @router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE)
@@ -153,20 +159,51 @@ def state_of(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
     return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
 
 
-def _examples(
-    run: CatalogueRun, source: Source, facts: CaseFacts, whole: Whole | None, rows: list[ShownScore], links: views.PictureLinks
-) -> list[ExampleTold]:
+class _Answer(NamedTuple):
+    """What one attack left of a case. whole: None where there is no answer that can be read."""
+
+    source: str
+    whole: Whole | None
+    rows: list[ShownScore]
+    links: views.PictureLinks
+
+
+def _answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownScore]) -> _Answer:
+    whole = None
+    if case in source.answers:
+        try:
+            whole = read_whole(run.folder, file_of(source.name, case))
+        except ValueError:  # replaced since the last look, or damaged where nobody had looked
+            whole = None
+    address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
+    return _Answer(source.name, whole, rows, views.PictureLinks(address, state_of(source, case, rows)))
+
+
+def _examples(run: CatalogueRun, facts: CaseFacts, answer: _Answer, null: _Answer | None) -> list[ExampleTold]:
     if run.manifest is None:
         return []
-    data, file = run.manifest.data, file_of(source.name, facts.key)
-    rows = [row for row in rows if row.state != "waiting"]
+    data = run.manifest.data
+    images_shown = data.is_image
+
+    def rows_of(rows: list[ShownScore]) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.rows_paired(run.folder, rows, data)
+
+    def values_of(one: _Answer, whole: Whole) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.rows_alone(run.folder, file_of(one.source, facts.key), whole, data)
+
+    rows = [row for row in answer.rows if row.state != "waiting"]
     if rows:
-        cells = {} if data.is_image else images.rows_paired(run.folder, rows, data)
-        return list(views.scored(rows, links, cells, images=data.is_image))
-    if whole is None:
+        beside = {}
+        if null is not None:
+            guessed = [row for row in null.rows if row.state != "waiting"]
+            beside = views.scored_nulls(guessed, null.links, rows_of(guessed), images=images_shown)
+        return list(views.scored(rows, answer.links, rows_of(rows), images=images_shown, nulls=beside))
+    if answer.whole is None:
         return []
-    cells = {} if data.is_image else images.rows_alone(run.folder, file, whole, data)
-    return list(views.found(whole, links, cells, images=data.is_image))
+    found = {}
+    if null is not None and null.whole is not None:
+        found = views.found_nulls(null.whole, null.links, values_of(null, null.whole), images=images_shown)
+    return list(views.found(answer.whole, answer.links, values_of(answer, answer.whole), images=images_shown, nulls=found))
 
 
 def _data(run: CatalogueRun) -> Any:

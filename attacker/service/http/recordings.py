@@ -1,11 +1,12 @@
 """Routes of recordings: their contents, and how much attacks recovered of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from attacker.service.http.cases import whole_case
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import (
@@ -22,15 +23,21 @@ from attacker.service.http.queries import (
     place,
 )
 from attacker.service.index import CatalogueRun, views
+from attacker.service.index.attack_folders import Source
 from attacker.service.index.grid import grid, leakage
+from attacker.service.index.headline import headline, strongest_source, worst_examples
+from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import (
     AttacksOnRecording,
+    CaseWhole,
     Grid,
+    Headline,
     Leakage,
     Observations,
     Recordings,
     RecordingTold,
+    ShownExample,
     TrainingRows,
 )
 
@@ -46,7 +53,8 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
 
     def make() -> Recordings:
         runs, rest = page(service.catalogue.runs(), lambda run: run.id, after, limit, lambda run: run.id)
-        return Recordings(items=[run.told for run in runs], next=rest, trouble=list(service.catalogue.trouble))
+        root = None if service.catalogue.runs() else str(service.settings.root.absolute())
+        return Recordings(items=[run.told for run in runs], next=rest, trouble=list(service.catalogue.trouble), root=root)
 
     return await service.replies.told(request, service.catalogue.version, make)
 
@@ -103,10 +111,46 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
     def make(run: CatalogueRun) -> AttacksOnRecording:
         scores = service.catalogue.scores(run)
         verdicts = service.catalogue.verdicts(run)
-        told = [views.attack(one, scores.get(one.name, {}), verdicts.get(one.name)) for one in service.catalogue.sources(run)]
+        judged = verdicts.by_source
+        told = [views.attack(one, scores.get(one.name, {}), judged.get(one.name)) for one in service.catalogue.sources(run)]
         return AttacksOnRecording(items=told, next=None)
 
     return await _of_run(request, service, id, make)
+
+
+@router.get("/{id}/headline", response_model=Headline)
+async def verdict_first(request: Request, service: Service, id: Name) -> Response:
+    """The verdict on a recording in a sentence, how much of it was attacked, and the examples that leaked most."""
+
+    def make(run: CatalogueRun) -> Headline:
+        catalogue = service.catalogue
+        sources, scores, verdicts = catalogue.sources(run), catalogue.scores(run), catalogue.verdicts(run)
+        top = strongest_source(sources, verdicts)
+        return headline(
+            catalogue.rows(run),
+            sources,
+            scores,
+            verdicts,
+            truth=run.told["truth"],
+            worst=list(_worst(service, run, top, scores.get(top.name, {}))) if top else [],
+        )
+
+    return await _of_run(request, service, id, make)
+
+
+def _worst(
+    service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
+) -> Iterator[ShownExample]:
+    """The examples that `source` came nearest to, each case read once."""
+    cases: dict[str, CaseWhole] = {}
+    for key, n in worst_examples(source, scores):
+        if key not in cases:
+            cases[key] = whole_case(service, run, source.name, key)
+        case = cases[key]
+        if n < len(case["examples"]):
+            yield ShownExample(
+                attack=source.name, case=key, client=case["client"], rounds=case["rounds"], example=case["examples"][n]
+            )
 
 
 @router.get("/{id}/grid", response_model=Grid)
@@ -117,7 +161,8 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
         chosen = [source for source in service.catalogue.sources(run) if not source.null]
         if attack is not None:
             chosen = [_source(service, run, attack)]
-        return grid(service.catalogue.rows(run), chosen, service.catalogue.scores(run))
+        nulls = service.catalogue.sources(run)
+        return grid(service.catalogue.rows(run), chosen, service.catalogue.scores(run), nulls)
 
     return await _of_run(request, service, id, make)
 

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -78,6 +78,13 @@ class Source:
         if key in self.running:
             return "running"
         return "interrupted" if cut_off else "waiting"
+
+
+def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
+    """Return the null among `sources` that belongs to an attack; None where there is none, and for a null itself."""
+    wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
+    mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
+    return None if source.null else next(mine, None)
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attacker.service.index import views
-from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, SAFE_NAME, Source, read_source
+from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, SAFE_NAME, Source, find_null, read_source
 from attacker.service.index.cache import Shelf
 from attacker.service.index.json_lines import Scores, read_scores, read_training
 from attacker.service.index.recording_index import (
@@ -23,7 +23,7 @@ from attacker.service.index.recording_index import (
     words_of,
 )
 from attacker.service.index.run_folders import Mark, find, is_run, mark, mark_of_work, subfolders
-from attacker.service.index.verdicts import VerdictSummary, read_verdicts
+from attacker.service.index.verdicts import RunVerdicts, read_verdicts
 from attacker.service.schemas import RecordingTold
 from attacker.service.settings import ServiceSettings
 from fedsim.recording import Manifest
@@ -91,7 +91,7 @@ class Catalogue:
         self._looking = threading.Lock()
         self._rows: Shelf[IndexedRows] = Shelf(MAX_CACHED_RUNS)
         self._scores: Shelf[tuple[Scores, list[str]]] = Shelf(MAX_CACHED_RUNS)
-        self._verdicts: Shelf[dict[str, VerdictSummary]] = Shelf(MAX_CACHED_RUNS)
+        self._verdicts: Shelf[RunVerdicts] = Shelf(MAX_CACHED_RUNS)
         self._training: Shelf[tuple[list[dict[str, Any]], list[str]]] = Shelf(MAX_CACHED_RUNS)
         self._sources: Shelf[Source | str] = Shelf(MAX_CACHED_SOURCES)
 
@@ -173,11 +173,16 @@ class Catalogue:
         """Return scores by attack and case; empty where the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
-    def verdicts(self, run: CatalogueRun) -> dict[str, VerdictSummary]:
-        """Return verdicts by attack; empty where the service was given no truth."""
+    def verdicts(self, run: CatalogueRun) -> RunVerdicts:
+        """None at all where the service was given no truth."""
         if not run.told["truth"]:
-            return {}
-        return self._verdicts.get(run.id, run.marks["scores"], lambda before: read_verdicts(run.folder))
+            return RunVerdicts()
+        marks = run.marks["scores"], run.marks["manifest"]
+        return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
+
+    def null_of(self, run: CatalogueRun, source: Source) -> Source | None:
+        """The null of an attack: the same attack without the update; None where it was not run, and of a null itself."""
+        return find_null(source, self.sources(run))
 
     def training(self, run: CatalogueRun) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from attacker.service.index.attack_folders import ShownState, Source
+from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import mean, psnr, success
 from attacker.service.index.recording_index import IndexRow
@@ -29,10 +29,20 @@ class CellVerdict(NamedTuple):
         return self.confidence if self.success is None else self.success
 
 
-def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores) -> Grid:
-    """Return a cell for each row of the index, with the highest leak that any of `sources` reached there."""
+def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()) -> Grid:
+    """A cell for each row of the index, under the worst of what `sources` made of it: the highest leak. nulls: of `sources`."""
     verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
-    cells = [_cell(row, [found for some in verdicts if (found := some.get((row.round, row.client)))]) for row in _all(rows)]
+    beside = {source.name: find_null(source, nulls) for source in sources}
+    guessed = {null.name: _verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
+
+    def cell(row: IndexRow) -> Cell:
+        place = row.round, row.client
+        found = [some[place] for some in verdicts if place in some]
+        worst = max(found, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
+        null = beside[worst.source] if worst else None
+        return _cell(row, found, worst, guessed[null.name].get(place) if null else None)
+
+    cells = [cell(row) for row in _all(rows)]
     clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM, name))
     return Grid(clients=clients, rounds=sorted(rows), cells=cells)
 
@@ -92,8 +102,7 @@ def _confidence(source: Source, keys: Sequence[str]) -> float | None:
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
-def _cell(row: IndexRow, verdicts: Sequence[CellVerdict]) -> Cell:
-    worst = max(verdicts, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
+def _cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> Cell:
     states: list[ShownState] = [verdict.state for verdict in verdicts]
     return Cell(
         client=row.client,
@@ -104,6 +113,8 @@ def _cell(row: IndexRow, verdicts: Sequence[CellVerdict]) -> Cell:
         leak=worst.leak if worst else None,
         success=worst.success if worst else None,
         psnr=worst.psnr if worst else None,
+        null_success=null.success if null else None,
+        null_psnr=null.psnr if null else None,
         confidence=worst.confidence if worst else None,
         state=max(states, key=ORDER.index, default="none"),
     )

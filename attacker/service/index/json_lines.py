@@ -14,6 +14,10 @@ MAX_BYTES = 2 * 2**30
 MAX_ROUND = 2**53
 
 
+Place = tuple[tuple[int, ...], int, int, int]
+"""Rounds, batch, position and index of a true example: what the rows of an attack and of its null share."""
+
+
 class ShownScore(NamedTuple):
     """The fields of a row of scores that the page shows: a true example, and what the attack made of it.
 
@@ -31,12 +35,18 @@ class ShownScore(NamedTuple):
     label_true: str
     label: str | None
     success: bool
+    label_success: bool
     psnr: float | None
     ssim: float | None
     lpips: float | None
     confidence: float | None
     failure: str | None
     pair: str | None
+
+    @property
+    def place(self) -> Place:
+        """Tells the same example of the case in another attack."""
+        return self.rounds, self.batch, self.position, self.example
 
     @property
     def finished(self) -> bool:
@@ -114,6 +124,7 @@ def _score(row: Mapping[str, Any]) -> ShownScore:
         label_true=str(row["label_true_name"])[:200],
         label=None if row["label_recovered_name"] is None else str(row["label_recovered_name"])[:200],
         success=row["success"] is True,
+        label_success=row.get("label_success") is True,
         psnr=_number(row.get("psnr")),
         ssim=_number(row.get("ssim")),
         lpips=_number(row.get("lpips")),

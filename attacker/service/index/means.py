@@ -20,6 +20,11 @@ def success(scores: Sequence[ShownScore]) -> float | None:
     return _by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
+def labels(scores: Sequence[ShownScore]) -> float | None:
+    """The share of labels that were read, over distinct examples."""
+    return _by_example((row.example, float(row.label_success)) for row in scores if row.finished)
+
+
 def psnr(scores: Sequence[ShownScore]) -> float | None:
     """Return the mean PSNR of distinct examples in dB, each limited to `PSNR_OF_8_BITS`."""
     known = ((row.example, row.psnr) for row in scores if row.finished and row.psnr is not None)

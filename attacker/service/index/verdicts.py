@@ -1,11 +1,14 @@
 """Verdicts on the attacks of a run against their nulls, from the rows of scores."""
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from attacker.report.words import strongest, verdict_of
 from attacker.scoring import ScoreRow, Summary, summarise
 from attacker.service.index.json_lines import read_lines
+from fedsim.recording import Manifest
 
 MAX_ROWS = 10_000
 """Rows of a run that are judged while a page waits, which takes seconds; `attacker score` judges any number."""
@@ -21,17 +24,28 @@ class VerdictSummary(NamedTuple):
     words: str
 
 
-def read_verdicts(run: Path) -> dict[str, VerdictSummary]:
-    """Return the verdict on each attack; empty where there are too many rows, or the file holds no scores."""
+class RunVerdicts(NamedTuple):
+    """Verdicts by source. sentence: on the run, as the report words it; "" where nothing is scored. strongest: its source."""
+
+    by_source: Mapping[str, VerdictSummary] = {}
+    sentence: str = ""
+    strongest: str | None = None
+
+
+def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
+    """The verdicts on a run's attacks; none at all where the rows are too many, or are no scores."""
     rows: list[ScoreRow] = []
     try:
         for row in islice(read_lines(run, "scores.jsonl", []), MAX_ROWS + 1):
             rows.append(ScoreRow.from_dict({key: value for key, value in row.items() if key not in UNUSED_FIELDS}))
         if len(rows) > MAX_ROWS:
-            return {}
-        return {summary.source: _judged(summary) for summary in summarise(rows)}
+            return RunVerdicts()
+        summaries = summarise(rows)
+        top = strongest(summaries)
+        sentence = verdict_of(summaries, manifest) if manifest is not None else ""
+        return RunVerdicts({one.source: _judged(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None)
     except Exception:  # a run's files may hold anything, and what is wrong with its rows is told elsewhere
-        return {}
+        return RunVerdicts()
 
 
 def _judged(summary: Summary) -> VerdictSummary:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attacker.report.pairs import ExamplePair
 from attacker.service.index.attack_folders import CaseFacts, ShownState, Source
-from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.means import count_finished, mean, psnr, success
+from attacker.service.index.json_lines import Place, ShownScore
+from attacker.service.index.means import count_finished, labels, mean, psnr, success
 from attacker.service.index.reconstruction_files import Whole
 from attacker.service.index.recording_index import Index, IndexRow
 from attacker.service.index.verdicts import VerdictSummary
@@ -20,11 +20,14 @@ from attacker.service.schemas import (
     CaseWhole,
     Data,
     ExampleTold,
+    NullTold,
     ObservationTold,
     RecordingTold,
     ValueTold,
 )
 from fedsim.recording import Manifest
+
+NO_NULLS: Mapping[Any, NullTold] = {}
 
 
 def moment(seconds: float | None) -> str | None:
@@ -99,6 +102,7 @@ def attack(
         scored=sum(any(row.finished for row in scores.get(key, ())) for key in source.cases),
         examples=count_finished(rows),
         success=success(rows),
+        labels=None if "labels" in source.oracles else labels(rows),
         psnr=psnr(rows),
         confidence=mean(answered),
         outcome=verdict.outcome if verdict else None,
@@ -106,8 +110,8 @@ def attack(
     )
 
 
-def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> CaseTold:
-    """Return the summary of one case."""
+def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()) -> CaseTold:
+    """One case in short. null_scores: of the attack's null on the same case."""
     answer = source.answers.get(facts.key)
     return CaseTold(
         attack=source.name,
@@ -123,7 +127,10 @@ def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore]) -> Case
         confidence=answer.confidence if answer else None,
         success=success(scores),
         psnr=psnr(scores),
+        null_success=success(null_scores),
+        null_psnr=psnr(null_scores),
         reason=source.failures.get(facts.key) or facts.reason or _why_unfinished(source.state(facts.key)),
+        null=source.null,
     )
 
 
@@ -133,10 +140,15 @@ def _why_unfinished(state: ShownState) -> str | None:
 
 
 def whole_case(
-    source: Source, facts: CaseFacts, whole: Whole | None, scores: Sequence[ShownScore], examples: list[ExampleTold]
+    source: Source,
+    facts: CaseFacts,
+    whole: Whole | None,
+    scores: Sequence[ShownScore],
+    null_scores: Sequence[ShownScore],
+    examples: list[ExampleTold],
 ) -> CaseWhole:
-    """Return all of one case. whole: None where there is no answer."""
-    short = case(source, facts, scores)
+    """One case at length; without `whole` where there is no answer."""
+    short = case(source, facts, scores, null_scores)
     return CaseWhole(
         attack=short["attack"],
         case=short["case"],
@@ -151,6 +163,8 @@ def whole_case(
         confidence=short["confidence"],
         success=short["success"],
         psnr=short["psnr"],
+        null_success=short["null_success"],
+        null_psnr=short["null_psnr"],
         reason=short["reason"],
         oracles=list(whole.oracles if whole else source.oracles),
         notes=list(whole.notes) if whole else [],
@@ -169,8 +183,15 @@ class PictureLinks(NamedTuple):
         return f"{self.address}/{kind}/{n}.png?version={self.version}"
 
 
-def found(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> Iterator[ExampleTold]:
-    """Yield the reconstructions of a case that was not scored."""
+def found(
+    whole: Whole,
+    links: PictureLinks,
+    cells: Mapping[int, ExamplePair],
+    *,
+    images: bool,
+    nulls: Mapping[int, NullTold] = NO_NULLS,
+) -> Iterator[ExampleTold]:
+    """The examples of a case that nothing was compared with. nulls: of the attack's null, by number."""
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
         yield ExampleTold(
@@ -189,13 +210,19 @@ def found(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *
             ssim=None,
             lpips=None,
             failure=None,
+            null=nulls.get(n),
         )
 
 
 def scored(
-    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
+    scores: Sequence[ShownScore],
+    links: PictureLinks,
+    cells: Mapping[int, ExamplePair],
+    *,
+    images: bool,
+    nulls: Mapping[Place, NullTold] = NO_NULLS,
 ) -> Iterator[ExampleTold]:
-    """Yield the true examples of a case, each with the reconstruction that scoring assigned to it."""
+    """The examples of a case beside what was made of them: one for each true one. nulls: of the attack's null, by place."""
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
         yield ExampleTold(
@@ -214,7 +241,43 @@ def scored(
             ssim=row.ssim,
             lpips=row.lpips,
             failure=row.failure,
+            null=nulls.get(row.place),
         )
+
+
+def scored_nulls(
+    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
+) -> dict[Place, NullTold]:
+    """What a null made of each true example of a case, by place."""
+    return {
+        row.place: NullTold(
+            image=links.to("pairs", n) if row.pair is not None and images else None,
+            values=None if images or n not in cells else reconstructed(cells[n]),
+            label=row.label,
+            success=row.success,
+            psnr=row.psnr,
+        )
+        for n, row in enumerate(scores)
+    }
+
+
+def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> dict[int, NullTold]:
+    """What a null found in a case that nothing was compared with, by number."""
+    return {
+        n: NullTold(
+            image=links.to("images", n) if images else None,
+            values=None if images or n not in cells else reconstructed(cells[n]),
+            label=str(label),
+            success=None,
+            psnr=None,
+        )
+        for n, label in enumerate(whole.labels)
+    }
+
+
+def reconstructed(pair: ExamplePair) -> dict[str, str]:
+    """The values of a reconstructed table row, by column."""
+    return {cell.column: cell.reconstruction for cell in pair.cells}
 
 
 def values(pair: ExamplePair) -> list[ValueTold]:

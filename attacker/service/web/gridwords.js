@@ -23,8 +23,8 @@ export function stateOf(cell) {
 export function cellWords(cell, client, round) {
   const lines = [`round ${round}, ${client}`];
   if (!cell) return [...lines, "did not take part"];
-  if (known(cell.success)) lines.push(`recovered ${percent(cell.success)}`);
-  if (known(cell.psnr)) lines.push(decibel(cell.psnr));
+  if (known(cell.success)) lines.push(`recovered ${percent(cell.success)}${known(cell.null_success) ? `, its null ${percent(cell.null_success)}` : ""}`);
+  if (known(cell.psnr)) lines.push(`${decibel(cell.psnr)}${known(cell.null_psnr) ? `, its null ${decibel(cell.null_psnr)}` : ""}`);
   if (known(cell.confidence)) lines.push(`confidence ${number(cell.confidence)}`);
   const cases = cell.cases?.length ?? 0;
   lines.push(`${stateOf(cell)}${cases > 1 ? `, ${counted(cases, "case")}` : ""}`);

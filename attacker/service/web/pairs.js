@@ -4,13 +4,14 @@ import { own } from "./api.js";
 import { h } from "./dom.js";
 import { decibel, known, number } from "./words.js";
 
-/** One example of a case. beside: the same example of the null, where there is one. whose: words on where it comes from. */
-export function pair(example, { beside = null, whose = null } = {}) {
+/** One example of a case, with what the null made of it where there is one. whose: words on where it comes from. */
+export function pair(example, { whose = null } = {}) {
+  const beside = example.null ?? null;
   return h(
     beside ? "figure.pair.with-null" : "figure.pair",
     {},
     example.values ? cells(example, beside) : images(example, beside),
-    h("figcaption", {}, label(example), mark(example), whose),
+    h("figcaption", {}, label(example), mark(example), beside ? guess(example, beside) : null, whose),
   );
 }
 
@@ -43,7 +44,7 @@ function images(example, beside) {
 
 function cells(example, beside) {
   const truth = example.values.some((value) => value.original !== null);
-  const nothing = beside?.values && new Map(beside.values.map((value) => [value.column, value.reconstruction]));
+  const nothing = beside?.values ?? null;
   const titles = ["column", ...(truth ? ["private original"] : []), "what the server got", ...(nothing ? ["the null"] : [])];
   return h(
     "table.cells",
@@ -67,7 +68,7 @@ function cells(example, beside) {
           h("th", { scope: "row" }, column),
           truth ? h("td", {}, original ?? "–") : null,
           h("td", {}, reconstruction, right === null ? null : right ? " ✓" : " ✗"),
-          nothing ? h("td.soft", {}, nothing.get(column) ?? "–") : null,
+          nothing ? h("td.soft", {}, nothing[column] ?? "–") : null,
         ),
       ),
     ),
@@ -82,6 +83,14 @@ function label(example) {
   if (got === null) return h("span.line", {}, `${truth} → no label`);
   const right = String(truth) === String(got);
   return h("span.line", {}, `${truth} → `, h(right ? "span" : "span.soft", {}, `${got} ${right ? "✓" : "✗"}`));
+}
+
+/** "null: dog ✗, 8.3 dB": what the attack guesses without the update. */
+function guess(example, { label: got, psnr, success }) {
+  const right = known(example.label_true) || example.label_true ? String(example.label_true) === String(got) : null;
+  const name = got === null || got === undefined ? "no label" : `label ${got}${right === null ? "" : right ? " ✓" : " ✗"}`;
+  const near = known(psnr) ? decibel(psnr) : success === true ? "recovered" : success === false ? "not recovered" : null;
+  return h("span.line.soft", {}, `null: ${[name, near].filter(Boolean).join(", ")}`);
 }
 
 /** Of an answer that nothing was compared with. */

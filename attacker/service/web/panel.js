@@ -2,6 +2,12 @@
 
 import { h, put } from "./dom.js";
 
+/** Grey bars where words will stand, and "Loading." for those who do not see them. */
+export function skeleton(lines = 3) {
+  const bars = Array.from({ length: lines }, () => h("span.bar"));
+  return [h("span.unseen", {}, "Loading."), h("span.skeleton", { "aria-hidden": "true" }, bars)];
+}
+
 /**
  * load: () => Promise of data; draw: (body, data, before) fills the body; empty: data => words where there is nothing to show.
  * Returns the element with `refresh()`, `redraw()` and `stop()`. What is the same as before is not drawn again; of several
@@ -9,7 +15,7 @@ import { h, put } from "./dom.js";
  */
 export function panel({ load, draw, empty = () => null, className = "panel" }) {
   const body = h("div.panel-body");
-  const said = h("p.state", { role: "status" }, "Loading.");
+  const said = h("div.state", { role: "status" }, skeleton());
   const element = h(`section.${className}`, {}, said, body);
   let shown = null;
   let asked = 0;
@@ -49,7 +55,7 @@ export function panel({ load, draw, empty = () => null, className = "panel" }) {
 
   function retry() {
     said.classList.remove("failure");
-    put(said, "Loading.");
+    put(said, skeleton());
     refresh();
   }
 

@@ -12,6 +12,7 @@ export class Store {
     this.recordings = new Map();
     this.jobs = new Map();
     this.trouble = []; // what lies below the root and cannot be served
+    this.root = null; // the folder that is watched, told while it holds no run
     this.loaded = false;
     this.problem = null;
     this.listeners = new Set();
@@ -30,7 +31,10 @@ export class Store {
     this.meanwhile = meanwhile;
     try {
       const [recordings, jobs] = await Promise.all([
-        all("recordings", {}, 2000, (page) => (this.trouble = page.trouble ?? [])),
+        all("recordings", {}, 2000, (page) => {
+          this.trouble = page.trouble ?? [];
+          this.root = page.root ?? this.root;
+        }),
         all("jobs", {}, 500),
       ]);
       if (this.meanwhile !== meanwhile) return; // it was asked for once more

@@ -36,6 +36,10 @@ export function specName(spec) {
   return attackName(String(spec).split("(")[0]);
 }
 
+/** What a null is, for the first place of a view that names one. */
+export const NULL_EXPLAINED =
+  "The null of an attack is the same attack without the update: it can only guess. Only what an attack finds beyond its null leaked.";
+
 export function percent(share) {
   return known(share) ? `${(100 * share).toFixed(0)}${SPACE}%` : "–";
 }

@@ -27,6 +27,7 @@ from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import success
 from attacker.service.index.reconstruction_files import thinned
 from attacker.service.index.recording_index import IndexRow
+from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.settings import ServiceSettings
 
 Open = Callable[..., Catalogue]
@@ -282,6 +283,7 @@ def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (
         position=0,
         example=example,
         success=success,
+        label_success=success,
         failure=None,
         pair=None,
         **more,
@@ -386,12 +388,15 @@ def test_no_verdict_is_told_of_rows_that_are_no_scores_or_too_many(
 ) -> None:
     found = catalogue(truth="own")
     source = next((root / "digits" / "reconstructions").glob("exact-[!n]*")).name
-    assert found.verdicts(found.run("digits"))[source].outcome == "recovered"
+    told = found.verdicts(found.run("digits"))
+    assert told.by_source[source].outcome == "recovered"
+    assert told.strongest == source
+    assert "without the gradient it recovers" in told.sentence
     untold = catalogue()
-    assert untold.verdicts(untold.run("digits")) == {}
+    assert untold.verdicts(untold.run("digits")) == RunVerdicts()
     monkeypatch.setattr(verdicts_module, "MAX_ROWS", 3)
     many = catalogue(truth="own")
-    assert many.verdicts(many.run("digits")) == {}
+    assert many.verdicts(many.run("digits")) == RunVerdicts()
     (root / "digits" / "scores.jsonl").write_text('{"source": "b"}\n{"run": [], "source": {}}\n')
     other = catalogue(truth="own")
-    assert other.verdicts(other.run("digits")) == {}
+    assert other.verdicts(other.run("digits")) == RunVerdicts()

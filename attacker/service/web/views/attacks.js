@@ -5,13 +5,13 @@ import { base, counted, decibel, known, percent, specName } from "../words.js";
 
 /** choose: called with the source of the attack whose grid is wanted. */
 export function attacksTable(items, choose) {
-  const heads = ["Attack", "Cases finished", "Recovered", "Its null", "Verdict", "PSNR", "Failed", ""];
+  const heads = ["Attack", "Cases finished", "Recovered", "Labels read", "PSNR", "Verdict", ""];
   const rows = items.filter((one) => !one.null || !items.some((other) => !other.null && beside(other, one)));
   return h(
     "div.scroll",
     { tabindex: 0, role: "region", "aria-label": "Attacks" },
     h(
-      "table",
+      "table.stacked",
       {},
       h(
         "thead",
@@ -20,7 +20,7 @@ export function attacksTable(items, choose) {
           "tr",
           {},
           heads.map((title, i) =>
-            h(i > 0 && i < 7 && i !== 4 ? "th.number" : "th", { scope: "col" }, title || h("span.unseen", {}, "Grid")),
+            h(i > 0 && i < 5 ? "th.number" : "th", { scope: "col" }, title || h("span.unseen", {}, "Grid")),
           ),
         ),
       ),
@@ -52,14 +52,20 @@ function unfinished(one) {
 
 /** The outcome, with what it rests on below. */
 function verdict(one) {
-  if (!one.outcome) return h("td", {}, "–");
+  if (!one.outcome) return h("td.whole", { "data-label": "Verdict" }, "–");
   const rest = one.verdict.startsWith(one.outcome) ? one.verdict.slice(one.outcome.length).replace(/^: /, "") : one.verdict;
-  return h("td.verdict", {}, h("b", {}, one.outcome), rest ? h("small", {}, rest) : null);
+  return h("td.verdict.whole", { "data-label": "Verdict" }, h("b", {}, one.outcome), rest ? h("small", {}, rest) : null);
 }
 
 function ofHowMany(one) {
   if (known(one.success)) return `of ${counted(one.examples, "example")}`;
   return one.done + one.failed ? "not scored" : "nothing finished yet";
+}
+
+/** What the null comes to in the same score. */
+function guessed(one, nothing, key, format) {
+  if (one.null || !known(one[key])) return null;
+  return h("small", {}, known(nothing?.[key]) ? `its null ${format(nothing[key])}` : "no null was run");
 }
 
 function beside(one, other) {
@@ -79,14 +85,25 @@ function row(one, nothing, choose) {
       one.knows_defense === false ? h("small", {}, "ignores the defense") : null,
       one.oracles?.map((oracle) => h("b.oracle", {}, `oracle: ${oracle}`)),
     ),
-    h("td.number", {}, String(one.done + one.failed), h("small", {}, `of ${one.cases}`), h("small", {}, unfinished(one))),
-    h("td.number", {}, h("b", {}, percent(one.success)), h("small", {}, ofHowMany(one))),
-    h("td.number", {}, nothing ? percent(nothing.success) : "–"),
-    verdict(one),
-    h("td.number", {}, decibel(one.psnr)),
-    h("td.number", {}, String(one.failed)),
     h(
-      "td",
+      "td.number",
+      { "data-label": "Cases finished" },
+      String(one.done + one.failed),
+      h("small", {}, `of ${one.cases}, ${one.failed || "none"} failed`),
+      h("small", {}, unfinished(one)),
+    ),
+    h(
+      "td.number",
+      { "data-label": "Recovered" },
+      h("b", {}, percent(one.success)),
+      h("small", {}, ofHowMany(one)),
+      guessed(one, nothing, "success", percent),
+    ),
+    h("td.number", { "data-label": "Labels read" }, percent(one.labels), guessed(one, nothing, "labels", percent)),
+    h("td.number", { "data-label": "PSNR" }, decibel(one.psnr), guessed(one, nothing, "psnr", decibel)),
+    verdict(one),
+    h(
+      "td.whole",
       {},
       h(
         "button.small",

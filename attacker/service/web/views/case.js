@@ -6,7 +6,7 @@ import { h, put, throttled } from "../dom.js";
 import { pair } from "../pairs.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
-import { base, duration, inRounds, number, specName } from "../words.js";
+import { base, duration, inRounds, NULL_EXPLAINED, number, specName } from "../words.js";
 
 export function caseView(app, id, source, name) {
   const body = panel({
@@ -50,8 +50,6 @@ async function nullCase(id, source, one) {
 
 function drawn(app, id, source, { one, attack, nothing }) {
   const examples = one.examples ?? [];
-  const place = (example) => [example.rounds?.[0], example.batch, example.position].join();
-  const same = (example) => nothing?.examples?.find((each) => place(each) === place(example)) ?? null;
   return [
     h(
       "header.head",
@@ -78,11 +76,12 @@ function drawn(app, id, source, { one, attack, nothing }) {
       "section.panel",
       {},
       h("h2", {}, "What the server got"),
+      examples.some((example) => example.null) ? h("p.soft.explained", {}, NULL_EXPLAINED) : null,
       examples.length
         ? h(
             "div.gallery",
             {},
-            examples.map((example) => pair(example, { beside: same(example), whose: slot(one, example) })),
+            examples.map((example) => pair(example, { whose: slot(one, example) })),
           )
         : h("p.state", {}, "No reconstruction."),
     ),

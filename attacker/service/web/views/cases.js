@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { panel } from "../panel.js";
 import { link } from "../route.js";
-import { counted, decibel, inRounds, number, percent, specName } from "../words.js";
+import { counted, decibel, inRounds, known, number, percent, specName } from "../words.js";
 import { matches, within } from "./filters.js";
 
 const PAGE = 200;
@@ -14,6 +14,7 @@ const STEP = 25;
 export function caseList(id, now) {
   let most = STEP;
 
+  /** Nulls stand beside their attacks, and in rows of their own only where they are asked for. */
   async function read() {
     const { query } = now();
     const found = [];
@@ -22,7 +23,7 @@ export function caseList(id, now) {
       const page = await get(`recordings/${id}/cases`, { attack: query.attack, client: query.client, limit: PAGE, after });
       found.push(
         ...page.items.filter(
-          (one) => matches(one, query) && one.rounds.some((round) => within({ round }, { from: query.from, to: query.to })),
+          (one) => (query.attack || !one.null) && matches(one, query) && one.rounds.some((round) => within({ round }, { from: query.from, to: query.to })),
         ),
       );
       after = page.next;
@@ -60,7 +61,7 @@ function table(id, cases, sources) {
     "div.scroll",
     { tabindex: 0, role: "region", "aria-label": "Cases" },
     h(
-      "table",
+      "table.stacked",
       {},
       h(
         "thead",
@@ -94,12 +95,23 @@ function row(id, one, attack) {
     "tr",
     {},
     h("th", { scope: "row" }, there ? h("a", { href: where, "data-key": where }, name) : name),
-    h("td", {}, h("code", {}, one.client)),
-    h("td", {}, attack ? specName(attack.spec) : one.attack, attack?.null ? h("small", {}, "the null") : null),
-    h("td", {}, one.status, one.reason ? h("small", {}, one.reason) : null),
-    h("td.number", {}, percent(one.success), one.examples > 1 ? h("small", {}, counted(one.examples, "example")) : null),
-    h("td.number", {}, decibel(one.psnr)),
-    h("td.number", {}, number(one.loss)),
-    h("td", {}, one.route ?? ""),
+    h("td", { "data-label": "Client" }, h("code", {}, one.client)),
+    h("td", { "data-label": "Attack" }, attack ? specName(attack.spec) : one.attack, attack?.null ? h("small", {}, "the null") : null),
+    h("td", { "data-label": "State" }, one.status, one.reason ? h("small", {}, one.reason) : null),
+    h(
+      "td.number",
+      { "data-label": "Recovered" },
+      percent(one.success),
+      known(one.null_success) ? h("small", {}, `null ${percent(one.null_success)}`) : null,
+      one.examples > 1 ? h("small", {}, counted(one.examples, "example")) : null,
+    ),
+    h(
+      "td.number",
+      { "data-label": "PSNR" },
+      decibel(one.psnr),
+      known(one.null_psnr) ? h("small", {}, `null ${decibel(one.null_psnr)}`) : null,
+    ),
+    h("td.number", { "data-label": "Own loss" }, number(one.loss)),
+    h("td", { "data-label": "Answered by" }, one.route ?? ""),
   );
 }

@@ -79,7 +79,7 @@ async function read(id, cell, attack) {
   const { items } = await get(`recordings/${id}/cases`, { client: cell.client, round: cell.round, attack, limit: 12 });
   return Promise.all(
     items
-      .filter((one) => ["done", "failed", "interrupted"].includes(one.status))
+      .filter((one) => ["done", "failed", "interrupted"].includes(one.status) && (attack || !one.null))
       .map((one) => get(`recordings/${id}/cases/${one.attack}/${one.case}`)),
   );
 }

@@ -4,7 +4,7 @@ import { address, all, get } from "../api.js";
 import { h, kept, put, throttled } from "../dom.js";
 import { inks, leakageGrid } from "../grid.js";
 import { gridLegend } from "../legend.js";
-import { panel } from "../panel.js";
+import { panel, skeleton } from "../panel.js";
 import { parse, refine as setAddress } from "../route.js";
 import { onTheme } from "../theme.js";
 import { ago, counted, protection, size } from "../words.js";
@@ -13,6 +13,7 @@ import { caseList } from "./cases.js";
 import { leakageChart, trainingCharts } from "./curves.js";
 import { federation } from "./federation.js";
 import { filters, matches, within } from "./filters.js";
+import { headline } from "./headline.js";
 import { inspector } from "./inspector.js";
 import { modelName } from "./runs.js";
 
@@ -64,11 +65,13 @@ export function runView(app, id) {
     empty: (rows) => (rows.length ? null : "The server wrote nothing of its training."),
   });
   const cases = caseList(id, () => ({ query, sources }));
+  const verdict = headline(id);
 
   const element = h(
     "div.view",
     {},
     head,
+    verdict,
     bar.element,
     h(
       "div.board",
@@ -155,12 +158,14 @@ export function runView(app, id) {
       h(
         "p.soft",
         {},
-        h("code", {}, (run && protection(run)) ?? "no defense"),
         run
-          ? ` · ${size(run)}${run.updated ? `, last update ${ago(run.updated)}` : ""}`
+          ? [
+              h("code", {}, protection(run) ?? "no defense"),
+              ` · ${size(run)}${run.updated ? `, last update ${ago(run.updated)}` : ""}`,
+            ]
           : loaded
-            ? " · not among the runs now"
-            : "",
+            ? "This run is not among the runs now."
+            : skeleton(1),
       ),
       run?.trouble?.length
         ? h(
@@ -185,8 +190,8 @@ export function runView(app, id) {
     return { recording: id, attack: attack?.attack, rounds, clients: query.client ? [query.client] : [] };
   }
 
-  const arrived = throttled(() => [cells, leakage, training, cases, attacks, beside].forEach((part) => part.refresh()), 1500);
-  const worked = throttled(() => [cells, leakage, cases, attacks, beside].forEach((part) => part.refresh()), 2000);
+  const arrived = throttled(() => [verdict, cells, leakage, training, cases, attacks, beside].forEach((part) => part.refresh()), 1500);
+  const worked = throttled(() => [verdict, cells, leakage, cases, attacks, beside].forEach((part) => part.refresh()), 2000);
   const ends = [
     app.store.on((change) => {
       if (change.all || change.recording?.id === id || change.removed === id) named();
@@ -206,7 +211,7 @@ export function runView(app, id) {
       arrived.stop();
       worked.stop();
       ends.forEach((end) => end());
-      [cells, leakage, training, cases.element, attacks].forEach((part) => part.stop());
+      [verdict, cells, leakage, training, cases.element, attacks].forEach((part) => part.stop());
       beside.clear();
     },
   };

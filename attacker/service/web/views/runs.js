@@ -2,10 +2,11 @@
 
 import { get } from "../api.js";
 import { arrange, h, kept, put, throttled } from "../dom.js";
+import { skeleton } from "../panel.js";
 import { link } from "../route.js";
 import { colour } from "../scale.js";
 import { current, onTheme } from "../theme.js";
-import { ago, attackName, base, counted, percent, protection, size } from "../words.js";
+import { ago, attackName, base, counted, NULL_EXPLAINED, percent, protection, size } from "../words.js";
 import { jobLines } from "./jobrow.js";
 
 const PICTURED = 24;
@@ -27,6 +28,7 @@ export function runsView(app) {
     {},
     h("header.head", {}, h("p.eyebrow", {}, "fedleak"), h("h1", {}, "What leaks")),
     h("p.lede", {}, "What an honest-but-curious server makes of the updates it is sent, while they arrive."),
+    h("p.soft.explained", {}, NULL_EXPLAINED),
     busy,
     h(
       "div.bar-of-filters",
@@ -92,14 +94,20 @@ function notServed(words) {
 
 function nothing(store, wanted) {
   if (store.problem && !store.loaded) return h("p.state.failure", {}, store.problem.message);
-  if (!store.loaded) return h("p.state", {}, "Loading.");
+  if (!store.loaded) return h("div.state", { role: "status" }, skeleton(4));
   if (wanted) return h("p.state", {}, "No run is called so.");
+  const root = store.root ?? "ROOT";
   return h(
-    "p.state",
+    "div.state",
     {},
-    "No run yet. What is recorded below the service's folder shows up here by itself: ",
-    h("code", {}, "fedsim run EXPERIMENT.toml --out ROOT/NAME"),
+    h("p", {}, "No run yet. This service watches ", h("code", {}, root), ". A run that is recorded there shows up here by itself:"),
+    h("pre", {}, h("code", {}, `fedsim run EXPERIMENT.toml --out ${quoted(root)}/NAME`)),
   );
+}
+
+/** A path as a shell takes it. */
+function quoted(path) {
+  return /^[A-Za-z0-9_@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }
 
 export function modelName(recording) {
@@ -128,7 +136,7 @@ function thumbnail(known, id) {
   const found = known.get(id);
   if (found) return found;
   const canvas = h("canvas.small-grid", { width: 1, height: 1, role: "img", "aria-label": "leakage, clients by rounds" });
-  const words = h("p.worst", {}, "\u00a0");
+  const words = h("p.worst", {}, skeleton(1));
   let grid = null;
 
   function paint() {

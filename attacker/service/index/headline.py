@@ -1,0 +1,110 @@
+"""The headline of a run: the verdict on its strongest attack, how much was attacked, and the examples that are shown first."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from math import inf
+
+from attacker.service.index.attack_folders import Source, find_null
+from attacker.service.index.json_lines import Scores, ShownScore
+from attacker.service.index.means import count_finished, psnr
+from attacker.service.index.recording_index import IndexRow
+from attacker.service.index.verdicts import RunVerdicts
+from attacker.service.schemas import Headline, ShownExample
+
+SHOWN_FIRST = 6
+"""Number of examples of the strongest attack that are shown."""
+
+
+def strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
+    """Return the attack that the headline is of: the strongest scored one, else the first that has an answer."""
+    scored = (source for source in sources if source.name == verdicts.strongest)
+    return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
+
+
+def worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
+    """Return the case and the number of the examples that an attack came nearest to, each distinct one once.
+
+    Recovered ones come first, then those of higher PSNR. Of an attack without scores: the first example of the cases that it is
+    surest of.
+    """
+    rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
+    if not rows:
+        surest = sorted(source.answers.items(), key=lambda one: (-(one[1].confidence or 0.0), one[0]))
+        return [(key, 0) for key, answer in surest if answer.examples][:SHOWN_FIRST]
+    rows.sort(key=lambda one: (not one[2].success, -(-inf if one[2].psnr is None else one[2].psnr), one[0], one[1]))
+    first: dict[int, tuple[str, int]] = {}
+    for key, n, row in rows:
+        first.setdefault(row.example, (key, n))
+    return list(first.values())[:SHOWN_FIRST]
+
+
+def headline(
+    rows: Mapping[int, Sequence[IndexRow]],
+    sources: Sequence[Source],
+    scores: Scores,
+    verdicts: RunVerdicts,
+    *,
+    truth: bool,
+    worst: list[ShownExample],
+) -> Headline:
+    """Put the headline of a run together. truth: whether the service was given any."""
+    attacks = [source for source in sources if not source.null]
+    states = Counter(source.state(key) for source in attacks for key, case in source.cases.items() if case.status == "complete")
+    finished = states["done"] + states["failed"]
+    replies = Counter(row.status for row in chain.from_iterable(rows.values()))
+    top = strongest_source(sources, verdicts) if verdicts.strongest else None
+    mine = [row for some in scores.get(top.name, {}).values() for row in some] if top else []
+    null = find_null(top, sources) if top else None
+    its = [row for some in scores.get(null.name, {}).values() for row in some] if null else []
+    judged = verdicts.by_source.get(top.name) if top else None
+    return Headline(
+        sentence=_sentence(attacks, states, replies["complete"], verdicts, truth=truth),
+        outcome=judged.outcome if judged else None,
+        attack=top.name if top else None,
+        spec=top.spec if top else None,
+        updates=replies["complete"],
+        attacked=len(_attacked(attacks)),
+        absent=replies["failed"] + replies["late"],
+        attacks=len(attacks),
+        cases=states.total(),
+        finished=finished,
+        failed=states["failed"],
+        examples=count_finished(mine),
+        psnr=psnr(mine),
+        null_psnr=psnr(its),
+        worst=worst,
+    )
+
+
+def _attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
+    """Rounds and clients whose update some attack came to the end of."""
+    return {
+        (number, case.client)
+        for source in attacks
+        for key, case in source.cases.items()
+        if source.state(key) in ("done", "failed")
+        for number in case.rounds
+    }
+
+
+def _sentence(attacks: Sequence[Source], states: Mapping[str, int], updates: int, verdicts: RunVerdicts, *, truth: bool) -> str:
+    """The verdict, or in a sentence why there is none."""
+    if not attacks:
+        return (
+            f"{updates:,} update{'s were' if updates != 1 else ' was'} recorded, and none attacked yet: what leaks is not known."
+        )
+    if not states["done"] and states["failed"]:
+        reasons = Counter(reason for source in attacks for reason in source.failures.values())
+        reason = reasons.most_common(1)[0][0].rstrip(".") if reasons else "not told"
+        if states["failed"] == 1:
+            return f"The only attacked case failed: it has no reconstruction. Reason: {reason}. What leaks is not known."
+        failed = f"All {states['failed']:,} attacked cases failed: none has a reconstruction."
+        return f"{failed} Most often because: {reason}. What leaks is not known."
+    if verdicts.sentence:
+        return verdicts.sentence
+    if not states["done"]:
+        return "Attacks run, and nothing is finished yet: what leaks is not known."
+    found = sum(answer.examples for source in attacks for answer in source.answers.values())
+    why = "nothing is scored yet" if truth else "nothing could be scored, because this service was given no truth"
+    return f"{found:,} example{'s were' if found != 1 else ' was'} reconstructed, and {why}: how near they come is not known."
