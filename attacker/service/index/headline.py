@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import inf
 
-from attacker.service.index.attack_folders import Source, find_null
+from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import count_finished, psnr
 from attacker.service.index.recording_index import IndexRow
@@ -88,7 +88,9 @@ def _attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
     }
 
 
-def _sentence(attacks: Sequence[Source], states: Mapping[str, int], updates: int, verdicts: RunVerdicts, *, truth: bool) -> str:
+def _sentence(
+    attacks: Sequence[Source], states: Mapping[ShownState, int], updates: int, verdicts: RunVerdicts, *, truth: bool
+) -> str:
     """The verdict, or in a sentence why there is none."""
     if not attacks:
         return (
