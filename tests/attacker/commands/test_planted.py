@@ -248,7 +248,7 @@ def test_truth_without_its_hash_is_named(finished: Path, tmp_path: Path) -> None
     (run / "truth" / "dataset.json").write_text(json.dumps({key: described[key] for key in ("name", "arguments")}))
     result = CliRunner().invoke(attacker, ["score", str(run)])
     assert result.exit_code == 2
-    assert "dataset.json: says no content_hash of the data set; copy the file" in " ".join(result.output.split())
+    assert "dataset.json: does not give the content_hash of the data set; copy the file" in " ".join(result.output.split())
 
 
 def test_the_service_makes_no_report_of_a_run_with_a_pipe(finished: Path, tmp_path: Path) -> None:
