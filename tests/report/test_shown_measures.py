@@ -16,8 +16,10 @@ def test_lpips_and_both_ssims_stand_in_the_scores_or_the_reason_does(make_run: A
     assert "global 0.500" in text
     run.rewrite(lambda row: {**row, "ssim": 0.25, "ssim_global": 0.75, "lpips": 0.125, "lpips_net": "vgg", "lpips_reason": None})
     text = report(run).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "0.2500.250 to 0.250 median 0.25010-90 %: 0.250 to 0.250its null 0.250global 0.7500.750 to 0.750" in text
-    assert "0.1250.125 to 0.125 median 0.12510-90 %: 0.125 to 0.125its null 0.125net vgg" in text
+    none = "no interval of 4 groups"
+    ssim = f"0.250values 0.250 to 0.250; {none} median 0.25010-90 %: 0.250 to 0.250its null 0.250"
+    assert f"{ssim}global 0.750values 0.750 to 0.750; {none}" in text
+    assert f"0.125values 0.125 to 0.125; {none} median 0.12510-90 %: 0.125 to 0.125its null 0.125net vgg" in text
     assert "No LPIPS" not in text
 
 
@@ -48,8 +50,8 @@ def test_categories_are_shown_as_one_variable_and_their_success_is_explained(mak
     assert "age4044 ✗44colourbluegreen ✗green" in text
     assert "age4040 ✓40colourbluered or blue or green ✗red or blue or green" in text
     assert "age4040 ✓40colourone that training never sawred" in text
-    assert "0.1000.100 to 0.100" in text
-    assert "0.5000.500 to 0.500" in text
+    assert "0.100values 0.100 to 0.100; no interval of 4 groups" in text
+    assert "0.500values 0.500 to 0.500; no interval of 4 groups" in text
     assert "the share of its categorical variables" in text
     assert "every categorical value is right and every continuous one within 5 % of its range" in text.replace("\xa0", " ")
     assert "No LPIPS" not in text
