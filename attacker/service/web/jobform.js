@@ -5,7 +5,7 @@ import { h, put } from "./dom.js";
 import { argument, field, said, showProblem } from "./fields.js";
 import { attackName } from "./words.js";
 
-const NUMBERS = { seed: [0, "Seeds the attack."], priority: [0, "From -10 to 10; higher goes first."] };
+const NUMBERS = { seed: [0, "Random seed of the attack."], priority: [0, "From -10 to 10; higher goes first."] };
 
 /** Opens the dialog, filled with `preset` {recording, attack, rounds, clients}; goes to the job that comes of it. */
 export async function openForm(store, preset = {}) {
