@@ -84,6 +84,29 @@ def test_it_is_replayed_with_its_null_and_scored(run: Path) -> None:
     assert json.loads((done.folder / "attack.json").read_text())["oracles"] == []
 
 
+def test_an_attack_without_the_parameter_is_not_said_to_model_the_defense(run: Path) -> None:
+    assert not AttackSpec(name="brightness").knows_defense
+    assert AttackSpec(name="cpl").knows_defense
+    assert not AttackSpec(name="cpl", arguments={"knows_defense": False}).knows_defense
+
+
+def test_what_is_no_attack_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutNull:
+        needs: frozenset[Need] = frozenset()
+
+        def __call__(self, cases, *, rng, progress=None, memory=None): ...
+
+    class NeedsAList(Brightness):
+        def __init__(self) -> None:
+            super().__init__()
+            self.needs = [Need.ONE_OBSERVATION]
+
+    for factory, words in ((lambda: 3, "this int has no needs"), (WithoutNull, "no null"), (NeedsAList, "a frozenset")):
+        monkeypatch.setitem(ATTACKS._builtin, "wrong", factory)
+        with pytest.raises(ValueError, match=words):
+            AttackSpec(name="wrong")
+
+
 def test_its_null_is_given_nothing_that_was_sent_though_it_would_look(run: Path) -> None:
     for path in replay(run, null=True).run().folder.glob("*.safetensors"):
         assert not Reconstruction.read(path).x.any()
