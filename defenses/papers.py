@@ -65,6 +65,8 @@ def rog_uniform(bits: int = 3) -> str:
 def rog_qsgd(bits: int = 3) -> str:
     """Round stochastically to 2 ** bits - 1 values up to the largest magnitude of each tensor, ROG's QSGD.
 
+    With M the largest magnitude and s = 2 ** (bits - 1) - 1, the values are k * M / s for whole k from -s to s. ROG is
+    the attack of the paper. Returns the specification of the defense.
     bits: 2 to 24; the paper uses 3.
     Source: Yue et al. 2022, equations 6 and 7, with the largest magnitude as the norm, as in its code.
     """

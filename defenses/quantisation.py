@@ -1,4 +1,8 @@
-"""Defenses that round each coordinate to one of a few values per tensor. The codec packs them into the true number of bits."""
+"""Defenses that round each coordinate of an update to one of a few values per tensor.
+
+The tensors still hold floats afterwards. To be sent, they are packed into as few bits as the values need by the
+update's codec, see `fedsim.recording.packing`.
+"""
 
 from collections.abc import Callable
 from typing import Literal, get_args

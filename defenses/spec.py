@@ -133,7 +133,7 @@ class DefenseSpec:
         return 1 + max(inner, default=0)
 
     def build(self) -> Defense:
-        """Return the defense, for the client."""
+        """Return the defense that clients apply to their updates; `channel` returns the attacker's model of it."""
         return chain(*(DEFENSES[step.name].defense(**_built(step, DefenseSpec.build)) for step in self.steps))
 
     def channel(self) -> Channel:

@@ -150,12 +150,13 @@ class Memory(Protocol):
 class Attack(Protocol):
     """Protocol of an attack: it reconstructs the training examples of a batch of cases of equal shape.
 
-    Any class with these four members is an attack; planning, replay, checkpoints, scoring, reports and the service use only them.
-    The registry maps a name to a factory, a function or the class itself, that takes the arguments and returns the attack.
+    Any class with `needs`, `device`, `null` and `__call__` is an attack; planning, replay, checkpoints, scoring,
+    reports and the service use only them. The registry maps a name to a factory, a function or the class itself, that
+    takes the arguments and returns the attack.
 
-    needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the attack.
-            With `Need.SAME_CLIENT` all observations of a client form one case, otherwise each observation is a case.
-            Oracles, such as `Need.OWN_IMAGES`, are listed here as well.
+    needs:  conditions that a case must meet. A case that does not is refused with the reason, and not passed to the
+            attack. With `Need.SAME_CLIENT` all observations of a client form one case, otherwise each observation is a
+            case. Oracles (information that no server has), such as `Need.OWN_IMAGES`, are listed here as well.
     device: PyTorch device on which the attack computes. `AttackSpec.build` sets it before it calls anything else.
     """
 

@@ -51,7 +51,7 @@ class Replayed:
     notes: list[str] = field(default_factory=list)
 
     def add(self, outcome: TaskOutcome) -> None:
-        """Add the outcome of a task."""
+        """Add the outcome of one task to the totals of this replay: cases done, failures, routes and notes."""
         self.done += len(outcome.done)
         self.notes += outcome.notes
         self.failed |= outcome.failed

@@ -138,7 +138,10 @@ def changes(manifest: Manifest) -> str:
 
 
 def protection(manifest: Manifest) -> str:
-    """Return `changes`, and whether the server sees nothing but sums of them."""
+    """Return as text what protects the updates of a run: the clients' defenses (`changes`), and secure aggregation.
+
+    Parts that the run does not use are left out; "" if nothing protects the updates.
+    """
     return ", ".join(part for part in (changes(manifest), "secure aggregation" * bool(manifest.secure_aggregation)) if part)
 
 
@@ -166,7 +169,7 @@ class ReportedRun:
 
     @cached_property
     def protection(self) -> str:
-        """`changes`, and whether the server sees nothing but sums of them."""
+        """What protects the run's updates: the clients' defenses, and secure aggregation; "" if nothing does."""
         return protection(self.manifest)
 
     @cached_property

@@ -214,7 +214,7 @@ def finished_of(states: Mapping[str, int]) -> str:
 
 
 def after(words: str, start: str) -> str:
-    """The rest of `words` where they begin with `start`."""
+    """Return `words` without `start` at the beginning; unchanged if `words` begins with something else."""
     return words.removeprefix(start)
 
 
@@ -242,7 +242,11 @@ def _of(estimate: Estimate | None) -> Estimate:
 
 
 def _oracle(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> str:
-    """What more an attack got that was told more than a server knows."""
+    """Return a sentence on the best attack with an oracle if it recovered more than `top`, otherwise "".
+
+    An oracle is information that no server has. top: the strongest attack without one; if it has one too, the
+    result is "".
+    """
     scored = [one for one in summaries if one.oracles and one.success]
     told = [one for one in scored if _of(one.success).value > _of(top.success).value]
     if not told or top.oracles:

@@ -64,7 +64,11 @@ class Summary:
 
     @property
     def ways(self) -> str:
-        """Return as text how cases were answered; "" if all were answered by the attack's own search."""
+        """Return as text how many cases each route answered, such as "5 by linear, 1 by optimisation".
+
+        A route is the method that produced an answer: a closed form, a search, or the prior alone. The text is "" if
+        the search (`optimisation`) answered all cases.
+        """
         if set(self.routes) <= {"optimisation"}:
             return ""
         return ", ".join(f"{count} by {route}" for route, count in sorted(self.routes.items(), key=lambda item: -item[1]))

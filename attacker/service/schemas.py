@@ -52,7 +52,12 @@ class Recordings(TypedDict):
 
 
 class ObservationTold(TypedDict):
-    """status: complete, masked, failed or late. time: when the reply came, UTC."""
+    """What the server received from one client in one round.
+
+    status: complete, masked (seen only within a secure sum), failed or late.
+    time:   when the server received the client's reply, UTC.
+    reason: why there is no usable reply; empty if there is one.
+    """
 
     round: int
     client: str

@@ -1,4 +1,7 @@
-"""Command `fedsim list`, which lists the names that an experiment can use."""
+"""Command `fedsim list`, which lists the names that an experiment can use, with their arguments.
+
+These are names of models, data sets, partitions, strategies and defenses of updates, gradients, networks and inputs.
+"""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The parties of a deployment as processes on one machine, isolated by mounts as containers are."""
+"""The parties of a deployment as processes on one machine, without containers.
+
+On request, each process sees only the files of its party, as in a container, in a mount namespace of its own.
+"""
 
 import signal
 import subprocess
@@ -135,7 +138,10 @@ class Native:
             self.start_client(party)
 
     def _answers(self) -> bool:
-        """Return whether the SuperLink is healthy, as seen from the server."""
+        """Return whether the SuperLink answers a health check that is made where the server's process runs.
+
+        The SuperLink is Flower's relay, to which clients and server connect; the server is the process of the strategy.
+        """
         prefix, address, authority = self.hosts.prefix("server"), self.link.address, self.link.authority
         if not prefix:
             return is_healthy(address, authority)

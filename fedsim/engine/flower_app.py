@@ -28,7 +28,7 @@ from fedsim.engine.run import FederationRun
 
 
 def run_of_server(context: Context) -> FederationRun:
-    """Return the run from the server's configuration."""
+    """Return the run that the server's run config describes; it is built once for each config."""
     config = context.run_config
     public = str(config.get("public", ""))
     return _run(*_told(config), Places(public=Path(public) if public else None), None)

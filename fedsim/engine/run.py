@@ -208,9 +208,10 @@ class FederationRun:
             write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 
     def settled(self) -> "FederationRun":
-        """Return this run with the client seed with which it began, so that `--resume` does not need it again.
+        """Return a copy of this run that has the client seed with which the run in its folder began.
 
-        Raises ValueError if another client seed is given.
+        A resumed run therefore needs no `--client-seed`. A run that has not begun is returned unchanged.
+        Raises ValueError if this run has another client seed than the one in the folder.
         """
         if not self._simulation.exists():
             return self

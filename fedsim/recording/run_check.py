@@ -53,7 +53,13 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
 
 
 def _shared(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
-    """Return the target of a deployment's link and the deployment's folder; None if `name` is not such a link."""
+    """Return where an entry of a run's folder leads if it is a link made by `fedsim prepare`; None for any other entry.
+
+    In a deployment, the server's folder of the run holds a link `recording`, and the scorer's a link `reconstructions`.
+    Both lead to the folder of the same name below `attacks/`, which belongs to the attacker.
+    folder: the run's folder. name: name of the entry. at: descriptor of the opened `folder`.
+    Returns the folder that the link leads to, and the deployment's root folder, above both.
+    """
     try:
         led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
     except OSError:

@@ -29,7 +29,7 @@ COPY_ADVICE = "copy the run without its links, with cp -rL, if you trust what th
 
 
 class DamagedFile(ValueError):
-    """Error for a file of a recording that is missing, differs from its index, or has invalid content.
+    """Error for a file of a recording that is missing, does not match its checksum in the index, or is not valid.
 
     path: path of the file. reason: what is wrong, as the rest of a sentence that begins with the path.
     """

@@ -22,9 +22,11 @@ NAMES = (
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:
-    """Return the strategy `name` for `clients` clients, of which `fraction` are drawn per round.
+    """Return Flower's aggregation strategy `name` for `clients` clients, of which `fraction` are drawn per round.
 
-    `arguments` are those of Flower's class, plus the table `central` for noise on the server (`fedsim.strategies.central`).
+    arguments: the arguments of Flower's class. Besides them, `central` is a table of settings for differential privacy
+               on the server, which clips updates and adds noise to their mean; see `fedsim.strategies.central`.
+    Raises ValueError for an unknown name, and for arguments that follow from `clients` and `fraction`.
     """
     if name not in NAMES:
         raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(NAMES)}")

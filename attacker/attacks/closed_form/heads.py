@@ -164,9 +164,10 @@ def _mask_label(y: Tensor, like: Tensor) -> Tensor:
 
 
 def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tensor, y: Tensor) -> list[HeadReading]:
-    """Return the solutions for given labels y (N,): dL/dlogits k = c u with the unknown factor c.
+    """Return the solutions for labels y (N,), where k = dL/dlogits is c u: u (N, K) is given, the factor c is sought.
 
-    They are all c at which 1 - p_y, with p_y the predicted probability of the label, equals the sum of the other entries of k.
+    A factor c is a solution if 1 - p_y equals the sum of the entries of k other than the label's, with p_y the label's
+    probability that follows from c. If no c is one, the nearest is used, and the solution is marked as `clamped`.
 
     The sum is equal to -k_y, but more accurate: for a confident prediction, p_y - 1 loses most digits in float32.
     """

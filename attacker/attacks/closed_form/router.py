@@ -172,7 +172,11 @@ class Routing:
             found.answer = replace(answer, stays=stays * answer.determined)
 
     def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
-        """Return the fallback's reconstructions of the cases `rest`, which have no exact answer, by index."""
+        """Search for the cases that no closed form answered exactly, and return their reconstructions by index.
+
+        rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
+              closed-form answer. The result is empty without a fallback, and lacks the cases that it cannot attack.
+        """
         attack = self.attack.fallback
         if attack is None:
             return {}

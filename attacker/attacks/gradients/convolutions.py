@@ -266,7 +266,10 @@ def _turned(weight: Tensor, geometry: Geometry) -> Tensor:
 
 
 def spread(cells: Tensor, geometry: Geometry) -> Tensor:
-    """Return images (M, C, H, W) from their cells (M, stride * stride * C, ceil(H / stride), ceil(W / stride))."""
+    """Return images (M, C, H, W) from their cells (M, stride * stride * C, ceil(H / stride), ceil(W / stride)).
+
+    A cell is a block of stride x stride pixels, which are stored as channels. Pixels beyond the border are cut off.
+    """
     s, (height, width) = geometry.stride, geometry.sides
     if s == 1:
         return cells

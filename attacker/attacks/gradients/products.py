@@ -18,7 +18,8 @@ def squared_norm(gradient: Gradient) -> Tensor:
 def products(simulated: Gradient, observed: Gradient) -> tuple[Tensor, Tensor, Tensor]:
     """Return three inner products: <simulated, observed>, <simulated, simulated> and <observed, observed>.
 
-    Only parameters of the observed gradient enter. Differentiable once, by the simulated gradient. Do not call it under `vmap` or
+    The sums run over the parameters in `observed`; other parameters of `simulated` are ignored. Autograd can compute
+    first derivatives by `simulated`, but no second ones; `observed` counts as constant. Do not call it under `vmap` or
     `torch.func.grad`.
     """
     dot, simulated_square, observed_square = _Products.apply(*(simulated[name] for name in observed), *observed.values())

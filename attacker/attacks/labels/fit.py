@@ -219,9 +219,12 @@ def _climb(fit: HeadFit, now: Fitted, share: float) -> Fitted:
 
 
 def _propose_changes(fit: HeadFit, now: Fitted, share: float, tried: set[tuple[int, ...]]) -> Fitted | None:
-    """Return up to MAX_TRIED_CHANGES candidates that differ in one label, those with the best first-order effect.
+    """Return a batch of candidates that differ from the fit `now` in the label of one example; None if all were tried.
 
-    tried: counts that were tried before, to which the new ones are added. Returns None if all changes were tried.
+    These are at most MAX_TRIED_CHANGES candidates: those that lower the cost most, to first order. Their features are
+    still those of `now`.
+    share: assumed standard deviation of the gradient's error, in units of its root mean square.
+    tried: numbers of examples per class of all candidates so far; those of the returned candidates are added.
     """
     parts, classes = _parts(fit, now.z, now.y), now.y.shape[-1]
     slope = torch.einsum("skd,snd->snk", parts.missed, parts.f) / (fit.examples * (share * fit.scale) ** 2)

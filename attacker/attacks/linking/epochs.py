@@ -67,7 +67,14 @@ def _alike(seen: Likeness) -> Tensor:
 
 
 def _next(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, ends: Sequence[bool]) -> int | None:
-    """Return the index of the observation that begins the next pass after that at `start`, or None."""
+    """Return the index of the observation that begins the pass after the current one; None if there is no later pass.
+
+    A place is the position of one example in an observation; there are P places in R observations.
+    alike: (P, R) how much nearer than expected by chance the nearest place of each earlier observation is.
+    owner: (P,) index of the observation of each place. sizes: (R,) number of places of each observation.
+    start: index of the observation that begins the current pass.
+    ends:  for each observation, whether its size shows that it ends a pass.
+    """
     count = len(sizes)
     if start + 1 >= count:
         return None

@@ -70,15 +70,18 @@ def head_features(
     rng: Generator,
     recount: bool = False,
 ) -> HeadFeatures:
-    """Return the input features of a linear last layer for each example, given its gradient of the mean cross-entropy.
+    """Return the inputs (features) of a linear last layer for each example of a batch, from the layer's gradient.
 
-    weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or inferred. An update of several
-    steps, divided by learning rate and number of steps, is treated as the gradient of one batch.
-    recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; it needs the bias's gradient g.
+    The gradient is that of the mean cross-entropy over the batch of B examples. An update of several steps, divided by
+    learning rate and number of steps, is treated as the gradient of one batch.
+    weight_gradient, weight: (K, F). bias_gradient, bias: (K,), or None. labels: (B,), known or inferred.
+    rng:     randomness of the starting points that separate examples with equal labels.
+    recount: whether to correct the labels by `B (mean p_c - g_c)` with the probabilities found; it needs the bias's
+             gradient g.
 
-    Features are exact if the batch is smaller than K and F, and has at most MAX_SEPARATED examples or distinct labels. Otherwise
-    examples with equal labels get their common mean; with a single logit all examples do. Raises ValueError for shapes that do
-    not match, and for values that are not finite.
+    Features are exact if B is smaller than K and F, and either all labels are distinct or B is at most MAX_SEPARATED.
+    Otherwise examples with equal labels get their common mean; with a single logit all examples do. Raises ValueError
+    for shapes that do not match, and for values that are not finite.
     """
     _check(weight_gradient, bias_gradient, labels, weight, bias)
     gradient, weight = weight_gradient.double(), weight.double()

@@ -21,15 +21,17 @@ from fedsim import models
 
 
 class CaseBatch:
-    """A batch of cases that agree in model, data, training settings, defense and number of examples, as one loss function.
+    """A loss function of a batch of cases that agree in model, data, training settings, defense and number of examples.
 
-    A problem is one search, of one restart of one case. Its latent vector is a row of z.
-    count:     number V of examples that are searched for per case. links: which slots they fill, per case.
-    epochs:    number of local epochs that get separate examples.
+    A problem is one search: one restart of one case. Many are searched at once, each with a latent vector, a row of the
+    matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
+    count:     number V of examples that are searched for per case.
+    links:     for each case, which of these examples is at which place of each observation.
+    epochs:    number of local epochs that have copies of the examples of their own, all of which are searched for.
     views:     the observations: the o-th entry holds the o-th observation of every case.
-    smoothing: weight of the total variation, (cases,).
+    smoothing: weight of the total variation in the loss, (cases,).
     enough:    losses (cases,) at which a search has converged. stuck: losses (cases,) above which it is restarted.
-    told:      whether an oracle supplies the logits of the true examples.
+    told:      whether an oracle supplies the logits of the true examples, which no server has.
     """
 
     def __init__(self, attack: MatchingParts, cases: Sequence[Case]) -> None:

@@ -56,7 +56,7 @@ class Layer:
     activation: Activation = IDENTITY
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return weight * x for x (N, *taken), without bias: a convolution or a matrix product."""
+        """Apply the weight, without the bias, to inputs x (N, *self.taken): as a convolution or a matrix product."""
         if self.kernel is None:
             return functional.linear(x, weight)
         return functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation)

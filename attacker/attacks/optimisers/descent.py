@@ -88,7 +88,11 @@ class Found:
         return cls(list(z), [float("inf")] * count, [torch.empty(0)] * count, [0] * count, [False] * count)
 
     def state(self) -> State:
-        """Return the results as tensors by name. Histories are concatenated; each has as many entries as `iterations` says."""
+        """Return the results as tensors by name, for a checkpoint; `of` reads them back.
+
+        The loss histories of all problems form one tensor, "history", one after the other; "iterations" holds their
+        lengths.
+        """
         return {
             "z": torch.stack(self.z),
             "loss": torch.tensor(self.loss, dtype=torch.float64),

@@ -24,7 +24,10 @@ JOB_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600)
 
 
 class Metrics:
-    """Counters of requests, and gauges that read the queue and the catalogue when the metrics are collected."""
+    """Counters and histograms of requests, jobs and rounds, and gauges of the present state, for Prometheus.
+
+    The gauges read the queue of jobs and the catalogue of recordings when the metrics are collected.
+    """
 
     def __init__(self, queue: Queue, catalogue: Catalogue) -> None:
         self.registry = CollectorRegistry()

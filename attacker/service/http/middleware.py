@@ -84,7 +84,12 @@ class Guard:
 
 
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
-    """Return what says whether the request may still be answered, which the end of its session changes. Raises Refused."""
+    """Check whether a request is allowed; return a function that tells whether its answer may still be sent.
+
+    The method, the length of the address, the host, and the token or session are checked. The returned function gives
+    False once the session has ended; a request by token, or one that needs none, is always answered.
+    Raises Refused if the request is not allowed.
+    """
     method, path = scope["method"], scope["path"]
     if method not in KNOWN_METHODS:
         raise Refused(405, f"{method[:20]} is not spoken here", Allow="GET, HEAD, POST, DELETE")

@@ -155,7 +155,11 @@ def _worst(
 
 @router.get("/{id}/grid", response_model=Grid)
 async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
-    """Return a grid of clients by rounds: the highest leak of each observation, by one attack or by all but the nulls."""
+    """Return a table of clients by rounds, whose cells say how much leaked in that round (`leak`, from 0 to 1).
+
+    attack: name of the attack or null that is shown. By default, each cell shows the attack with the highest leak.
+            Nulls, which are attacks without the clients' messages, are not among these.
+    """
 
     def make(run: CatalogueRun) -> Grid:
         chosen = [source for source in service.catalogue.sources(run) if not source.null]

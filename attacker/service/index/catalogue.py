@@ -163,7 +163,7 @@ class Catalogue:
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the attack of that name. Raises UnknownName."""
+        """Return the results of the attack or null of this name on `run`. Raises UnknownName if none can be read."""
         found = self._source(run, name) if name in run.sources else None
         if not isinstance(found, Source):
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")

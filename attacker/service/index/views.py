@@ -191,7 +191,12 @@ def found(
     images: bool,
     nulls: Mapping[int, NullTold] = NO_NULLS,
 ) -> Iterator[ExampleTold]:
-    """The examples of a case that nothing was compared with. nulls: of the attack's null, by number."""
+    """Yield the reconstructed examples of a case without scores, that is without originals to compare them with.
+
+    whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
+    cells:  values of each example of a table, by number of the example.
+    nulls:  what the attack's null reconstructed in the same case, by number of the example.
+    """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
         yield ExampleTold(
@@ -262,7 +267,7 @@ def scored_nulls(
 
 
 def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> dict[int, NullTold]:
-    """What a null found in a case that nothing was compared with, by number."""
+    """Return what a null reconstructed in a case without scores, by number of the example; for `found`."""
     return {
         n: NullTold(
             image=links.to("images", n) if images else None,

@@ -97,10 +97,14 @@ class JobProgress(FrozenModel):
 
 
 class Attacked(FrozenModel):
-    """Results of one replay.
+    """Results of one replay: of one attack, or of its null, on the cases of a recording.
 
-    source: name of its folder below `reconstructions/`. null: whether it was the null.
-    done, skipped: numbers of cases answered by this job, and before it. failed: reasons by case. routes: cases by route.
+    source:  name of the folder with the results, below `reconstructions/`.
+    null:    whether this was the null: the same attack without the clients' messages, for comparison.
+    done:    number of cases that this job answered. skipped: number of cases that had been answered before it.
+    failed:  reason of failure by case.
+    routes:  number of cases by route, the method that answered: a closed form, a search, or the prior alone.
+    notes:   remarks on the replay.
     """
 
     source: Annotated[str, Field(pattern=rf"^{PART}$")]

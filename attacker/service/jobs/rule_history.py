@@ -48,9 +48,12 @@ class Ledger:
             )
 
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
-        """Submit one job of a rule for rounds of a recording, unless the rule has taken each of them before.
+        """Submit one job of a rule for rounds of a recording, and note these rounds as taken by the rule.
 
-        spec: None marks the rounds as left out. Returns None where nothing was submitted. Raises Full as `Queue.submit` does.
+        A rule submits jobs by itself as rounds are recorded. If it took all `rounds` before, nothing is done; if it
+        took some, the job is submitted as `spec` says, and the other rounds are noted.
+        spec: the job; None notes the rounds as left out, without a job.
+        Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
         """
         with self._store.writing() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"

@@ -74,9 +74,10 @@ class Supervisor:
         return len(self._running)
 
     def start(self) -> None:
-        """Take up the jobs of a service that was killed, and begin to work.
+        """Put the jobs of a service that was killed back into the queue, and start the thread that works the queue off.
 
-        Raises ValueError where another service works in the same folder of state, or a limit cannot be watched.
+        Raises ValueError if another service uses the same folder of state, or if a limit `--job-megabytes` is set on a
+        system that does not tell how much memory a process uses (no /proc).
         """
         if self.settings.job_megabytes is not None and not measurable():
             raise ValueError("--job-megabytes needs a system that tells in /proc what a process takes")

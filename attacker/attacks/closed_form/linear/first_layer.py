@@ -193,7 +193,15 @@ class _Task:
         )  # fmt: skip
 
     def _whole(self, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
-        """Recover the examples of R directions: all if they explain the gradient, otherwise those consistent with their zeros."""
+        """Recover the inputs of the layer for a batch from the R directions of its examples, see `sparse`.
+
+        Along an example's direction, a neuron is zero if ReLU turns it off for that example. If inputs and zeros
+        together explain the gradient up to its noise, all examples are returned. Otherwise an example is returned only
+        if it turns off just the neurons that are zero along its direction (for a share of at least MIN_AGREEMENT).
+        factors:  the gradient, factorised with rank R. found: the directions.
+        examples: number of examples of the batch, if known; the answer's note says if R is smaller.
+        how:      the method that found the directions, for the answer.
+        """
         p, info = torch.linalg.inv_ex(found.q)
         if int(info):
             return _nothing(self.layer, "no independent directions were found", rank=factors.rank)

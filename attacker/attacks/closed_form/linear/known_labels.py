@@ -1,4 +1,4 @@
-"""Labels for inputs of a batch that are known, while the other examples of the batch are unknown."""
+"""Inference of labels for those examples of a batch whose inputs were recovered, while the others are unknown."""
 
 from collections.abc import Mapping
 

@@ -47,10 +47,13 @@ class Factors(NamedTuple):
 
 
 def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
-    """Factorise rows (M, F) in float64; return None if all are zero, or if the singular values show no gap.
+    """Factorise rows (M, F) of a gradient in float64 into as few directions as explain them, one per example at best.
 
-    examples: largest possible number of examples, if known. The rank is lower if examples are equal or smaller than rounding.
-    In a second pass, rows are weighted by their noise, which is estimated from their part outside the span.
+    Returns None if all rows are zero, if a value is not finite, or if no gap in the singular values shows the rank.
+    examples: largest possible number of examples, if known. The rank is lower if some examples are equal, or change the
+              gradient by less than its rounding errors.
+    The factorisation is done twice. In the second pass, rows are weighted by the inverse of their noise, which is
+    estimated from their part outside the span of the first basis.
     """
     rows = rows.double()
     length = rows.norm(dim=1)

@@ -73,10 +73,11 @@ def footprint(layer: Layer) -> LayerFootprint:
 
 
 def used_values(chain: Chain) -> list[Tensor]:
-    """Return for each layer a mask (*inputs) of the input values that the logits depend on.
+    """Return for each layer a mask, of the shape `inputs` of that layer, of the input values that the logits depend on.
 
-    A stride can skip values, or stop before the border. Skipped values inside a network cannot be recovered and are not needed:
-    the gradient there is 0, and the layer before has no weight constraint for them.
+    A stride can skip values, or stop before the border. A skipped value inside a network is an output of the layer
+    before. It cannot be recovered and is not needed: the loss does not depend on it, so that it has no part in that
+    layer's weight gradient, and R-GAP uses no weight constraint (output = weight * input) for it.
     """
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
