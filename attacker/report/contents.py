@@ -57,12 +57,12 @@ class Example:
 
     @property
     def rightly(self) -> tuple[int, ...]:
-        """The rounds claimed that it was in."""
+        """The rounds that its reconstruction is claimed to come from and that did use this example."""
         return tuple(round for round in self.claimed or () if round in self.rounds)
 
     @property
     def wrongly(self) -> tuple[int, ...]:
-        """The rounds claimed that it was not in."""
+        """The rounds that its reconstruction is claimed to come from but that did not use this example."""
         return tuple(round for round in self.claimed or () if round not in self.rounds)
 
 

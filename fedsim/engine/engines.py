@@ -84,7 +84,9 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
     """Run the apps on Flower's Ray simulation. Raises EngineError if the server fails."""
     from flwr.simulation import run_simulation
 
-    initialise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
+    level = logging.INFO if verbose else logging.ERROR
+    # a cluster of its own: Ray would else join one that runs on this machine, or wait for one that does not run any more
+    initialise: dict[str, Any] = {"address": "local", "log_to_driver": verbose, "logging_level": level}
     try:
         run_simulation(
             server_app=server,

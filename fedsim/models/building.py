@@ -223,7 +223,7 @@ def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) 
 
 
 def _inputs(model: nn.Module) -> list[str]:
-    """Return the names of the required arguments of the network's `forward`."""
+    """Return the names of the positional arguments of the network's `forward` that have no default."""
     parameters = inspect.signature(model.forward).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 

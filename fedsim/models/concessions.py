@@ -1,10 +1,9 @@
 """What a network means for attacks under the training that is prescribed: batch norm by batches, and randomness of clients."""
 
-import copy
-
 import torch
 from torch import nn
 
+from fedsim.models.in_memory import copy_module
 from fedsim.recording.observation import DataSpec, Training
 
 RANDOM = "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
@@ -35,7 +34,7 @@ def _draws(network: nn.Module, data: DataSpec) -> bool:
         return True
     if any(tensor.is_meta for tensor in network.state_dict().values()):
         return False
-    trained = copy.deepcopy(network).train()
+    trained = copy_module(network).train()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         x = data.normalise(torch.rand(2, *data.shape))
         try:

@@ -20,11 +20,11 @@ def adapted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 def with_logits(model: nn.Module) -> nn.Module:
     """Return the network with the `logits` of what it gives as its output, where that is an object or a dictionary."""
-    model.register_forward_hook(_take_logits)
+    model.register_forward_hook(take_logits)
     return model
 
 
-def _take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
     """Return the `logits` of an output object or a dictionary; None, which keeps the output, of anything else."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None

@@ -4,10 +4,17 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.models.foreign import with_logits
 from fedsim.recording.observation import ModelSpec
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a deep copy, also of modules that keep results of a computation, as those of `torch.nn.utils.weight_norm` do."""
+    values = [value for one in module.modules() for value in vars(one).values()]
+    computed = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+    return copy.deepcopy(module, computed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +29,11 @@ class ModuleSpec(ModelSpec):
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSpec":
         """Keep a copy of a module, without gradients."""
-        kept = copy.deepcopy(module).cpu()
+        kept = copy_module(module).cpu()
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)
 
     def copied(self) -> nn.Module:
         """Return a copy, on the meta device where that is the default."""
-        module = copy.deepcopy(self.module)
+        module = copy_module(self.module)
         return with_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

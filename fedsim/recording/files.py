@@ -76,10 +76,13 @@ def make_private(folder: Path, *, below: Path | None = None) -> Path:
 
 @contextmanager
 def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing within a `with` block. At the end it is flushed and renamed to `path`, or removed on
-    errors.
+    """Open a temporary file for writing within a `with` block. At the end it is flushed and renamed to `path`.
 
-    settle: whether to flush the new name to disk, too. After writing many files to one folder, call `flush(folder)` once instead.
+    On errors it is removed, and `path` stays as it was.
+
+    below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
+    settle: whether to flush the new name to disk, too.
+            After writing many files to one folder, call `flush(folder)` once instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
     with _naming(path), opened_folder(path.parent, below=below) as folder:

@@ -99,8 +99,10 @@ class Recording:
         return rows
 
     def _counted(self, row: Row) -> Row:
-        """Return the row with `num_examples` derived from the client's report, see `Training.examples_behind`.
+        """Return the row with `num_examples` replaced by the number of distinct examples behind the update.
 
+        `Training.examples_behind` derives that number from the client's report and the training settings, since a round
+        may use only part of the client's examples. The number that the client reported is kept in `reported`.
         The row of a secure sum is returned unchanged.
         """
         if row.client == SUM:

@@ -90,7 +90,10 @@ class _Optimiser(Protocol):
     update: tuple[Tensor, ...]
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Return the current weights, at which the next gradient is computed, as new tensors."""
+        """Return the current weights, at which the next gradient is computed, detached from autograd.
+
+        The tensors are for reading only: they may share memory with the weights that training started from.
+        """
         ...
 
     def step(self, gradient: tuple[Tensor, ...]) -> None: ...
@@ -117,7 +120,7 @@ class _SGD:
         self.velocity: tuple[Tensor, ...] = ()
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Return the current weights as new tensors."""
+        """Return the current weights, detached from autograd; before the first step they share memory with `start`."""
         return torch._foreach_add(self.start, self.update) if self.update else tuple(w.detach() for w in self.start)
 
     def step(self, gradient: tuple[Tensor, ...]) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from attacker.attacks.networks.activations import IDENTITY, RELU, SIGMOID, TANH, Activation, leaky_relu
 from defenses.networks import Stochastic
+from fedsim.models.foreign import take_logits
 
 Linear = Callable[[Tensor], Tensor]
 """A linear map of batches without parameters: average pooling or a reshape."""
@@ -70,8 +71,9 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, nn.Module]]:
 
 
 def _hooked(module: nn.Module) -> bool:
+    """Return whether code of others runs before or after a module; the hook of `with_logits` changes no tensor."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module)
+    return any(hook is not take_logits for some in hooks for hook in some.values()) or "forward" in vars(module)
 
 
 def kind_of(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
@@ -91,7 +93,11 @@ def name_of(node: fx.Node) -> str:
 
 
 def activation_of(node: fx.Node, module: nn.Module | None) -> Activation | None:
-    """Return the activation that a node applies, or None. Raises NotAChain for a leaky ReLU that has no inverse."""
+    """Return the activation that a node of a traced network applies, or None if it applies none that is known.
+
+    module: the module that the node calls; None if it calls a function or method.
+    A leaky ReLU of slope 0 counts as a ReLU. Raises NotAChain if its slope is negative, infinite or not a number.
+    """
     if module is not None:
         return _leaky(module.negative_slope) if type(module) is nn.LeakyReLU else _MODULES.get(type(module))
     if node.op == "call_method":

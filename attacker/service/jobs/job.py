@@ -79,7 +79,7 @@ class JobSpec(BaseModel):
         from fedsim.recording.writer import is_plain
 
         if wrong := [name for name in clients if name != SUM and not is_plain(name)]:
-            raise ValueError(f"{wrong[0]!r} is no client's name")
+            raise ValueError(f"{wrong[0]!r} is not a client's name")
         return clients
 
 

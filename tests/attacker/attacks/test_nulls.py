@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cpl from a closed form": {"name": "cpl", "closed_form_start": True, "tv": 1e-3},
     "cpl from features": {"name": "cpl", "features": True},
     "cpl with a box and simulated steps": {"name": "cpl", "boxed": True, "local_steps": "simulated", "optimiser": "wolfe"},
+    "cpl of smooth images": {"name": "cpl", "relative": True, "decoder": "smooth", "init": "smooth", "optimiser": "wolfe"},
     "cpl with restarts": {"name": "cpl", "restarts": 3},
     "dlg from a closed form": {"name": "dlg", "closed_form_start": True},
     "exact and agic": {"name": "exact", "fallback": "agic"},

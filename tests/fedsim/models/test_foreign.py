@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.models import admit, build, layout
+from attacker.attacks.networks.traced import trace
+from fedsim.models import ModuleSpec, admit, build, layout
 from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
@@ -16,6 +17,11 @@ DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
 class Lazy(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4))
+
+
+class Plain(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
 class Told(nn.Module):
@@ -62,6 +68,19 @@ def test_the_logits_of_an_output_object_are_its_output(network: type[nn.Module])
     torch.testing.assert_close(model(x), model.classifier(x.flatten(1)))
     gradient = torch.func.grad(lambda w: torch.func.functional_call(model, w, (x,)).sum())(dict(model.named_parameters()))
     torch.testing.assert_close(gradient["classifier.bias"], torch.full((4,), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weight_norm_of_hooks_is_copied_with_what_it_computed() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(36, 4)))
+    x = torch.rand(2, *DATA.shape)
+    network(x)  # leaves a weight that is no leaf, which `copy.deepcopy` refuses
+    torch.testing.assert_close(ModuleSpec.of(network).copied()(x), network(x))
+
+
+def test_the_hook_that_takes_logits_keeps_no_network_from_being_traced() -> None:
+    graph, _ = trace(build(spec(Plain), DATA).eval())
+    assert [node.op for node in graph.nodes][-1] == "output"
 
 
 def test_an_object_without_logits_is_refused_in_words() -> None:

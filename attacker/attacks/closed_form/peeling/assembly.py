@@ -47,7 +47,10 @@ def middle(problem: Composed) -> Tensor:
 
 
 def alternating(x: Tensor) -> Tensor:
-    """Return fixed pseudo-random values of 1 and -1 in the shape of x."""
+    """Return a fixed pseudo-random pattern of 1 and -1 in the shape of x, (N, *shape), the same for each image.
+
+    It serves as a test change of the images, to measure how strongly the equations respond to it.
+    """
     rng = torch.Generator().manual_seed(0)
     return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
 

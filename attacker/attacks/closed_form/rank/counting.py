@@ -69,7 +69,12 @@ def count(layer: LayerFootprint, live: Tensor, dead: float = 0.0) -> Count:
 
 
 def groups(layer: LayerFootprint, live: Tensor) -> list[Group]:
-    """Return the taps that see values from live places, in groups that share no value with each other."""
+    """Return the taps that see values from live places, in groups that share no value with each other.
+
+    live: mask of the output values of one channel that later layers depend on.
+          A place is live if it affects one of these values.
+    Taps that see only padding from live places are in no group.
+    """
     places = layer.live_places(live)
     sees = torch.where(places, layer.sees, -1)
     masks = torch.zeros(len(sees), layer.taken + 1, dtype=torch.bool).scatter_(1, sees % (layer.taken + 1), True)[:, :-1]

@@ -94,7 +94,7 @@ def test_an_insiders_file_is_checked_and_a_pipe_is_not_waited_for(tmp_path) -> N
     os.mkfifo(tmp_path / "pipe.npz")
     np.savez(tmp_path / "wide.npz", images=np.zeros((3, 4, 4, 3)), labels=np.zeros(3, int))
     np.savez(tmp_path / "short.npz", images=np.zeros((3, 4, 4, 3), np.uint8), labels=np.zeros(2, int))
-    for name, words in (("pipe", "is no regular file"), ("wide", "got float64"), ("short", "labels of shape")):
+    for name, words in (("pipe", "is not a regular file"), ("wide", "got float64"), ("short", "labels of shape")):
         with pytest.raises(ValueError, match=words):
             start("insider", str(tmp_path / f"{name}.npz"))(data, torch.tensor([0]), rng)
 
