@@ -60,8 +60,8 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         ),
         (
             "fedsim.models",
-            "MAX_PARAMETERS MODELS ModuleSpec admit buffer_names build head identify_network layout loss_of "
-            "outputs_for predictions probabilities",
+            "MAX_PARAMETERS MODELS ModuleSpec admit buffer_names build concessions head identify_network layout loss_of "
+            "outputs_for predictions probabilities unsimulated",
         ),
         ("fedsim.config", "Experiment ExperimentError read validate"),
         ("fedsim.training", "Batch Trained evaluate train"),

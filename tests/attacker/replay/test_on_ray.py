@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from attacker.reconstruction import Reconstruction
+from defenses._registry import references
 from fedsim.config.experiment import validate
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -29,6 +30,12 @@ EXPERIMENT = {
 REPOSITORY = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from attacker.cli import main; main()", "replay"]
 OPTIONS = ["--attack", "inverting_gradients", "--set", "steps=3", "--no-null", "--chunk", "2", "--device", "cpu", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started know no code that another test of this process has admitted."""
+    monkeypatch.delenv(references.VARIABLE, raising=False)
 
 
 def replay(run: Path, *more: str) -> tuple[dict, dict[str, Reconstruction]]:
