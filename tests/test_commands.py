@@ -47,7 +47,11 @@ def test_every_command_is_explained_in_a_line_and_its_help_has_an_example(progra
         ("attacker replay {run} --attack cpl --set restarts=0", 2, "restarts must be a whole number above 0, got 0"),
         ("attacker replay {run} --attack cpl --set tolerance=nan", 2, "tolerance must be a number that is not negative"),
         ("attacker replay {run} --attack cpl --set knows_defense=maybe", 2, "knows_defense must be true or false"),
-        ("attacker replay {run} --attack cpl --set init=insider --set auxiliary=no.npz", 2, "no.npz does not exist"),
+        (
+            "attacker replay {run} --attack cpl --set init=insider --set auxiliary=no.npz",
+            2,
+            "the file no.npz of the argument auxiliary does not exist",
+        ),
         ("attacker replay {run} --attack idlg", 1, "no case could be attacked"),
     ],
 )
