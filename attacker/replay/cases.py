@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import Need, case_key, refused
+from attacker.attacks.nulls import Blinded
 from attacker.replay.example_counts import with_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM
@@ -66,7 +67,8 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     In the second case every update is read once, and unusable rounds are omitted with a reason: missing or damaged updates,
     updates with NaN or infinity, and updates without something that the attack needs.
     """
-    complete = [_counted(recording, row) for row in rows if row.status == "complete"]
+    reads_update = not isinstance(attack, Blinded)
+    complete = [_counted(recording, row, reads_update) for row in rows if row.status == "complete"]
     idle = tuple(row for row in rows if row.status != "complete")
     if Need.SAME_CLIENT not in attack.needs:
         return Plan(cases=tuple(Planned(key=row.key, rows=(row,)) for row in complete), idle=idle)
@@ -87,13 +89,15 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
     return Plan(cases=tuple(_plan_client(name, client) for name, client in sorted(clients.items())), idle=idle, whole=True)
 
 
-def _counted(recording: Recording, row: Row) -> Row:
-    """Return the row, with an estimated number of examples if none is known; unchanged if its update cannot be read."""
+def _counted(recording: Recording, row: Row, reads_update: bool) -> Row:
+    """Return the row with a number of examples, see `with_estimate`; unchanged if its update cannot be read."""
     if row.num_examples is not None or row.client == SUM:
         return row
     try:
         observation = recording.observation(row)
-        return row if find_bad_numbers(observation) else replace(row, num_examples=with_estimate(observation)[0].num_examples)
+        if find_bad_numbers(observation):
+            return row
+        return replace(row, num_examples=with_estimate(observation, reads_update=reads_update)[0].num_examples)
     except ValueError:
         return row
 

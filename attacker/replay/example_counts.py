@@ -25,19 +25,20 @@ class CountEstimate:
     words: str
 
 
-def with_estimate(observation: Observation) -> tuple[Observation, str]:
-    """Return the observation with an estimated number of examples where none is known, and how it was found; else "".
+def with_estimate(observation: Observation, *, reads_update: bool = True) -> tuple[Observation, str]:
+    """Return the observation with a number of examples where none was reported, and a sentence on how it was found, or "".
 
-    Nothing is estimated of a sum, or behind a defense: its update has another rank.
+    Nothing is estimated for a secure sum or behind a defense, which change the rank of an update.
+    reads_update: False for a null, which gets the number that the training prescribes, whatever the update is.
     """
     if observation.num_examples is not None or observation.client == SUM or observation.defenses.steps:
         return observation, ""
-    found = estimate_examples(observation)
+    found = estimate_examples(observation, reads_update=reads_update)
     return replace(observation, num_examples=found.examples), f"{found.words}; record with training.examples if it is wrong"
 
 
-def estimate_examples(observation: Observation) -> CountEstimate:
-    """CountEstimate how many examples are behind an update.
+def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
+    """Estimate how many examples are behind an update; without reading it, return the number that the training prescribes.
 
     Each example adds a matrix of rank one to the gradient of a linear layer that sees one row per example, and makes the entry of
     its own class negative in the gradient of the last bias. The rank of several steps adds up; an epoch uses each example once.
@@ -47,6 +48,8 @@ def estimate_examples(observation: Observation) -> CountEstimate:
     if most == 1:
         return CountEstimate(1, "1 example is taken to be behind the update: one step of a batch of 1 is prescribed")
     default = training.step_size * (training.steps or 1)
+    if not reads_update:
+        return CountEstimate(default, f"{default} examples are taken to be behind the update: a null does not read it")
     plain = training.is_linear and not training.weight_decay
     ranks = _ranks(observation) if plain else {}
     if not ranks:
@@ -66,7 +69,7 @@ def estimate_examples(observation: Observation) -> CountEstimate:
 
 
 def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:
-    """By name, the rank of the update of each linear layer that sees one row per example, and the largest possible one."""
+    """Return the rank of the update and the largest possible one, by name of each linear layer that sees one row per example."""
     model = network_of(observation)
     seen: dict[str, Tensor] = {}
     handles = [

@@ -175,7 +175,7 @@ class Bench:
             if reason := find_bad_numbers(observation):
                 problems[place] = reason
             else:
-                observations[place], words = with_estimate(observation)
+                observations[place], words = with_estimate(observation, reads_update=not self.job.null)
                 if words:
                     self._estimated[place] = words
         return observations, problems

@@ -65,6 +65,20 @@ def test_an_estimate_reaches_the_answer_and_is_told_there(app: Any) -> None:
     assert {case["num_examples"] for case in told["cases"]} == {3}
 
 
+@pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
+def test_a_null_gets_the_prescribed_number_whatever_the_update_is(app: Any, attack: str) -> None:
+    """Rank and label counts of an update are knowledge of the update."""
+    training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
+    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
+    sizes = {}
+    for null in (False, True):
+        spec = AttackSpec(name=attack, arguments={"steps": 2}, null=null)
+        replay = Replay(recording=app.recording, spec=spec, out=app.folder / "reconstructions")
+        replay.run()
+        sizes[null] = {len(Reconstruction.read(path).x) for path in replay.folder.glob("*.safetensors")}
+    assert sizes == {False: {3}, True: {8}}
+
+
 def test_dropout_of_any_kind_is_a_limit_of_the_results(app: Any) -> None:
     """Also where a function draws it and no module; not where clients train in evaluation mode."""
 
