@@ -16,13 +16,12 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-import agic_beyond
-import agic_linking
 import torch
-from agic_clients import Federation
-from contract import Options, cpu_seconds, options, told
-from single_cases import Client, client
 from splits import Images, images
+from support.agic import beyond, linking
+from support.agic.clients import Federation
+from support.contract import Options, cpu_seconds, options, told
+from support.single_cases import Client, client
 
 from attacker.attacks import Case, exact
 from attacker.attacks.linking import Links
@@ -42,7 +41,7 @@ def main() -> None:
     rows: list[Row] = []
     summary: dict[str, Any] = {}
     by_name = {"layers": layers, "shapes": shapes, "epochs": epochs, "fedavg": fedavg}
-    by_name |= {"matching": agic_linking.table, "beyond": agic_beyond.table}
+    by_name |= {"matching": linking.table, "beyond": beyond.table}
     for table in [asked.table] if asked.table else TABLES[:4]:
         more, found = by_name[table](asked)
         rows, summary = rows + [{"table": table, **row} for row in more], summary | found

@@ -12,13 +12,13 @@ null_reads_gradient 0.
 from importlib import import_module
 from typing import Any
 
-from contract import Options, options, told
+from support.contract import Options, options, told
 
 TABLES = {
-    "confidence": "calibration_confidence",
-    "intervals": "calibration_statistics",
-    "verdicts": "calibration_statistics",
-    "nulls": "calibration_nulls",
+    "confidence": "support.calibration.confidence",
+    "intervals": "support.calibration.statistics",
+    "verdicts": "support.calibration.statistics",
+    "nulls": "support.calibration.nulls",
 }
 
 

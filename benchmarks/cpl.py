@@ -17,8 +17,8 @@ a table has one to three data sets of two to ten images; with `--device cuda` al
 `--quick` is the first data set and one image.
 """
 
-from contract import options, told
-from cpl_tables import TABLES
+from support.contract import options, told
+from support.cpl.tables import TABLES
 
 
 def main() -> None:

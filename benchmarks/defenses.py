@@ -1,12 +1,13 @@
 """Cost and effect of each defense at three strengths: accuracy, bytes and epsilon of a federation, and the success of attacks.
 
-One row is one federation (`defense_federation.py`): it trains with the defense, its privacy is accounted over all rounds,
-and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand beside
-their nulls on the same cases; the strongest one of each row, with its verdict against the best of these nulls, ends the row.
+One row is one federation (support/defenses/federation.py): it trains with the defense, its privacy is accounted over all
+rounds, and updates of its first round, one step of batch 1 each, are attacked, ignoring and knowing the defense. Attacks stand
+beside their nulls on the same cases; the strongest one of each row, with its verdict against the best of these nulls, ends the
+row.
 Secure aggregation is attacked by its sums, of 2, 4, 6 and 8 clients, and MixUp by batches of two.
 
-What should become of the PSNR from no defense to the strongest setting is declared in `defense_grid.py`; `as_declared` is the
-share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`defense_outcomes.py`).
+What should become of the PSNR from no defense to the strongest setting is declared in support/defenses/grid.py; `as_declared` is
+the share of pairs of a defense and an attacker that do so, by equivalence tests with a margin (`support/defenses/outcomes.py`).
 
 Lengths of clips and noise are multiples of the federation's own undefended update. Results are kept in runs/benchmarks as they
 come, and what is there is not done again unless `--fresh`; `--kept` prints them and runs nothing. `--tuning` runs on the part
@@ -23,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contract import Options, options, told
-from defense_federation import Data, federate, settings, units, write_data
-from defense_grid import GRID, PAIRS, Entry, filled
-from defense_measured import Attacked, Kept, Measured, attack_all
-from defense_outcomes import MARGIN_DB, Change, compare
-from defense_settings import BATCHES, SINGLE, SUMS, attacks_on, described
+from support.contract import Options, options, told
+from support.defenses.federation import Data, federate, settings, units, write_data
+from support.defenses.grid import GRID, PAIRS, Entry, filled
+from support.defenses.measured import Attacked, Kept, Measured, attack_all
+from support.defenses.outcomes import MARGIN_DB, Change, compare
+from support.defenses.settings import BATCHES, SINGLE, SUMS, attacks_on, described
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.statistics import Estimate

@@ -17,9 +17,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from contract import Options, options, told
-from single_cases import Client, client
 from splits import Images, images
+from support.contract import Options, options, told
+from support.single_cases import Client, client
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.precision import fast

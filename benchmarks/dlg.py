@@ -12,11 +12,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from attacked import attacked, guessed
-from attacked import iterations as until_tolerance
-from contract import Options, options, told
-from cpl_cases import Originals, network, single
 from splits import Images, images
+from support.attacked import attacked, guessed
+from support.attacked import iterations as until_tolerance
+from support.contract import Options, options, told
+from support.cpl.cases import Originals, network, single
 
 from attacker.attacks import GradientMatching, cpl, dlg
 from attacker.scoring.metrics import mse, ssim, succeeded

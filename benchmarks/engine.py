@@ -36,10 +36,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from contract import Options, cpu_seconds, options, told
 from scipy.stats import t as student
-from single_cases import client
 from splits import images
+from support.contract import Options, cpu_seconds, options, told
+from support.single_cases import client
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 

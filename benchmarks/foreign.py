@@ -1,6 +1,6 @@
 """Tests with networks by other authors: each is imported, attacked and reported on, and its gradients are compared with PyTorch.
 
-The networks are in foreign_networks.py: plain PyTorch, and torchvision's. For each, a client's step of SGD on one random example
+The networks (support/foreign/networks.py) are of plain PyTorch and torchvision. For each, a step of SGD on one random example
 is imported from two state dicts, three attacks run a few iterations beside their nulls, and the report is written, all of it by
 the commands that users call. `attacked` is the share of (network, attack) pairs of which the attack, its null and the report came
 to an end with an answer.
@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import foreign_networks
 import torch
-from contract import Options, cpu_seconds, options, told
 from safetensors.torch import save_file
+from support.contract import Options, cpu_seconds, options, told
+from support.foreign import networks
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -42,7 +42,7 @@ RATE = 0.1
 EXAMPLES = 3
 IMAGES = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
 ROWS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
-TABLES = {"small": foreign_networks.SHAPES, "torchvision": foreign_networks.TORCHVISION}
+TABLES = {"small": networks.SHAPES, "torchvision": networks.TORCHVISION}
 LARGEST_NETWORK = "MnistNet"
 
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 def _measured(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:
     torch.manual_seed(asked.seed)
-    model, data = getattr(foreign_networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
+    model, data = getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
     error, route = _gradient_error(model, data, asked.seed)
     attacks = IMAGES if data.is_image else ROWS
     with tempfile.TemporaryDirectory() as folder, cpu_seconds() as clock:
@@ -113,7 +113,7 @@ def attack_imported(
     name: str, model: nn.Module, data: DataSpec, attacks: Mapping[str, Mapping[str, int]], folder: Path, device: str
 ) -> tuple[int, str]:
     """Import a step, attack it and write the report; return the number of attacks without failure, and the first failure."""
-    reference = f"foreign_networks:{name}"
+    reference = f"support.foreign.networks:{name}"
     try:
         _save_step(model, data, folder)
         (folder / "settings.toml").write_text(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contract import PACKAGES, machine
+from support.contract import PACKAGES, machine
 
 ROOT = Path(__file__).parents[1]
 PIECE_SECONDS = 540

@@ -23,7 +23,7 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from contract import Options, options, told
+from support.contract import Options, options, told
 
 from fedsim.recording.packing import positions as packed
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from contract import Options, cpu_seconds, options, told
 from flwr.serverapp.strategy import FedAvg
 from splits import images
+from support.contract import Options, cpu_seconds, options, told
 from torch import Tensor
 
 from attacker.attacks import AttackSpec

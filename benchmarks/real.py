@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from attacked import attacked, guessed
-from contract import Options, options, told
-from single_cases import Client, client
 from splits import Images, images
+from support.attacked import attacked, guessed
+from support.contract import Options, options, told
+from support.single_cases import Client, client
 from torch.nn.functional import interpolate
 
 from attacker.attacks import Case, exact, inverting_gradients

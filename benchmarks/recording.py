@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import splits
 import torch
-from contract import Options, options, told
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
+from support.contract import Options, options, told
 
 from defenses import DefenseSpec
 from fedsim import data as datasets

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contract import Options, cpu_seconds, options, told
-from rank_trials import PAPER as PAPER_NETWORKS
-from rank_trials import paper_network, rank_right
-from rgap_limits import limits
-from rgap_linear import linear
-from single_cases import client
 from splits import Images, images
+from support.contract import Options, cpu_seconds, options, told
+from support.rgap.limits import limits
+from support.rgap.linear import linear
+from support.rgap.rank_trials import PAPER as PAPER_NETWORKS
+from support.rgap.rank_trials import paper_network, rank_right
+from support.single_cases import client
 
 from attacker.attacks import Attack, Case, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import rank_report

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contract import options, told
-from service_client import Service, loaded
+from support.contract import options, told
+from support.service.client import Service, loaded
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay

@@ -20,8 +20,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from contract import Options
 from numpy.typing import NDArray
+from support.contract import Options
 from torch import Tensor
 
 from fedsim import data as datasets

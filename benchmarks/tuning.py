@@ -3,21 +3,23 @@
     inverting_gradients  signs, total variation and steps, on five networks
     batches              CPL's search on batches of the LeNet: latents, starts, total variation
     features             the assumed smoothness of images, on batches of the LeNet
+    confidence           the calibration curves of confidence, fitted to answers of attacks on many networks
 
 Every row is one setting of a grid on one network. What was chosen is in attacker/attacks/presets.toml, and why in
 benchmarks/results/tuning-*.md. The images are listed in tuned.json, so that no benchmark reports on them. `--quick` runs a corner
-of each grid, and lists no images.
+of each grid, and lists no images and writes no curves.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attacked import attacked, guessed
-from contract import Options, options, told
-from cpl_cases import Originals, batches
-from single_cases import client
 from splits import Images, digest, images, record_tuned
+from support.attacked import attacked, guessed
+from support.calibration.curves import confidence
+from support.contract import Options, options, told
+from support.cpl.cases import Originals, batches
+from support.single_cases import client
 
 from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.router import ClosedForm
@@ -122,6 +124,7 @@ TABLES: dict[str, Callable[[Options], Table]] = {
     "inverting_gradients": signs_and_smoothness,
     "batches": searches,
     "features": beliefs,
+    "confidence": confidence,
 }
 
 

@@ -10,8 +10,8 @@ from time import process_time
 from typing import Any
 
 import torch
-from contract import Options, options, told
 from splits import images
+from support.contract import Options, options, told
 from torch import Tensor
 
 from defenses import DefenseSpec

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from defense_federation import Data, federate, settings, units
-from defense_grid import GRID, PAIRS, filled
-from defense_measured import Kept, Measured, attack_all
-from defense_outcomes import FEWEST_CASES, Change, Declared, Scored, compare
+from support.defenses.federation import Data, federate, settings, units
+from support.defenses.grid import GRID, PAIRS, filled
+from support.defenses.measured import Kept, Measured, attack_all
+from support.defenses.outcomes import FEWEST_CASES, Change, Declared, Scored, compare
 
 from attacker.attacks import AttackSpec
 from attacker.scoring.verdict import judge

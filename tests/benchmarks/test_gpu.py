@@ -9,6 +9,7 @@ import gpu
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "benchmarks" / "support"
 
 
 def test_pieces_are_at_most_forty_and_each_has_its_own_name() -> None:
@@ -29,7 +30,7 @@ def test_a_piece_names_a_script_and_a_table_that_there_are(piece: gpu.Piece) -> 
         text = (ROOT / words[0]).read_text()
         if not words[1].startswith("--"):
             table = words[1]
-            grid = (ROOT / "benchmarks" / "defense_grid.py").read_text() + (ROOT / "benchmarks" / "cpl_tables.py").read_text()
+            grid = "".join((SUPPORT / name).read_text() for name in ("defenses/grid.py", "cpl/tables.py"))
             known = re.findall(r'"([\w-]+)"', text + grid)
             known += [f"{network}-{size}" for network in ("resnet18", "mobilenet", "vit") for size in (64, 128, 224)]
             assert table in known, piece.name

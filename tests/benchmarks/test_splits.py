@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import splits
 
-SCRIPTS = sorted(path for path in splits.TUNED.parent.glob("*.py") if path.name != "splits.py")
+SCRIPTS = sorted(path for path in splits.TUNED.parent.rglob("*.py") if path.name != "splits.py")
 LOADS_BY_ITSELF = re.compile(
     r'np\.load\(|numpy\.load\(|data / "(?!adult)|datasets\.load\(f?"(npz|cifar|lfw|mnist|fashion|imagefolder)'
 )
 KEYS = sorted({key for keys in json.loads(splits.TUNED.read_text()).values() for key in keys})
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_no_script_opens_an_archive_of_images_by_itself(script: Path) -> None:
     found = LOADS_BY_ITSELF.findall(script.read_text())
     assert not found, f"{script.name} loads examples by itself: draw them with splits.images"

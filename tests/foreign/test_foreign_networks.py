@@ -13,7 +13,7 @@ from torch.func import grad_and_value, vmap
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # at the end: a script there has the name of a package
 import foreign
-import foreign_networks
+from support.foreign import networks
 
 from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.vectorised import per_problem
@@ -22,7 +22,7 @@ from attacker.attacks.simulation.gradients import gradient_of, squared
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
-SHAPES = foreign_networks.SHAPES
+SHAPES = networks.SHAPES
 PROBLEMS, EXAMPLES = 2, 3
 
 
@@ -34,7 +34,7 @@ def _one_thread() -> None:
 def network(name: str) -> tuple[nn.Module, DataSpec]:
     torch.manual_seed(3)
     shape, classes = SHAPES[name]
-    return getattr(foreign_networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
+    return getattr(networks, name)().eval(), DataSpec(shape=shape, num_classes=classes)
 
 
 def by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -129,9 +129,9 @@ def test_a_route_that_computes_something_else_is_not_taken(monkeypatch: pytest.M
 
 
 def test_several_inputs_are_refused_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    models.admit("foreign_networks:TwoInputNet")
+    models.admit("support.foreign.networks:TwoInputNet")
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image, row\).*one tensor"):
-        models.layout(ModelSpec(name="foreign_networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
+        models.layout(ModelSpec(name="support.foreign.networks:TwoInputNet"), DataSpec(shape=(3, 8, 8), num_classes=10))
 
 
 def test_nothing_warns_while_routes_are_tried() -> None:

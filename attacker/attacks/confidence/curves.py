@@ -1,4 +1,4 @@
-"""Calibration curves: logistic regressions of recovery on evidence, fitted by benchmarks/fit_confidence.py."""
+"""Calibration curves: logistic regressions of recovery on evidence, fitted by `benchmarks/tuning.py confidence`."""
 
 import json
 from collections.abc import Mapping, Sequence

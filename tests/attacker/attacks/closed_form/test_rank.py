@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 import torch
-from rank_trials import (
+from support.rgap.rank_trials import (
     PAPER,
     RandomNetwork,
     compared,

@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from contract import Options, cpu_seconds
-from single_cases import Client, client
 from splits import Images, images
+from support.contract import Options, cpu_seconds
+from support.single_cases import Client, client
 from torch import Generator, Tensor
 
 from attacker.attacks import Attack, exact, rgap

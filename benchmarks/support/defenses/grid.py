@@ -7,7 +7,7 @@ tenths of their median norm, `{10 rms}` for ten times their root mean square.
 import re
 from dataclasses import dataclass
 
-from defense_outcomes import Declared
+from support.defenses.outcomes import Declared
 
 ATTACKS = ("CPL", "IG")
 PAIRS = tuple((attack, knows) for attack in ATTACKS for knows in (False, True))

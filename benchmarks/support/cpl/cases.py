@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attacked import attacked, row_of, settings_of
-from contract import Options
-from cpl_paper import Rows
-from single_cases import Client, client
 from splits import Images, draw, images
+from support.attacked import attacked, row_of, settings_of
+from support.contract import Options
+from support.cpl.paper import Rows
+from support.single_cases import Client, client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets

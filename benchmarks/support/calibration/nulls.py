@@ -11,8 +11,8 @@ from inspect import signature
 from typing import Any
 
 import torch
-from contract import Options, options, told
-from single_cases import client
+from support.contract import Options
+from support.single_cases import client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, Attack, AttackSpec, Case
@@ -40,12 +40,6 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "zeros": torch.zeros_like,
     "scaled": lambda u: 1000 * u,
 }
-
-
-def main() -> None:
-    """Run the benchmark."""
-    asked = options(__doc__ or "")
-    told("calibration_nulls", *nulls(asked), asked)
 
 
 def nulls(asked: Options) -> tuple[list[Row], Row]:
@@ -108,7 +102,3 @@ def _same(one: Reconstruction, other: Reconstruction) -> bool:
     tensors = all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "confidence", "loss"))
     plain = ("slots", "notes", "iterations", "evaluations", "restarts", "route", "oracles", "interrupted")
     return tensors and all(getattr(one, name) == getattr(other, name) for name in plain)
-
-
-if __name__ == "__main__":
-    main()

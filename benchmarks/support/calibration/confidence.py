@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from calibration_cases import Answered, Cell, attacked
-from calibration_grid import CELLS, UNSEEN
-from contract import Options
-from reliability import Array, bins, brier, diagram, expected_calibration_error
+from support.calibration.cases import Answered, Cell, attacked
+from support.calibration.grid import CELLS, UNSEEN
+from support.calibration.reliability import Array, bins, brier, diagram, expected_calibration_error
+from support.contract import Options
 
 from attacker.attacks.confidence.curves import family
 
 Rows = list[dict[str, Any]]
-PICTURE = Path(__file__).parents[1] / "docs" / "reliability.png"
+PICTURE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED = 100
 """Added to the seed, so that networks have other weights than those that the curves were fitted on."""
 QUICK = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}

@@ -1,7 +1,5 @@
 """Coverage of the confidence intervals of scoring, and the error rate of verdicts.
 
-python benchmarks/calibration_statistics.py            measure both; --quick: fewer repetitions and cases
-
 Intervals are of draws from known distributions. Verdicts are of synthetic cases and of real ones: 1 to 16 clients of one image
 each, from the report part of CIFAR-10, CIFAR-100 and LFW. A false leak is a verdict of a leak where a second null stands in for
 the attack. A false "no leak" is a verdict of no leak where the attack gains as much as the verdict itself said that the sample
@@ -16,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from contract import Options, cpu_seconds, options, told
 from numpy.typing import NDArray
-from single_cases import client
 from splits import Images, images
+from support.contract import Options, cpu_seconds
+from support.single_cases import client
 from torch import Tensor
 
 from attacker.attacks import ATTACKS
@@ -287,9 +285,3 @@ def _row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data:
     (nearest,) = gallery.compare(x, truth, assign(x, truth), [-1])
     read = match_labels([label], y.tolist())
     return ScoreRow(case=str(i), index=i, label_success=read[0], **measured, **nearest)
-
-
-if __name__ == "__main__":
-    asked = options(__doc__ or "")
-    for name, measured in (("intervals", intervals), ("verdicts", verdicts)):
-        told(f"calibration_statistics {name}", *measured(asked), asked)

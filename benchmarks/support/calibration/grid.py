@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
-from calibration_cases import NETWORKS, Cell
+from support.calibration.cases import NETWORKS, Cell
 
 RESNET, CONVNET, STRIDED = (f"{NETWORKS}:{name}" for name in ("resnet8", "convnet", "strided"))
 SHORT = {"optimiser": "wolfe", "tv": 3e-5}

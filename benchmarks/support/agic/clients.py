@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from contract import Options
 from splits import Images, images
+from support.contract import Options
 from torch import Tensor
 
 from defenses import DefenseSpec

@@ -20,8 +20,8 @@ PACKAGES = ("torch", "numpy", "flwr")
 
 
 def _import_package_before_script(name: str) -> None:
-    """Import a package before a script of the same name in this folder, which Python would find first, can hide it."""
-    here = str(Path(__file__).parent)
+    """Import a package before a script of the same name in benchmarks/, which Python would find first, can hide it."""
+    here = str(Path(__file__).parents[1])
     before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
     import_module(name)
     sys.path[:] = before

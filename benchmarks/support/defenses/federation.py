@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from contract import Options
 from splits import Images, Part, images
+from support.contract import Options
 
 from defenses import global_norm
 from fedsim.config.experiment import validate

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from defense_grid import Entry
+from support.defenses.grid import Entry
 
 from attacker.attacks import AttackSpec
 

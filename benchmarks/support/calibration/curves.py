@@ -1,28 +1,24 @@
-"""Fit the calibration curves of confidence on the tuning part, and write attacker/attacks/confidence/calibration.json.
+"""The fit of the calibration curves of confidence on the tuning part: attacker/attacks/confidence/calibration.json.
 
-    PYTHONPATH=. python benchmarks/fit_confidence.py --data DATA --records RECORDS.jsonl
-
-attacks the cells of `calibration_grid` where the file of records is not there yet, which takes half an hour of one core, and fits
-from the records. Beside every curve it prints the calibration error where the cells of one network, data set and defense were
-left out of its fit; where that is large, the probabilities in the middle are left undecided.
+Beside every curve stands its calibration error where the cells of one network, data set and defense were left out of its fit.
+Where that error is large, the probabilities in the middle are left undecided.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from calibration_cases import attacked
-from calibration_grid import CELLS
-from contract import Options
 from numpy.typing import NDArray
-from reliability import expected_calibration_error
 from scipy.optimize import minimize
 from scipy.special import expit
+from support.calibration.cases import attacked
+from support.calibration.grid import CELLS
+from support.calibration.reliability import expected_calibration_error
+from support.contract import Options
 
 from attacker.attacks.confidence.curves import FILE, family
 from attacker.attacks.confidence.curves import LEAST as LEAST_SAID
@@ -30,6 +26,7 @@ from attacker.attacks.confidence.curves import LEAST as LEAST_SAID
 Array = NDArray[np.float64]
 Record = dict[str, Any]
 
+RECORDS = Path(__file__).parents[3] / "build" / "confidence.jsonl"
 SEEDS = (1, 2)
 RIDGE = 0.002
 """Penalty on squared weights of features of variance 1, an answer, of which there are `FEW` at least."""
@@ -71,32 +68,41 @@ EVIDENCE_FLOOR = -20.0
 ENDS = ((LEAST, -np.inf), (MOST, np.inf))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of data sets, laid out as benchmarks/README.md says")
-    parser.add_argument("--records", type=Path, required=True, help="answers as JSON lines; made where there is no such file")
-    asked = parser.parse_args()
-    if not asked.records.exists():
-        generate(asked.data, asked.records)
-    records = [json.loads(line) for line in asked.records.read_text().splitlines()]
-    curves = [fitted(records, *key) for key in FEATURES]
-    text = json.dumps({"fitted by": "benchmarks/fit_confidence.py", "curves": [one for one in curves if one]}, indent=1)
-    FILE.write_text(text + "\n")
+def confidence(asked: Options) -> tuple[list[Record], Record]:
+    """Fit all curves, and write them to calibration.json; with `--quick` attack a corner of the grid, and write nothing.
+
+    Answers are kept in `RECORDS`. Where there is no such file, all cells of `support.calibration.grid` are attacked first, which
+    takes half an hour of one core.
+    """
+    if asked.quick:
+        corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
+        records = [asdict(one) for cell in corner for one in attacked(cell, asked, part="tuning", skip=0)]
+    else:
+        if not RECORDS.exists():
+            _record_answers(asked)
+        records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    curves = [curve for key in FEATURES if (curve := fitted(records, *key)) is not None]
+    if not asked.quick:
+        FILE.write_text(json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n")
+    shown = ("route", "data", "answers", "recovered", "unsure")
+    return [{key: curve[key] for key in shown} for curve in curves], {"curves": len(curves)}
 
 
-def generate(data: Path, path: Path) -> None:
-    """Attack all cells with examples of the tuning split, and write one record per reconstruction."""
+def _record_answers(asked: Options) -> None:
+    """Attack all cells with examples of the tuning part, and write one record per reconstruction."""
     torch.set_num_threads(1)
-    with path.open("w") as file:
+    RECORDS.parent.mkdir(parents=True, exist_ok=True)
+    partial = RECORDS.with_suffix(".partial")
+    with partial.open("w") as file:
         for seed in SEEDS:
-            asked = Options(quick=False, json=False, data=data, device="cpu", seed=seed, table=None)
             taken: dict[str, int] = {}
             for cell in (cell for cells in CELLS.values() for cell in cells):
-                at = taken.get(cell.data, 0) + 150 * (seed - 1)
+                skip = taken.get(cell.data, 0) + 150 * (seed - 1)
                 taken[cell.data] = taken.get(cell.data, 0) + cell.cases * cell.examples
-                for one in attacked(cell, asked, part="tuning", skip=at):
+                for one in attacked(cell, replace(asked, seed=seed), part="tuning", skip=skip):
                     file.write(json.dumps(asdict(one)) + "\n")
                 file.flush()
+    partial.rename(RECORDS)
 
 
 def fitted(records: Sequence[Record], route: str, kind: str) -> Record | None:
@@ -191,7 +197,3 @@ def _too_rough(said: Array, right: Array) -> tuple[float, float]:
 
 def _between(said: Array, band: tuple[float, float]) -> NDArray[np.bool_]:
     return (said > band[0]) & (said < band[1])
-
-
-if __name__ == "__main__":
-    main()

@@ -5,11 +5,12 @@ from statistics import mean, variance
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import cpl_paper as paper
 import numpy as np
-from attacked import attacked, guessed, iterations
-from contract import Options
-from cpl_cases import (
+from splits import Images
+from support.attacked import attacked, guessed, iterations
+from support.contract import Options
+from support.cpl import paper
+from support.cpl.cases import (
     LEARNING_RATES,
     TV_OF_COMPRESSED,
     Originals,
@@ -25,8 +26,7 @@ from cpl_cases import (
     squeezed,
     tuned,
 )
-from single_cases import Client
-from splits import Images
+from support.single_cases import Client
 from torch import Tensor
 
 from attacker.attacks import GradientMatching, cpl, dlg, exact, inverting_gradients, presets

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from contract import Options, cpu_seconds
+from support.contract import Options, cpu_seconds
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from defense_federation import Federation
-from defense_outcomes import Scored
+from support.defenses.federation import Federation
+from support.defenses.outcomes import Scored
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from contract import Options
-from single_cases import Client, client
 from splits import Images, Part, images
+from support.contract import Options
+from support.single_cases import Client, client
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -22,7 +22,7 @@ from fedsim import models
 from fedsim.recording import DataSpec, Training
 from fedsim.training.local import train
 
-NETWORKS = "calibration_networks"
+NETWORKS = "support.calibration.networks"
 TABLES = ("breast_cancer", "adult")
 
 
@@ -30,7 +30,7 @@ TABLES = ("breast_cancer", "adult")
 class Cell:
     """The settings of some cases of one kind.
 
-    network, arguments: of the model; one with a colon is code of `calibration_networks`.
+    network, arguments: of the model; one with a colon is code of `support.calibration.networks`.
     data: of `splits.FILES`, a table, or noise.
     batch, steps, epochs, rate: of the client: `steps` batches of their own, or one batch for so many epochs.
     warm: steps that the weights have taken on other examples. rounds: above 1, rounds of one client, each with a batch, over

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from agic_clients import Federation
-from contract import Options, cpu_seconds
 from splits import Images, images
+from support.agic.clients import Federation
+from support.contract import Options, cpu_seconds
 
 from attacker.attacks import Case
 from attacker.attacks.linking import Described

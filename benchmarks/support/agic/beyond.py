@@ -6,11 +6,11 @@ from statistics import mean
 from typing import Any
 
 import torch
-from agic_clients import Federation
-from attacked import attacked, guessed
-from contract import Options
-from single_cases import client
 from splits import Images, images
+from support.agic.clients import Federation
+from support.attacked import attacked, guessed
+from support.contract import Options
+from support.single_cases import client
 
 from attacker.attacks import Case, cpl
 from attacker.attacks.linking import Links

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from contract import Options, cpu_seconds
 from scipy.optimize import linear_sum_assignment
-from single_cases import Client, client
 from splits import Images, images
+from support.contract import Options, cpu_seconds
+from support.single_cases import Client, client
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
