@@ -6,13 +6,13 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 
 DATA ?=
 MINUTES ?= 360
-.PHONY: demo test check test-others test-attacks test-service test-attacker fuzz test-page test-deploy bench-gpu docs reference format clean
+.PHONY: demo test check test-fedsim test-others test-attacks test-service test-attacker fuzz test-page test-deploy bench-gpu docs reference format clean
 
 demo: .venv/.installed  ## four federations, attacked and shown on one page
 	$(BIN)/attacker demo --out runs/demo
 
-test: .venv/.installed-dev  ## all that a change must pass; two parts at a time, one thread each, longest first
-	$(MAKE) --no-print-directory --keep-going --jobs=2 check test-others test-attacks test-service test-attacker
+test: .venv/.installed-dev  ## all that a change must pass; three parts at a time, as federations often wait, longest first
+	$(MAKE) --no-print-directory --keep-going --jobs=3 test-fedsim check test-attacks test-others test-attacker test-service
 
 check: .venv/.installed-dev  ## style, types, import contracts, documentation
 	$(BIN)/ruff check .
@@ -22,8 +22,10 @@ check: .venv/.installed-dev  ## style, types, import contracts, documentation
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # One thread each: the tensors are small, and a second thread would only wait.
+test-fedsim: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/fedsim
 test-others: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --ignore=tests/attacker
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --ignore=tests/attacker --ignore=tests/fedsim
 test-attacks: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker/attacks
 test-service: .venv/.installed-dev
