@@ -1,6 +1,6 @@
-"""Measure what a gradient, or a recorded federation, gives away of the data behind it.
+"""Measure what a gradient, or a recorded federation, reveals about the data behind it.
 
-From a gradient to a picture, for a PyTorch model of your own; nothing is written to disk:
+Reconstruct an image from the gradient of a PyTorch model; nothing is written to disk:
 
 >>> import torch, fedleak
 >>> from sklearn.datasets import load_digits
@@ -13,7 +13,7 @@ From a gradient to a picture, for a PyTorch model of your own; nothing is writte
 >>> scores = fedleak.score(result, x, y)
 >>> figure = scores.plot()
 
-A federation, recorded, attacked beside its null, and scored:
+Run and record a federation, attack it, also without the gradients as a null, and score both attacks:
 
     recording = fedleak.run("experiment.toml", out="runs/first")
     fedleak.attack(recording, "cpl")
@@ -21,7 +21,7 @@ A federation, recorded, attacked beside its null, and scored:
     scores = fedleak.score(recording)
     fedleak.report(recording)
 
-Names are imported when they are first used, so that `import fedleak` takes no time.
+Each name is imported at its first use, so that `import fedleak` is fast.
 """
 
 from importlib import import_module

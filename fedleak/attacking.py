@@ -27,12 +27,13 @@ def attack(
     workers: int | None = 1,
     **arguments: Any,
 ) -> AttackResult:
-    """Attack an observation, several of one client (an attack such as agic uses them together), or a recording.
+    """Attack an observation, several observations of one client together (for attacks such as agic), or a recording.
 
-    name:    as `attacker list` shows it, or `module:function`. arguments: its own.
-    null:    withhold the gradient: what the prior alone achieves. A verdict compares an attack with its null.
-    out:     of a recording: folder of all reconstructions, by default beside it. What is done there already is not done again.
-    workers: of a recording: processes; None for one a core where the work pays for their start.
+    name:    as `attacker list` shows it, or `module:function`. arguments: the arguments of the attack.
+    null:    withhold the gradient, to measure what the prior alone achieves. A verdict compares an attack with its null.
+    out:     for a recording, the folder of all reconstructions; by default it lies beside the recording. Cases that are finished
+             there are not attacked again.
+    workers: for a recording, the number of processes; None for one per core if the work is large enough to need them.
 
     Raises ValueError if the name or an argument is unknown, or the attack cannot be used on an observation.
     """

@@ -23,12 +23,12 @@ def run(
 ) -> Recording:
     """Run a federation to its end, record it, and return the recording.
 
-    experiment: a TOML file, the same as a mapping, or an `Experiment`. overrides: keys of it, such as rounds=3, or
+    experiment: path of a TOML file, a mapping with the same keys, or an `Experiment`. overrides: keys of it, such as rounds=3, or
                 training={"batch_size": 4}, which replaces the whole table.
-    out:        folder of the run; by default a new folder for temporary files, which is not removed.
-    engine:     local: clients one after the other in this process; ray: in parallel.
+    out:        folder of the run; by default a new temporary folder, which is not removed.
+    engine:     "local" runs the clients one after the other in this process; "ray" runs them in parallel.
 
-    Raises ExperimentError if the experiment cannot be run, and ValueError where `out` holds another one.
+    Raises ExperimentError if the experiment cannot be run, and ValueError if `out` holds another run.
     """
     from fedsim.commands.run import federate
     from fedsim.config.experiment import Experiment, admit_code, read, validate
@@ -47,15 +47,15 @@ def run(
 
 
 def load(path: Path | str) -> Recording:
-    """Open a recording, or the one of a run. Raises ValueError if `path` holds none."""
+    """Open a recording, or the recording of a run. Raises ValueError if `path` holds neither."""
     folder = Path(path)
     return Recording(folder / "recording" if (folder / "recording").is_dir() else folder)
 
 
 def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Path:
-    """Write one self-contained page on attacked runs, scored or not, and return its path.
+    """Write one self-contained HTML page about runs that were attacked, with or without scores, and return its path.
 
-    out: the page; by default report.html of the first run.
+    out: path of the page; by default report.html in the folder of the first run.
     """
     from attacker.report import build
 
@@ -66,5 +66,5 @@ def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Pa
 
 
 def run_of(recording: Recording) -> Path:
-    """Return the run's folder: that of the recording's own, or the folder above."""
+    """Return the folder of the run that a recording belongs to, which is the folder above the recording."""
     return recording.folder.resolve().parent

@@ -26,10 +26,11 @@ def can_draw() -> bool:
 
 
 def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, captions: Sequence[str] = ()) -> "Figure":
-    """Draw rows of examples by title, one column an example; None leaves a gap. captions: below the columns.
+    """Draw rows of examples with one example per column; None leaves a gap.
 
-    Images in colour or grey, clamped to [0, 1]; of other channels the first; table rows as strips of grey.
-    Raises ImportError without Matplotlib.
+    rows: examples by the title of their row. captions: text below the columns.
+    Images are drawn in colour or grey, clamped to [0, 1]; if they have neither one nor three channels, only the first channel is
+    drawn. Table rows are drawn as strips of grey. Raises ImportError without Matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -68,13 +69,13 @@ def _draw(cell: "Axes", example: Tensor, data: DataSpec) -> None:
 
 
 def png(figure: "Figure") -> bytes:
-    """Return a figure as a PNG file."""
+    """Return a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     return buffer.getvalue()
 
 
 def html(words: str, picture: bytes | None) -> str:
-    """Return what a notebook shows: words that are HTML already, and a picture below them."""
+    """Return HTML for a notebook: `words`, which are HTML already, and a PNG image below them."""
     shown = "" if picture is None else f'<br><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
     return f"<div><code>{words}</code>{shown}</div>"

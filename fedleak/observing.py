@@ -1,4 +1,4 @@
-"""An observation in memory: a gradient of the user's own model, as an honest-but-curious server would see it."""
+"""Observations in memory: a gradient of the user's own model, as an honest-but-curious server would see it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,17 +32,17 @@ def observe(
     std: Sequence[float] = (1.0,),
     defense: str = "",
 ) -> Observation:
-    """Return what a server that sent `model` and got `gradient` back knows. Model and gradient are copied.
+    """Return an observation: what a server knows that sent `model` to a client and received `gradient`. Both are copied.
 
-    loss:         'cross_entropy' (one logit a class) or 'logistic' (a single logit), or PyTorch's module or function for them.
-    gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` gives it.
-    shape:        of one example: (C, H, W) for images, (F,) for table rows, with values in [0, 1].
-    num_examples: in the batch behind the gradient, whose loss is their mean (or their sum, with reduction="sum").
-    num_classes:  by default as many as the model has logits, two for a single logit.
-    mean, std:    the normalisation between values in [0, 1] and the model's input, one value a channel.
-    defense:      what was done to the negative gradient before it was seen, such as "clip(1) | gaussian(0.01)".
+    loss:         'cross_entropy' (one logit per class) or 'logistic' (a single logit), or PyTorch's module or function for them.
+    gradient:     dL/dw by parameter name, or in the order of `model.parameters()`, as `torch.autograd.grad` returns it.
+    shape:        shape of one example: (C, H, W) for images, (F,) for table rows, with values in [0, 1].
+    num_examples: batch size behind the gradient. The loss is the mean over the batch, or the sum if `loss` has reduction="sum".
+    num_classes:  by default the number of logits, or two for a single logit.
+    mean, std:    the normalisation between values in [0, 1] and the model's input, one value per channel.
+    defense:      defense that was applied to the negative gradient, such as "clip(1) | gaussian(0.01)".
 
-    Raises ValueError if the gradient does not fit the model, or the loss is another one.
+    Raises ValueError if the gradient does not fit the model, or the loss is not supported.
     """
     kind, reduction = _loss(loss)
     if num_examples < 1:
@@ -74,7 +74,7 @@ def observe(
 
 
 def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
-    """The name of a loss, and how it is reduced over the batch."""
+    """Return the name of a loss, and its reduction over the batch."""
     if isinstance(loss, str):
         models.loss_of(loss)
         return loss, "mean"
@@ -89,7 +89,7 @@ def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
 
 
 def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient by name, where it is one of these weights."""
+    """Return a copy of the gradient by parameter name. Raises ValueError if names, shapes or values do not fit the weights."""
     if not isinstance(gradient, Mapping):
         if len(gradient) != len(weights):
             raise ValueError(f"the gradient has {len(gradient)} tensors, and the model {len(weights)} parameters")
@@ -109,7 +109,7 @@ def _by_name(gradient: Mapping[str, Tensor] | Sequence[Tensor], weights: Mapping
 
 
 def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """The number of classes that the model's logits tell apart."""
+    """Return the number of classes that the model's logits distinguish, found by a forward pass."""
     module = models.ModuleSpec.of(model).module.eval()
     parameter = next(module.parameters())
     with torch.no_grad():

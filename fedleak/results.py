@@ -1,4 +1,4 @@
-"""What an attack returns to a notebook."""
+"""Results of an attack for notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReconstructionFiles(Sequence[Reconstruction]):
-    """Reconstructions on disk, read when they are asked for."""
+    """Reconstructions on disk, each read when it is accessed."""
 
     paths: tuple[Path, ...]
 
@@ -43,8 +43,9 @@ class ReconstructionFiles(Sequence[Reconstruction]):
 class AttackResult:
     """Reconstructions of an attack: of one observation, or one for each case of a recording.
 
-    spec: the attack. data: the public shape of the data. failed: why cases have no answer, by case.
-    folder, run: of the reconstructions of a recording, and of its run; None in memory.
+    spec:   the attack with its arguments. data: the public shape of the data.
+    failed: for each case without a reconstruction, the reason.
+    folder: folder of the reconstructions. run: folder of the run. Both are None for an observation in memory.
     """
 
     spec: AttackSpec
@@ -62,7 +63,7 @@ class AttackResult:
 
     @property
     def y(self) -> Tensor:
-        """Their labels, (N,)."""
+        """Reconstructed labels of all cases, (N,)."""
         found = [one.y for one in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
@@ -85,9 +86,9 @@ class AttackResult:
         )
 
     def plot(self, x: Tensor | None = None, *, most: int = figures.MOST) -> "Figure":
-        """Draw the first `most` examples; above them the originals x, where given, in the same order.
+        """Draw the first `most` examples, and above them the originals x, if given, in the same order.
 
-        A gradient knows no order within a batch: `fedleak.score` assigns originals to reconstructions.
+        The order of examples within a batch does not affect its gradient; `fedleak.score` assigns originals to reconstructions.
         """
         rows = {} if x is None else {"original": x[:most]}
         return figures.grid({**rows, "reconstruction": _first(self, most)}, self.data)
@@ -105,7 +106,7 @@ class AttackResult:
 
 
 def _first(result: AttackResult, most: int) -> Tensor:
-    """The first examples, without reading more files than that takes."""
+    """Return the first `most` examples; only as many files are read as needed."""
     found: list[Tensor] = []
     for one in result.reconstructions:
         found.append(one.x)

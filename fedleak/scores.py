@@ -34,7 +34,7 @@ Pair = tuple[Tensor, Tensor | None]
 class ScoreTable:
     """Score rows, one for each true example and case.
 
-    pairs: of rows in memory, originals and reconstructions. run: folder that the rows' pairs lie in; None in memory.
+    pairs: for rows in memory, original and reconstruction of each. run: folder with the pairs of the rows; None in memory.
     """
 
     rows: tuple[ScoreRow, ...]
@@ -44,11 +44,11 @@ class ScoreTable:
 
     @property
     def summaries(self) -> list[Summary]:
-        """One for each attack, beside its null and with a verdict."""
+        """The summary of each attack, with its null and a verdict."""
         return summarise(self.rows)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row for each score row. Raises ImportError without pandas."""
+        """Return a table with one row for each score row. Raises ImportError without pandas."""
         return to_pandas(self.rows)
 
     def to_csv(self, path: Path | str) -> None:
@@ -56,7 +56,7 @@ class ScoreTable:
         write_csv(self.rows, Path(path))
 
     def plot(self, *, most: int = figures.MOST) -> "Figure":
-        """Draw the first `most` originals above their reconstructions; of nulls none."""
+        """Draw the first `most` originals above their reconstructions. Nulls of a recording are left out."""
         shown = [(row, pair) for row, pair in zip(self.rows, self._pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())
         captions = ["no answer" if row.failure else "" if row.psnr is None else f"{row.psnr:.1f} dB" for row in rows]
@@ -88,8 +88,9 @@ def score(
 ) -> ScoreTable:
     """Compare reconstructions with originals.
 
-    target: a result on an observation in memory, with x (N, *shape) in [0, 1] and y (N,), what was really behind it; or a
-            recording, or a result on one, which are scored by the truth that clients wrote.
+    target: a result on an observation in memory, a recording, or a result on a recording.
+    x, y:   for an observation in memory, the true examples (N, *shape) in [0, 1] and labels (N,). Leave them out for a recording,
+            which is scored by the truth that its clients wrote.
     truth:  folders of truth, by default the run's own.
 
     Raises ValueError if x and y are missing, do not fit, or there is no truth.

@@ -18,10 +18,11 @@ WIDTH, GAP, FLOOR = 1.0, 0.75, 0.035
 
 
 def chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
-    """Write a picture, as PNG, SVG or PDF by the name of `path`.
+    """Write a picture as PNG, SVG or PDF, depending on the suffix of `path`.
 
-    Each box is as high as the layer has unknowns; filled as far as equations determine them, hatched red where some are missing.
-    The critical layer is framed in red (as in R-GAP, figure 2). words: what each layer is.
+    The height of each box is the number of the layer's unknowns. It is filled as far as equations determine them, and hatched in
+    red for those that are not determined. The critical layer has a red frame (as in R-GAP, figure 2).
+    words: description of each layer.
     """
     tallest = max(layer.unknowns for layer in report.layers)
     count = len(report.layers)

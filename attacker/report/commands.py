@@ -1,4 +1,4 @@
-"""Commands that complete a report, ready to be pasted."""
+"""Commands that complete a report, for the user to copy and paste."""
 
 import ast
 from collections.abc import Mapping
@@ -13,7 +13,10 @@ def score_command(folder: Path) -> str:
 
 
 def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
-    """Return the command that replays an attack and its null, skipping finished cases; `told` is its attack.json."""
+    """Return the command that replays an attack and its null, skipping finished cases.
+
+    told: content of the attack's attack.json; None for a command without an attack's arguments.
+    """
     words = ["attacker", "replay", str(folder), "--attack"]
     if told is None:
         return join(words) + " cpl"
@@ -30,7 +33,7 @@ def replay_command(folder: Path, told: Mapping[str, Any] | None = None) -> str:
 
 
 def _arguments(spec: str) -> dict[str, Any]:
-    """The keyword arguments of a printed specification; none where it cannot be read."""
+    """Return the keyword arguments in the text of an attack's specification; none if it cannot be parsed."""
     try:
         call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
         return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}

@@ -25,12 +25,13 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One row of the scores: one true example in one case.
+    """One score row: one true example in one case.
 
-    rounds:  in which it was used, of those that the case puts together. claimed: those in which its reconstruction is said to
-             have been; None where there is none, or nobody asked.
-    state: of the case. psnr: in dB, None where there is none. failure: why there is no reconstruction, None where there is one.
-    null: the same example as the null of the attack answered it; None where no null was run on the case, and of a null itself.
+    rounds:  the rounds of the case in which the example was used. claimed: the rounds to which the attack assigns its
+             reconstruction; None if there is no reconstruction or the rounds were not compared.
+    state:   state of the case. psnr: in dB; None without a reconstruction. failure: reason why there is no reconstruction, or
+             None.
+    null:    the same example in the attack's null; None if the case has no null, and for examples of a null.
     """
 
     case: str
@@ -52,32 +53,32 @@ class Example:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What an example has in common with the same example of another attack, as of the null."""
+        """The key of an example that is equal in all attacks on the run, nulls included."""
         return self.case, self.rounds, self.batch, self.position, self.index
 
     @property
     def rightly(self) -> tuple[int, ...]:
-        """The rounds that its reconstruction is claimed to come from and that did use this example."""
+        """The rounds to which its reconstruction is assigned and in which the example was used."""
         return tuple(round for round in self.claimed or () if round in self.rounds)
 
     @property
     def wrongly(self) -> tuple[int, ...]:
-        """The rounds that its reconstruction is claimed to come from but that did not use this example."""
+        """The rounds to which its reconstruction is assigned although the example was not used in them."""
         return tuple(round for round in self.claimed or () if round not in self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOnRun:
-    """One attack on one run: what it was told, and what came of it.
+    """One attack on one run: its settings and its results.
 
-    summary:       None where nothing is scored yet. null: the same attack without a gradient, where it is scored.
-    cases:         complete observations that it was to attack; None where its attack.json is gone.
-    states:        how many of these cases are done, failed, interrupted and waiting.
-    examples:      scored ones, save those of cases that no attack has come to.
-    losses:        the attack's own loss, once an iteration, of each case.
-    lpips_reasons: why there is no LPIPS, where there is none.
-    unscored:      reconstructions that nothing was compared with.
-    linked:        cases of several rounds. notes: what the attack says of its answers to the others, by case.
+    summary:       None if nothing is scored yet. null: the same attack without a gradient, if it is scored.
+    cases:         number of complete observations to attack; None if its attack.json is missing.
+    states:        number of these cases that are done, failed, interrupted and waiting.
+    examples:      scored examples, without those of cases that are still waiting.
+    losses:        for each case, the attack's own loss after each iteration.
+    lpips_reasons: reasons for missing LPIPS values.
+    unscored:      reconstructions without scores.
+    linked:        cases of several rounds. notes: for each other case, the attack's notes on its reconstruction.
     """
 
     source: str
@@ -100,17 +101,20 @@ class AttackOnRun:
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """Why examples of finished cases have no reconstruction, and how many for each reason."""
+        """Reasons why examples of finished cases have no reconstruction, with the number of examples for each reason."""
         return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
 
     @property
     def has_failed(self) -> bool:
-        """Return whether every case that it came to failed."""
+        """Return whether every case that the attack has processed failed."""
         return bool(self.states.get("failed")) and not self.states.get("done") and not self.states.get("interrupted")
 
     @property
     def said(self) -> list[tuple[str, int]]:
-        """What the attack says of its answers, and of how many cases; numbers in it are those of the first of them."""
+        """The attack's notes, with the number of cases for each.
+
+        Notes that differ only in numbers count as one, shown as it first occurs.
+        """
         first: dict[str, str] = {}
         count: Counter[str] = Counter()
         for note in (note for notes in self.notes.values() for note in dict.fromkeys(notes)):
@@ -121,17 +125,17 @@ class AttackOnRun:
 
     @property
     def distinct(self) -> int:
-        """Examples of the data set among the finished: one that was attacked in three rounds is one."""
+        """The number of distinct examples in finished cases; an example that was attacked in three rounds counts once."""
         return len({example.index for example in self.finished})
 
     @property
     def finished(self) -> list[Example]:
-        """The examples that shares and means are of."""
+        """The examples of finished cases; shares and means are computed from them."""
         return [example for example in self.examples if example.state in FINISHED]
 
 
 def changes(manifest: Manifest) -> str:
-    """Return all that clients do to what a message is made of, as specifications; "" where that is nothing."""
+    """Return the specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
     m = manifest
     gradient = m.gradient if m.gradient.strip() not in ("", "plain") else ""
     return ", ".join(part for part in (str(m.defense), gradient, m.network, m.inputs) if part.strip())
@@ -147,7 +151,7 @@ def protection(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One run. data: the data set's name, where scores tell it. truth: whether the folder has any of its own."""
+    """One run. data: name of the data set, if there are scores. truth: whether the folder contains truth."""
 
     folder: Path
     manifest: Manifest
@@ -164,7 +168,7 @@ class ReportedRun:
 
     @cached_property
     def changes(self) -> str:
-        """All that clients do to what a message is made of, as specifications; "" where that is nothing."""
+        """The specifications of everything that clients change: update, gradient, network and inputs; "" if nothing."""
         return changes(self.manifest)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Charts as SVG that inherits the page's colours and type, the same bytes for the same numbers."""
+"""Charts as SVG that use the page's colours and fonts. Equal numbers give equal bytes."""
 
 import io
 import re
@@ -41,9 +41,9 @@ Values = NDArray[np.float64]
 
 
 def loss_curves(name: str, losses: Sequence[Values]) -> str | None:
-    """The attack's own loss over its iterations, on a log scale: a thin line a case, a thick one for the median.
+    """Return a chart of the attack's own loss over its iterations, on a log scale; None if no case has a positive loss.
 
-    A case that stopped keeps its last value in the median. None where no case has a positive loss.
+    A thin line is one case, the thick line the median. A case that has ended keeps its last value in the median.
     """
     curves = [loss for loss in losses if (np.isfinite(loss) & (loss > 0)).any()]
     if not curves:
@@ -61,7 +61,10 @@ def loss_curves(name: str, losses: Sequence[Values]) -> str | None:
 
 
 def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None], *, share: bool = False) -> str | None:
-    """One quantity over the rounds; `share`: an axis from 0 to 1. None where there is nothing to draw."""
+    """Return a chart of one quantity over the rounds; None if there are no values.
+
+    share: whether the axis runs from 0 to 1.
+    """
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None and np.isfinite(value)]
     if not known:
         return None
@@ -76,7 +79,7 @@ def over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | None]
 
 
 def _at_least_a_decade(axes: Axes) -> None:
-    """A loss that hardly moved looks flat."""
+    """Widen the axis to at least a factor of 10, so that a loss that hardly changed looks flat."""
     low, high = axes.get_ylim()
     if high < 10 * low:
         middle = np.sqrt(low * high)
@@ -84,12 +87,12 @@ def _at_least_a_decade(axes: Axes) -> None:
 
 
 def _positive(curve: Values) -> Values:
-    """What has no place on a log scale becomes a gap."""
+    """Return the curve with NaN, drawn as a gap, for values that a log scale cannot show."""
     return np.where(np.isfinite(curve) & (curve > 0), curve, np.nan)
 
 
 def _median(curves: Values) -> Values:
-    """Over the first axis, of what is there; a gap where nothing is."""
+    """Return the median over the first axis, ignoring NaN; NaN where all values are NaN."""
     median = np.full(curves.shape[1], np.nan)
     known = ~np.isnan(curves).all(axis=0)
     median[known] = np.nanmedian(curves[:, known], axis=0)
@@ -103,7 +106,7 @@ def _thinned(curve: Values) -> tuple[Values, Values]:
 
 @contextmanager
 def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Axes to draw on; the list holds the SVG when the block is left. Width and height in inches."""
+    """Yield the axes to draw on, and a list that contains the SVG after the `with` block. Width and height are in inches."""
     svg: list[str] = []
     with mpl.rc_context({**STYLE, "svg.hashsalt": f"fedleak {name}"}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -114,7 +117,10 @@ def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, li
 
 
 def _inline(svg: str, colours: Mapping[str, str]) -> str:
-    """A part of a page: no prologue, no metadata, no fixed size or colour or font, no names that two charts could share."""
+    """Return the SVG for use inside an HTML page.
+
+    Prologue, metadata, fixed sizes, colours and fonts, and element ids that two charts could share are removed.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\s(xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg.split(">", 1)[0]) + ">" + svg.split(">", 1)[1]

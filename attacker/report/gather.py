@@ -1,4 +1,4 @@
-"""Reading of everything that a report shows of a run from its folder, without drawing or formatting."""
+"""Reading of a run's folder for a report: all facts that it shows, without drawing or formatting."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ PlaceKey = tuple[str, int, int, int]
 def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
     """Read a run, or a recording with reconstructions beside it. Raises ValueError, naming the folder, if there is none.
 
-    scored: False leaves aside what comes of truth: scores, and originals.
+    scored: False leaves out scores and originals, which are derived from the truth.
     """
     at = folder if (folder / "manifest.json").is_file() else folder / "recording"
     if not (at / "manifest.json").is_file():
@@ -70,12 +70,12 @@ def gather(folder: Path, *, scored: bool = True) -> ReportedRun:
 
 
 def run_folder(folder: Path) -> Path:
-    """The run that `folder` is, or the one that it is the recording of."""
+    """Return the folder of the run: `folder` itself, or the folder above it if `folder` is a recording."""
     return folder.parent if (folder / "manifest.json").is_file() else folder
 
 
 def _lines(path: Path, missing: list[Missing]) -> list[Record]:
-    """The rows of `metrics.jsonl` that a server may have written."""
+    """Return the rows of `metrics.jsonl`, without those with values that no server writes; problems are added to `missing`."""
     try:
         rows = read_json_lines(path)
     except ValueError as error:
@@ -106,7 +106,10 @@ def _scores(path: Path, missing: list[Missing]) -> list[ScoreRow]:
 
 
 def _facts(folder: Path, manifest: Manifest, missing: list[Missing]) -> dict[str, Record]:
-    """What replay wrote down of each attack, by the name of its folder; of other recordings that share it, nothing."""
+    """Return the content of each attack.json by the name of its folder.
+
+    Attacks on other recordings that share the folder are left out; files that cannot be read are added to `missing`.
+    """
     found = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
@@ -129,7 +132,7 @@ def _attacks(
     scores: Sequence[ScoreRow],
     missing: list[Missing],
 ) -> tuple[AttackOnRun, ...]:
-    """Every attack, scored or not, its null beside it; nulls alone are left out."""
+    """Return every attack, with or without scores, and with its null. Nulls are not returned as attacks of their own."""
     rows: dict[str, list[ScoreRow]] = {}
     for row in sorted(scores, key=_order):
         rows.setdefault(row.source, []).append(row)
@@ -182,7 +185,10 @@ def _attack(
 
 
 def _states(folder: Path, told: Record) -> dict[str, State]:
-    """The state of each case to attack, by what lies in the attack's folder now; one whose rounds are all in others is none."""
+    """Return the state of each case to attack, from the files in the attack's folder now.
+
+    Cases whose rounds are all part of other cases are left out.
+    """
     whole = {key for key, other in find_superseded(folder, told["cases"]).items() if not other.rest}
     keys = [case["key"] for case in told["cases"] if case["status"] == "complete" and case["key"] not in whole]
     return {key: read_case(folder, key)[1] for key in keys}
@@ -191,7 +197,7 @@ def _states(folder: Path, told: Record) -> dict[str, State]:
 def _unscored(
     folder: Path, manifest: Manifest, source: str, facts: Mapping[str, Record], attack: AttackOnRun, missing: list[Missing]
 ) -> Unscored:
-    """What an attack found that has no scores, beside what its null found."""
+    """Return the reconstructions of an attack that have no scores, with those of its null."""
     told, reconstructions = facts[source], folder / "reconstructions"
     nulls = [
         reconstructions / name
@@ -240,7 +246,10 @@ def _example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -
 
 
 def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRow]]) -> dict[tuple[str, PlaceKey], ExamplePair]:
-    """The pairs to be shown, by source and place; under no source the original alone, for attacks that failed on it."""
+    """Return the pairs to show, by the attack's folder name and the example's key.
+
+    The original alone is stored under the folder name "", for attacks that failed on this example.
+    """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():
         for row in some[:SHOWN]:
@@ -270,7 +279,7 @@ def _undone(
     *,
     truth: bool,
 ) -> list[Missing]:
-    """What is left to replay and to score. recording: what to name to replay."""
+    """Return what is left to replay and to score. recording: folder that the replay command names."""
     if not facts and not scores:
         return [not_replayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}

@@ -1,4 +1,4 @@
-"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's remarks."""
+"""Results of attacks on several rounds of a client: the rounds used and left out, and the attack's notes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ Record = dict[str, Any]
 class Linked:
     """One case of several rounds.
 
-    rounds:   those that the answer is of; where there is none, those that there are for one.
-    left_out: rounds that are no part of it, each with its reason.
-    scored:   why not all of it is, in words. notes: what the attack says of the rounds.
-    examples: how many it made, several: those of them said to be in several rounds; None and 0 where no answer can be read.
+    rounds:   rounds that the reconstruction uses; without a reconstruction, the rounds of the case.
+    left_out: rounds that are not part of the case, each with its reason.
+    scored:   the reason why parts of it have no scores; "" if all have. notes: the attack's notes on the rounds.
+    examples: number of reconstructed examples; None if no reconstruction can be read. several: how many of them the attack
+              assigns to several rounds.
     """
 
     case: str
@@ -34,12 +35,15 @@ class Linked:
 
     @property
     def which(self) -> str:
-        """The rounds in words."""
+        """The rounds as text."""
         return format_numbers(self.rounds).replace("-", " to ").replace(",", ", ")
 
 
 def linked(folder: Path, told: Mapping[str, Any]) -> tuple[Linked, ...]:
-    """The cases of several rounds of an attack, in the order of its attack.json (`told`); folder: of its reconstructions."""
+    """Return the cases of several rounds of an attack, in the order of its attack.json.
+
+    folder: folder of its reconstructions. told: content of its attack.json.
+    """
     others = find_superseded(folder, told["cases"])
     return tuple(_linked(folder, case, others.get(case["key"])) for case in told["cases"] if "rounds" in case)
 
@@ -62,7 +66,7 @@ def _linked(folder: Path, case: Record, other: Superseded | None) -> Linked:
 
 
 def rounds_of(found: Reconstruction) -> dict[int, tuple[int, ...]]:
-    """The rounds that each example is said to have been in, ascending, by its number."""
+    """Return for each reconstructed example, by its index, the rounds to which the attack assigns it, ascending."""
     places = Counter((slot.example, slot.round) for slot in found.slots)
     examples = sorted({example for example, _ in places})
     return {example: tuple(sorted(round for one, round in places if one == example)) for example in examples}

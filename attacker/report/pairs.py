@@ -1,4 +1,4 @@
-"""Pairs of original and reconstruction as a page shows them, or a reconstruction alone."""
+"""Pairs of original and reconstruction in the form in which pages show them, or a reconstruction alone."""
 
 import io
 import os
@@ -35,7 +35,7 @@ class Picture:
 class TableCell:
     """One variable of a table row, in its own unit or as a category.
 
-    original: None where there is none. right: whether the reconstruction counts as right; None where nobody can tell.
+    original: None without an original. right: whether the reconstruction counts as correct; None without an original.
     """
 
     column: str
@@ -46,7 +46,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ExamplePair:
-    """What there is to show of one example; nothing where `problem` says why not."""
+    """The pictures or table cells of one example; empty if `problem` states why they cannot be shown."""
 
     original: Picture | None = None
     reconstruction: Picture | None = None
@@ -55,7 +55,10 @@ class ExamplePair:
 
 
 def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
-    """The pair in `file`, relative to `run`: a PNG with the original left, or a table row as JSON."""
+    """Read the pair in `file`, relative to `run`: a PNG with the original on the left, or a table row as JSON.
+
+    A file that cannot be read gives a pair with a `problem`.
+    """
     if not {"", ".", ".."}.isdisjoint(file.split("/")):
         return ExamplePair(problem=f"{file} lies outside the run")
     if not os.path.lexists(run / file):
@@ -70,7 +73,10 @@ def read_pair(run: Path, file: str, columns: Sequence[Column]) -> ExamplePair:
 
 
 def read_pair_tensors(run: Path, file: str) -> tuple[Tensor, Tensor]:
-    """Read the original and the reconstruction of a pair, each (C, H, W) in [0, 1] or (F,). Raises ValueError if it cannot."""
+    """Read original and reconstruction of a pair, each (C, H, W) in [0, 1] or (F,).
+
+    Raises ValueError if the file cannot be read.
+    """
     pair = read_pair(run, file, ())
     if pair.problem:
         raise ValueError(pair.problem)
@@ -87,7 +93,7 @@ def _pixels(picture: Picture) -> Tensor:
 
 
 def alone(x: Tensor, data: DataSpec) -> ExamplePair:
-    """A reconstruction of shape `data.shape` that there is no original for, clamped to [0, 1]."""
+    """Return a reconstruction x of shape `data.shape` for display without an original, clamped to [0, 1]."""
     x = x.nan_to_num()
     if not data.is_image:
         columns = data.columns or tuple(Column(name=f"column {i}") for i in range(len(x)))
@@ -125,7 +131,7 @@ def _row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
 
 
 def _cells(columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None) -> Iterator[TableCell]:
-    """A cell for each continuous column, and one for all columns of a categorical variable."""
+    """Yield a cell for each continuous column, and one for all columns of a categorical variable."""
     numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
     for (kind, name, _), group in numbered:

@@ -1,4 +1,4 @@
-"""`attacker rank`: how far a network's gradient can leak, from its shape alone."""
+"""Output of `attacker rank`: how many values of its input a network's gradient determines, from the layer shapes alone."""
 
 from dataclasses import asdict
 from math import prod
@@ -20,7 +20,7 @@ __all__ = ["analysed", "as_json", "check_picture", "described", "draw", "headlin
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that `3x32x32` or `30` names. Raises ValueError for anything else."""
+    """Parse a shape such as `3x32x32` or `30`. Raises ValueError for anything else."""
     parts = text.lower().split("x")
     if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"--input {text!r}: write 3x32x32 (channels, height, width) for images, or 30 for table rows")
@@ -36,9 +36,10 @@ def check_picture(path: Path) -> None:
 
 
 def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str, Any]) -> Chain:
-    """The chain of a model by its name, or of `module:function`, which is imported.
+    """Return a model as a chain of layers, by its name or as `module:function`, which is imported.
 
-    Raises ValueError if there is no such model, or it does not fit, and RuntimeError, with the reason, where it is no chain.
+    Raises ValueError if there is no such model or it does not fit the shape, and RuntimeError with the reason if it is not a
+    chain.
     """
     if ":" in model:
         models.admit(model)
@@ -50,7 +51,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
 
 
 def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
-    """The rank analysis. Raises RuntimeError, with the reason, if a layer cannot be analysed."""
+    """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed."""
     try:
         return rank_report(chain, dead=dead, prove=PROVED if prove else 0)
     except NotAChain as reason:
@@ -58,14 +59,14 @@ def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
 
 
 def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
-    """Write a picture of the chain; its kind is that of the name of `path`."""
+    """Write a picture of the chain as PNG, SVG or PDF, depending on the suffix of `path`."""
     from attacker.report.chain_figure import chain_picture
 
     chain_picture(report, [described(layer) for layer in chain.layers], path, title=title, verdict=headline(report))
 
 
 def as_json(report: RankReport, model: str) -> dict[str, Any]:
-    """All that was found, for machines."""
+    """Return all results of the analysis as values for JSON."""
     return {
         "model": model,
         "full": report.full,
@@ -82,7 +83,10 @@ def as_json(report: RankReport, model: str) -> dict[str, Any]:
 
 
 def table(report: RankReport, chain: Chain) -> Table:
-    """One row a layer, the critical one in red: unknowns, constraints of each kind, the index, the rank, what is missing."""
+    """Return a table with one row per layer, the critical layer in red.
+
+    Its columns are unknowns, constraints of each kind, the index, the rank, and the number of missing equations.
+    """
     made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     made.add_column("layer", overflow="fold")
     made.add_column("what", overflow="fold", min_width=8)
@@ -102,7 +106,7 @@ def table(report: RankReport, chain: Chain) -> Table:
 
 
 def described(layer: Layer) -> str:
-    """A layer in few words: its channels, kernel, stride and padding, or its width."""
+    """Return a short description of a layer: its channels, kernel, stride and padding, or its width."""
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
     words = [f"conv {layer.shape[0]}", _sides(layer.kernel)]

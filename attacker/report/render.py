@@ -26,7 +26,7 @@ LARGEST = 192
 
 @dataclass(frozen=True)
 class Chart:
-    """A finished drawing and its words."""
+    """A finished drawing with its title and its alternative text for screen readers."""
 
     title: str
     svg: Markup
@@ -34,10 +34,11 @@ class Chart:
 
 
 def build(runs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of `runs`, in their order, to `out`: one HTML file that loads nothing else. Returns its path.
+    """Write the report of `runs`, in their order, to one HTML file that loads no other files, and return its path.
 
-    out: by default report.html in the folder of the first run.
-    Only its owner can read it: it shows private originals. Raises ValueError if a folder is no run.
+    out: by default report.html in the folder of the first run. Only its owner can read the file, since it shows private
+         originals.
+    Raises ValueError if a folder is no run.
     """
     if not runs:
         raise ValueError("a report needs one run at least")
@@ -50,7 +51,7 @@ def build(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     template = _environment().get_template("page.html")
     return template.render(
         runs=[_shown(i, run) for i, run in enumerate(runs, start=1)],
@@ -81,20 +82,20 @@ def _shown(number: int, run: ReportedRun) -> dict[str, Any]:
 
 
 def _no_lpips(run: ReportedRun) -> dict[str, list[str]]:
-    """Why there is no LPIPS: reasons, each with the attacks it holds for; with none where it holds for all."""
+    """Return the reasons for missing LPIPS values, each with the attacks concerned; an empty list stands for all attacks."""
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
 def _strip(run: ReportedRun) -> list[Example]:
-    """The first examples of the best attack that can be shown: in order, not the prettiest."""
+    """Return the first examples of the best attack that have an original to show. They are not selected by quality."""
     best = words.best(run)
     return [example for example in best.finished if example.pair.original][:STRIP] if best else []
 
 
 def _unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
-    """The first reconstructions of the first attack, where nothing at all is scored."""
+    """Return the first reconstructions of the first attack that has any, if nothing is scored; otherwise none."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return [one for one in first if one.shown.reconstruction][:STRIP] if words.best(run) is None else []
 
@@ -156,7 +157,7 @@ def _data_uri(picture: Picture) -> str:
 
 
 def _zoom(picture: Picture) -> int:
-    """The width to show a picture at: whole multiples of small ones, in CSS pixels."""
+    """Return the width at which to show a picture, in CSS pixels; small pictures are enlarged by a whole number."""
     if picture.width >= SMALLEST:
         return min(picture.width, LARGEST)
     return picture.width * -(-SMALLEST // picture.width)

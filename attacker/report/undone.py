@@ -20,17 +20,17 @@ class Missing:
 
 
 def not_replayed(recording: Path) -> Missing:
-    """Nothing at all was attacked."""
+    """Return the missing part of a recording that was not attacked at all."""
     return Missing("No attack was replayed on this recording yet.", replay_command(recording))
 
 
 def unfinished(
     told: Record, states: Mapping[str, State], scored: Mapping[str, State], *, replay: str, score: str
 ) -> list[Missing]:
-    """What is left to replay and to score of one attack.
+    """Return the missing parts of one attack: cases to replay and to score.
 
-    told: its attack.json. states: of its cases, as they are now. scored: as they were when they were scored, of those that were.
-    replay, score: the commands; score is "" where there is no truth.
+    told: content of its attack.json. states: present states of its cases. scored: states that its scored cases had when they were
+    scored. replay, score: the commands; `score` is "" without truth.
     """
     spec, count = told["spec"], len(states)
     waiting, interrupted = (sum(state == wanted for state in states.values()) for wanted in ("waiting", "interrupted"))
@@ -46,12 +46,12 @@ def unfinished(
 
 
 def counted(count: int) -> str:
-    """ "1 case is", "4 cases are"."""
+    """Return a number of cases with its verb, such as "1 case is" or "4 cases are"."""
     return f"{count} case is" if count == 1 else f"{count} cases are"
 
 
 def no_truth(run: Path) -> Missing:
-    """Nothing can be scored here."""
+    """Return the missing part of a run without truth, which cannot be scored."""
     return Missing(
         "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
         f"{score_command(run)} --truth FOLDER",
@@ -59,5 +59,5 @@ def no_truth(run: Path) -> Missing:
 
 
 def no_null(recording: Path, told: Mapping[str, Any]) -> Missing:
-    """There is nothing to compare an attack's scores with."""
+    """Return the missing part of an attack without a scored null, to which its scores could be compared."""
     return Missing(f"{told['spec']} has no scored null.", replay_command(recording, told))

@@ -1,4 +1,4 @@
-"""Reconstructions without scores: of a recording without truth, or not scored yet."""
+"""Reconstructions without scores, because the recording has no truth or is not scored yet."""
 
 import os
 from collections import Counter
@@ -20,13 +20,13 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class UnscoredExample:
-    """One reconstructed example, and what stands in the null's answer to the same case at the same place.
+    """One reconstructed example, and the example at the same place of the null's reconstruction of the case.
 
-    rounds:     in which the attack says it was: one, but where it puts several together.
-    number:     place in the case's answer, from 1: a gradient knows no order within a batch.
-    loss:       the attack's own, at the end; None where it is no number. confidence: the attack's estimate
-                of the probability that it is recovered; None where it is undecided.
-    route, notes: how the answer came about, and what the attack says of it; of a case of several rounds `Linked` has that.
+    rounds:     rounds to which the attack assigns it: one, unless the attack combines several.
+    number:     its place in the reconstruction, from 1; the order of examples within a batch has no meaning.
+    loss:       the attack's own loss at the end; None if it is not finite. confidence: the attack's estimate
+                of the probability that the example is recovered; None if undecided.
+    route:      method that found the reconstruction. notes: the attack's notes; for cases of several rounds they are in `Linked`.
     """
 
     case: str
@@ -44,9 +44,10 @@ class UnscoredExample:
 
 @dataclass(frozen=True)
 class Unscored:
-    """found: the first of them, in the order of the recording; total: how many there are.
+    """The reconstructions of one attack without scores.
 
-    failures: why cases have no reconstruction, and how many for each reason. problems: files that cannot be shown.
+    found:    the first of them, in the order of the recording. total: number of all.
+    failures: reasons why cases have no reconstruction, with the number of cases for each. problems: files that cannot be shown.
     """
 
     found: tuple[UnscoredExample, ...] = ()
@@ -56,9 +57,10 @@ class Unscored:
 
 
 def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int) -> Unscored:
-    """What an attack found in cases without a row of scores.
+    """Return the reconstructions of an attack for cases without score rows.
 
-    folder: of its reconstructions, and null: of its null's, if any. told: its attack.json. scored: keys of cases with rows.
+    folder: folder of its reconstructions. null: folder of its null's reconstructions, or None. told: content of its attack.json.
+    scored: keys of the cases with score rows. most: maximum number of examples to return.
     """
     found: list[UnscoredExample] = []
     problems: list[str] = []
@@ -84,12 +86,12 @@ def unscored(folder: Path, told: Record, scored: set[str], data: DataSpec, *, nu
 
 
 def _failure(path: Path) -> list[str]:
-    """Why a case failed, where it did."""
+    """Return the reason why a case failed, as a list of one; empty if it did not fail."""
     return [read_reason(path)] if os.path.lexists(path) else []
 
 
 def _beside(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:
-    """The null's answer to a case, by place; nothing where there is none that can be read."""
+    """Return the examples of the null's reconstruction of a case by their place; empty if there is none that can be read."""
     try:
         answer = _read(null / f"{case['key']}.safetensors", data) if null else None
     except ValueError:

@@ -24,12 +24,12 @@ NAMES = {
 
 
 def attack_name(attack: str) -> str:
-    """As the papers spell it, where known."""
+    """Return an attack's name as its paper spells it, or the given name for attacks without a paper."""
     return NAMES.get(attack, attack)
 
 
 def recovered(estimate: Estimate) -> str:
-    """ "24 of 24", from a rate."""
+    """Return a rate as text, such as "24 of 24"."""
     return f"{round(estimate.value * estimate.count)} of {estimate.count}"
 
 
@@ -42,18 +42,18 @@ def percent_interval(estimate: Estimate) -> str:
 
 
 def interval(estimate: Estimate, digits: int) -> str:
-    """Format an interval; of so few groups that there is none, the range of the values, and say so."""
+    """Return an interval as text; if there are too few groups for one, the range of the values with a remark."""
     ends = f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
     return ends if estimate.is_interval else f"values {ends}; no interval of {counted(estimate.clusters, 'group')}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """ "1 round", "3 rounds"."""
+    """Return a number with its noun, such as "1 round" or "3 rounds"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """From seconds to "9.8 s", "1 min 33 s", "2 h 5 min"."""
+    """Return seconds as text, such as "9.8 s", "1 min 33 s" or "2 h 5 min"."""
     if seconds < 99.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """From bytes to "73 kB": powers of 1000."""
+    """Return a number of bytes as text in powers of 1000, such as "73 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             break
@@ -70,15 +70,15 @@ def amount(count: float) -> str:
 
 
 def best(run: ReportedRun) -> AttackOnRun | None:
-    """Return the scored attack that `strongest` chooses; None where nothing is scored."""
+    """Return the scored attack that `strongest` chooses; None if nothing is scored."""
     winner = strongest([attack.summary for attack in run.attacks if attack.summary])
     return next((attack for attack in run.attacks if attack.summary is winner), None) if winner else None
 
 
 def strongest(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the summary of the attack that recovered most, of those within the threat model where there are any.
+    """Return the summary of the attack that recovered most; attacks with an oracle are considered only if there are no others.
 
-    One that is not distinguishable from its null comes after those that leak, or that have no verdict.
+    An attack that is not distinguishable from its null comes after attacks that leak or have no verdict.
     """
     scored = [summary for summary in summaries if summary.success]
     fair = [summary for summary in scored if not summary.oracles] or scored
@@ -86,7 +86,7 @@ def strongest(summaries: Iterable[Summary]) -> Summary | None:
 
 
 def _strength(summary: Summary) -> tuple[bool, float, bool, float, bool, float, float]:
-    """Of equals, one that has a null beside it, and one on more examples: it says more."""
+    """Return a sort key for `strongest`. Among equal attacks, those with a null and those on more examples come first."""
     success, labels = _of(summary.success), _of(summary.label_success)
     told = (not _is_gone(summary), success.value, _leaks(summary), labels.value, summary.null is not None, success.low)
     return *told, summary.psnr.value if summary.psnr else 0.0
@@ -101,7 +101,7 @@ def _is_gone(summary: Summary) -> bool:
 
 
 def verdict(run: ReportedRun) -> str:
-    """What the scores of a run come to, in plain words."""
+    """Return the conclusion from the scores of a run, as text."""
     if run.attacks and all(attack.has_failed for attack in run.attacks):
         return _failed(run)
     summaries = [attack.summary for attack in run.attacks if attack.summary]
@@ -109,7 +109,7 @@ def verdict(run: ReportedRun) -> str:
 
 
 def verdict_of(summaries: Sequence[Summary], manifest: Manifest) -> str:
-    """Return what the attacks on one run come to, in plain sentences; "" where nothing is scored."""
+    """Return the conclusion from the scores of the attacks on one run, as text; "" if nothing is scored."""
     winner = strongest(summaries)
     if winner is None:
         return ""
@@ -124,7 +124,7 @@ def verdict_of(summaries: Sequence[Summary], manifest: Manifest) -> str:
 
 
 def _verdict_on(summary: Summary, manifest: Manifest) -> str:
-    """What one attack with finished cases comes to."""
+    """Return the conclusion about one attack that has finished cases, without a full stop."""
     name, found = _told(summary, manifest), summary.verdict
     facts = f"recovered {_share(_of(summary.success), manifest)}{_labels(summary, 'read')}"
     if summary.null is None or summary.null.success is None or found is None:
@@ -139,7 +139,7 @@ def _verdict_on(summary: Summary, manifest: Manifest) -> str:
 
 
 def _labels(summary: Summary, reads: str) -> str:
-    """How many labels were read; "" where they were told."""
+    """Return how many labels were recovered, as text; "" if an oracle supplied them."""
     if summary.label_success is None or "labels" in summary.oracles:
         return ""
     return f" and {reads} {recovered(summary.label_success)} labels"
@@ -159,7 +159,7 @@ def _unscored(run: ReportedRun) -> str:
 
 
 def _failed(run: ReportedRun) -> str:
-    """That no attack has any answer, and the reason that most of their cases give."""
+    """Return the sentences for a run on which every attack failed, with the most frequent reason."""
     cases = sum(attack.states["failed"] for attack in run.attacks)
     who = "The attack" if len(run.attacks) == 1 else f"Each of the {len(run.attacks)} attacks"
     reasons: Counter[str] = Counter()
@@ -171,12 +171,12 @@ def _failed(run: ReportedRun) -> str:
 
 
 def is_finished(run: ReportedRun) -> bool:
-    """Return whether any attack came to the end of any case."""
+    """Return whether any attack has finished any case."""
     return any(attack.states.get(state) for attack in run.attacks for state in FINISHED)
 
 
 def not_finished(run: ReportedRun) -> str:
-    """How many cases the attacks did not come to the end of, in a sentence; "" where that is none."""
+    """Return a sentence on how many cases are not finished; "" if all are."""
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (left := count_unfinished(states)):
         return ""
@@ -186,7 +186,7 @@ def not_finished(run: ReportedRun) -> str:
 
 
 def coverage(run: ReportedRun) -> str:
-    """Return how much the attacks cover and how many of their cases failed, in one sentence; "" without attacks."""
+    """Return how many observations the attacks cover and how many of their cases failed, in one sentence; "" without attacks."""
     states = sum((Counter(attack.states) for attack in run.attacks), Counter[str]())
     if not (total := states.total()):
         return ""
@@ -202,12 +202,12 @@ def coverage(run: ReportedRun) -> str:
 
 
 def in_states(states: Mapping[str, int], wanted: Sequence[State] = STATES) -> str:
-    """ "2 done, 1 failed, 3 waiting", of those that there are."""
+    """Return the number of cases by state as text, such as "2 done, 1 failed, 3 waiting"; states without cases are left out."""
     return format_counts(states, wanted)
 
 
 def finished_of(states: Mapping[str, int]) -> str:
-    """ "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
+    """Return the number of finished cases as text, such as "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
     total, left = sum(states.values()), count_unfinished(states)
     text = f"{total - left:,} of {counted(total, 'case')} finished"
     return f"{text}; {in_states(states, UNFINISHED)}" if left else text
@@ -223,7 +223,7 @@ def _under(run: ReportedRun) -> str:
 
 
 def _told(summary: Summary, manifest: Manifest) -> str:
-    """The attack's name, with what it was told beyond the threat model, or did not use."""
+    """Return the attack's name, followed by its oracles, or by "ignoring the defense" if it does not model it."""
     name = attack_name(summary.attack)
     if changes(manifest) and not summary.knows_defense:
         name = f"{name}, ignoring the defense,"
@@ -236,7 +236,7 @@ def _share(success: Estimate, manifest: Manifest) -> str:
 
 
 def _of(estimate: Estimate | None) -> Estimate:
-    """The share of a summary with finished cases."""
+    """Return `estimate`, which is never None for a summary with finished cases."""
     assert estimate is not None
     return estimate
 
@@ -256,7 +256,7 @@ def _oracle(summaries: Sequence[Summary], top: Summary, manifest: Manifest) -> s
 
 
 def privacy(row: Mapping[str, Any]) -> str:
-    """What a round's row of metrics says of differential privacy so far; "" where it says nothing."""
+    """Return a round's privacy accounting as text; "" if its row of metrics has none."""
     told = row.get("privacy")
     if not isinstance(told, Mapping):
         return ""
@@ -279,7 +279,10 @@ def _epsilon(told: Mapping[str, Any]) -> str:
 
 
 def differences(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return in what the runs differ besides the defense, since their comparison is then not of defenses alone."""
+    """Return the names of the settings, other than the defense, in which the runs differ.
+
+    If there are any, a comparison of the runs does not compare defenses alone.
+    """
     known = next((run.data for run in runs if run.data), "")
     facts: dict[str, list[Any]] = {
         "model": [(run.manifest.model.name, run.manifest.model.arguments) for run in runs],

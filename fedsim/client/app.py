@@ -169,7 +169,10 @@ def _model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
 
 
 def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights sent, and the buffers: those sent, the client's own, or none to use the model's initial ones."""
+    """Return the weights in a message and the buffers to train with: those sent, the client's own, or none.
+
+    Without buffers, the model's initial ones are used.
+    """
     record, own = message.content[records.WEIGHTS], context.state.get(records.BUFFERS)
     assert isinstance(record, ArrayRecord)
     weights = records.to_tensors(record)

@@ -46,7 +46,7 @@ class ClientIdentity:
 
 
 def draw() -> ClientIdentity:
-    """Draw a new identity from the operating system's randomness."""
+    """Return a new identity, drawn from the operating system's random source."""
     return ClientIdentity(secrets.token_hex(6), secrets.token_hex(32))
 
 

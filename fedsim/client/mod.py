@@ -1,4 +1,4 @@
-"""Updates as clients send them, defended and under a pseudonym; and a mod that has the clients of any Flower app do so."""
+"""Updates as clients send them, with defense and pseudonym, and a mod for the clients of any Flower app."""
 
 from collections.abc import Callable, Mapping
 
@@ -64,12 +64,18 @@ def _weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor]:
 
 
 def _minus(trained: Tensor, sent: Tensor) -> Tensor:
-    """Return the update. If the strategy sends float64, the client starts from the values rounded to its own dtype."""
+    """Return the update of one tensor: trained minus sent.
+
+    If the strategy sends float64, the client starts from the values rounded to its own dtype.
+    """
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
 
 def _next(context: Context) -> tuple[ClientIdentity, int]:
-    """Return the identity, and the client's own number of this update, from 1. The server's round number could repeat noise."""
+    """Return the client's identity and its own count of updates, from 1, which seeds the noise.
+
+    The server's round number might repeat, and then the noise would repeat as well.
+    """
     stored: Mapping[str, object] | None = context.state.config_records.get("identity")
     drawn = draw() if stored is None else ClientIdentity(str(stored["pseudonym"]), str(stored["secret"]))
     number = 1 if stored is None else int(str(stored["updates"])) + 1

@@ -1,15 +1,15 @@
-"""The apps that `flwr run .` starts.
+"""The Flower apps that `flwr run .` starts.
 
-The run config names the experiment and the folder of the run on the server:
+Keys of the run config:
 
-experiment: path of a TOML file, read on the machine of each party. settings: the same as text, instead of a file.
+experiment: path of a TOML file, read on the machine of each party. settings: the content of such a file, instead of a path.
 out:        folder of the run on the server. Relative paths start in the folder of Flower's process.
-public:     on the server, folder of public facts about data that it does not have; empty if it has the data.
+public:     on the server, folder of public facts about the data, if the server does not have the data; otherwise empty.
 resume, device, threads: as for `fedsim run`.
 
-Settings of a client are in the configuration of its SuperNode, which no server can set: `data`, `private`, `truth` and `public`
-(`fedsim.engine.locations`), `client-seed` for reproducible simulations, and `experiment`, a file with the experiment that this
-client agreed to. It refuses any other.
+A client's settings are in the node config of its SuperNode, which no server can change: `data`, `private`, `truth` and `public`
+(`fedsim.engine.locations`), `client-seed` for reproducible simulations, and `experiment`, the path of the experiment that this
+client agreed to. The client refuses to run any other experiment.
 """
 
 import tomllib
@@ -75,7 +75,10 @@ def _run(
 
 
 def _experiment(path: str, settings: str, *, own: bool) -> Experiment:
-    """What the run config names. own: on the server and in a simulation; a client admits no code that a server names."""
+    """Return the experiment that the run config names.
+
+    own: whether this is the server or a simulation. A client does not import code that a server names.
+    """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")
     here = Path(path)

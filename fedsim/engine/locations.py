@@ -10,13 +10,12 @@ from fedsim.data import client_parts as parts
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders of one party. None means: as in a simulation, where everybody can load and split all data.
+    """Folders of one party. None means that, as in a simulation, this party loads the experiment's data set and splits it itself.
 
     data:    a client's own data set, such as "part:/data".
     private: a client's folder for identity, secret and state. truth: a client's folder for the examples it used.
-    public:  the server's folder of public facts about the data, which it does not have. A client whose data are not a "part"
-    needs
-             the same facts.
+    public:  the folder of public facts about the data. The server needs it if it does not have the data; a client needs a copy of
+             it if its data set is not a "part".
     """
 
     data: str | None = None

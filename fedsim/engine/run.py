@@ -66,7 +66,7 @@ class FederationRun:
     code: tuple[str, ...] = field(default_factory=references.admitted)
 
     def admit_code(self) -> None:
-        """Admit, in a process that another one handed this run to, the code that was admitted there."""
+        """Admit code in this process that was admitted in the process from which the run comes, such as a Ray worker's parent."""
         references.remember(*self.code)
 
     def model(self) -> ModelSpec:
@@ -82,7 +82,10 @@ class FederationRun:
         return _split(self.experiment.to_toml())
 
     def sizes(self) -> list[int]:
-        """Return the number of examples of each client. If the server has no data, the order does not identify clients."""
+        """Return the number of examples of each client.
+
+        If the server has no data, the sizes are in no particular order of clients.
+        """
         if self.places.public is None:
             return [len(part) for part in self.split()]
         found = parts.sizes(self.places.public)
@@ -143,7 +146,10 @@ class FederationRun:
                 train(model, weights, [_sample(data, 2)], self.experiment.training, data.spec, rule=spec.build(), rng=rng)
 
     def is_done(self) -> bool:
-        """Return whether this experiment is finished in `out`. Raises ValueError for another one, `Unfinished` if partial."""
+        """Return whether this experiment is finished in `out`.
+
+        Raises ValueError if `out` holds another experiment, and `Unfinished` if this one was stopped before its last round.
+        """
         if not self.out.exists() or not any(map(_counts, self.out.iterdir())):
             return False
         check_run(self.out)
@@ -242,7 +248,7 @@ class FederationRun:
 
 
 def _counts(path: Path) -> bool:
-    """Return whether a file shows that a run was begun. Leftovers of a crash and empty mounted folders do not."""
+    """Return whether a file shows that a run has begun. Leftovers of a crash and empty mounted folders do not."""
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 

@@ -49,10 +49,11 @@ _CODE: dict[str, tuple[Callable[..., Any], str]] = {}
 
 
 def admit(reference: str, name: str | None = None) -> None:
-    """Import `module:function`, also from the current folder, and let `build` accept it under that reference and under `name`.
+    """Import the model function `module:function`, also from the current folder, and allow `build` to use it.
 
-    The function or class takes `(shape, num_classes)`, or only one of these by its name, or nothing at all, and gives a module.
-    Raises ValueError if there is no such thing, or `name` is built in.
+    `build` then accepts it under that reference and under `name`. The function or class takes `(shape, num_classes)`, only one of
+    both as a keyword argument, or no argument, and returns a module.
+    Raises ValueError if it cannot be imported, or if `name` is the name of a built-in model.
     """
     if name in BUILT_IN:
         raise ValueError(f"the model {name!r} is built in, and {reference} cannot stand for it")
@@ -68,9 +69,9 @@ def admit(reference: str, name: str | None = None) -> None:
 
 
 def identify_network(spec: ModelSpec) -> str:
-    """Return `module:name@digest` of the code of a network, and "" for one of this project.
+    """Return `module:name@digest`, which identifies the code of a network; "" for a network of this project.
 
-    Raises ValueError if the network is somebody else's and its code was not admitted.
+    Raises ValueError if the code is not part of this project and was not admitted (`admit`).
     """
     if spec.name in _CODE:
         return _CODE[spec.name][1]
@@ -80,7 +81,8 @@ def identify_network(spec: ModelSpec) -> str:
 def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
     """Return the model with initial weights drawn from `seed`. The global random state is not changed.
 
-    Every model takes the argument `outputs`, how many logits it has: one a class, or 1 for two classes and the logistic loss.
+    Every built-in model takes the argument `outputs`, the number of its logits: one per class, or 1 for two classes and the
+    logistic loss.
     Raises ValueError if name, arguments or `data.shape` do not fit, or the model has more than `MAX_PARAMETERS` values.
     """
     layout(spec, data)
@@ -90,7 +92,7 @@ def build(spec: ModelSpec, data: DataSpec, *, seed: int = 0) -> nn.Module:
 def layout(spec: ModelSpec, data: DataSpec) -> nn.Module:
     """Return the model without values, on the meta device: names, shapes and modules at little cost. Raises as `build` does.
 
-    Where code that is not this project's cannot be laid out in that way, the model itself.
+    If the code of a foreign model does not work on the meta device, the model is returned with values.
     """
     try:
         with torch.device("meta"):
@@ -180,7 +182,7 @@ def _fitted(function: Callable[..., Any]) -> Factory:
 
 
 def _public_parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return which of shape and num_classes a function takes by name, and whether it takes both by position."""
+    """Return which of shape and num_classes a function takes as keyword arguments, and whether it takes both by position."""
     parameters = inspect.signature(function).parameters
     named = [key for key in ("shape", "num_classes") if key in parameters]
     required = [
@@ -202,9 +204,10 @@ def _check_size(spec: ModelSpec, model: nn.Module) -> None:
 
 
 def _outputs(spec: ModelSpec, model: nn.Module, data: DataSpec, *, device: str) -> Any:
-    """How many logits the model gives an example, or in words what it gives instead.
+    """Return the number of logits per example, or a description of the output if it is not a tensor of logits.
 
-    The networks of this project check shapes themselves and are not called: torch takes a second to load what that needs.
+    Networks of this project check shapes themselves and are not called here, since PyTorch takes a second to load what a call
+    needs.
     """
     if spec.name in BUILT_IN and BUILT_IN[spec.name] is not torchvision:
         return dict(model.named_parameters())[head(model)[0]].shape[0]

@@ -1,4 +1,4 @@
-"""What a network means for attacks under the training that is prescribed: batch norm by batches, and randomness of clients."""
+"""Remarks on what a network's training mode means for attacks: batch norm by batches, and random numbers of clients."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ RANDOM = "clients draw random numbers while they train (dropout or the like): at
 
 
 def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return what the mode that clients train in means for a network, in sentences."""
+    """Return sentences on what the prescribed training mode ("train" or "eval") means for attacks on this network."""
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
     found = []
     if normed and training.mode == "eval":
@@ -24,12 +24,15 @@ def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[
 
 
 def unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
-    """Return what no attack simulates of how a network is trained, in sentences."""
+    """Return sentences on what attacks do not simulate of this network's training."""
     return [RANDOM] if training.mode == "train" and _draws(network, data) else []
 
 
 def _draws(network: nn.Module, data: DataSpec) -> bool:
-    """Return whether a network in training mode gives two outputs for one input, also by functions that are no modules."""
+    """Return whether a network in training mode computes two different outputs for the same input.
+
+    The comparison of outputs also detects random functions that are not modules.
+    """
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules()):
         return True
     if any(tensor.is_meta for tensor in network.state_dict().values()):

@@ -1,4 +1,4 @@
-"""What networks of other people need before attacks call them: sizes of lazy layers, and logits as their output."""
+"""Adaptation of foreign networks to attacks: initialised lazy layers, and logits as output."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 
 def adapted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return the network with the sizes of lazy layers, by a first call with zeros, and with logits as its output."""
+    """Initialise lazy layers by a forward pass of zeros, and make the network return logits (`with_logits`)."""
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         training = model.training
         with torch.no_grad():
@@ -19,12 +19,12 @@ def adapted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def with_logits(model: nn.Module) -> nn.Module:
-    """Return the network with the `logits` of what it gives as its output, where that is an object or a dictionary."""
+    """Make a network that returns an object or a dictionary return its `logits` instead, by a forward hook."""
     model.register_forward_hook(take_logits)
     return model
 
 
 def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
-    """Return the `logits` of an output object or a dictionary; None, which keeps the output, of anything else."""
+    """Return the `logits` of an output object or dictionary; None, which leaves the output unchanged, for anything else."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None

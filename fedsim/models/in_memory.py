@@ -11,7 +11,10 @@ from fedsim.recording.observation import ModelSpec
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Return a deep copy, also of modules that keep results of a computation, as those of `torch.nn.utils.weight_norm` do."""
+    """Return a deep copy of a module.
+
+    It also works for modules that store results of computations, such as those of `torch.nn.utils.weight_norm`.
+    """
     values = [value for one in module.modules() for value in vars(one).values()]
     computed = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
     return copy.deepcopy(module, computed)
@@ -19,21 +22,21 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSpec(ModelSpec):
-    """A network by the module itself. It has no name that another process could build it by, so it is never recorded.
+    """A specification that holds the network itself. No other process can build it by a name, so it cannot be recorded.
 
-    module: is copied wherever a model is built, so that nothing changes it.
+    module: the network; `build` returns copies of it, so that it stays unchanged.
     """
 
     module: nn.Module = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSpec":
-        """Keep a copy of a module, without gradients."""
+        """Return the specification of a copy of `module`, without gradients."""
         kept = copy_module(module).cpu()
         kept.zero_grad(set_to_none=True)
         return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)
 
     def copied(self) -> nn.Module:
-        """Return a copy, on the meta device where that is the default."""
+        """Return a copy of the network, on the meta device if that is PyTorch's default device."""
         module = copy_module(self.module)
         return with_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

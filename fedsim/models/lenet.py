@@ -29,14 +29,15 @@ INITIALS = {"published": None, "uniform": True, "default": False}
 
 
 class LeNet(nn.Sequential):
-    """5x5 convolutions with padding 2 and an activation each, then one linear layer; for images of any size.
+    """5x5 convolutions with padding 2, each followed by an activation, then one linear layer; for images of any size.
 
-    strides:    one a convolution. channels: of every convolution.
+    strides, channels: one value per convolution.
     activation: sigmoid, tanh, relu, or leaky_relu.
-    pooling:    none, max, or mean: what has stride 2 otherwise has stride 1, and 2x2 pooling after its activation.
-    initial:    uniform, all weights and biases in (-0.5, 0.5), or default, as PyTorch has it; published is what the public code
-                of the papers has, uniform for sigmoids and default for the others. For sigmoids on images above 32 pixels, the
-                code of CPL has default, and channels=256.
+    pooling:    none, max, or mean. With max or mean, all strides are 1, and each stride of 2 is replaced by 2x2 pooling after the
+                activation.
+    initial:    distribution of the initial weights: "uniform" draws all weights and biases from (-0.5, 0.5); "default" is
+                PyTorch's; "published" is that of the papers' code, uniform for sigmoids and default for the others. For sigmoids
+                on images above 32 pixels, the code of CPL uses default and channels=256.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ def lenet_dlg(
     pooling: str = "none",
     initial: str = "published",
 ) -> LeNet:
-    """Three convolutions, then a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG).
+    """Return a network of three convolutions and a linear layer (Zhu et al. 2019, "Deep leakage from gradients", and iDLG).
 
     channels, activation, pooling, initial: as in `LeNet`.
     """
@@ -102,8 +103,9 @@ def lenet_cpl(
     pooling: str = "none",
     initial: str = "published",
 ) -> LeNet:
-    """Four convolutions, then a linear layer (Wei et al. 2020, "A framework for evaluating gradient leakage attacks").
+    """Return a network of four convolutions and a linear layer (Wei et al. 2020, CPL).
 
+    The paper is "A framework for evaluating gradient leakage attacks in federated learning".
     channels, activation, pooling, initial: as in `LeNet`.
     """
     return LeNet(

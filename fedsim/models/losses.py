@@ -40,7 +40,7 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "logistic": logistic}
 
 
 def loss_of(name: str) -> Loss:
-    """Return a loss by name. Raises ValueError, listing known names, if it is unknown."""
+    """Return a loss function by name. Raises ValueError, listing known names, if it is unknown."""
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}. Known: {', '.join(LOSSES)}")
     return LOSSES[name]

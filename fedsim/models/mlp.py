@@ -10,7 +10,7 @@ from fedsim.models.shapes import widths
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (256,)) -> nn.Sequential:
-    """Linear layers with ReLU between them, for images and table rows; PyTorch's own initialisation.
+    """Return linear layers with ReLU between them, for images and table rows, with PyTorch's initialisation.
 
     hidden: width of each hidden layer.
     """

@@ -67,17 +67,18 @@ def _small_image_resnet(
 
 
 def resnet20_4(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """ResNet-20 of four times the width, batch norm (Geiping et al. 2020, "Inverting gradients"; AGIC).
+    """Return a ResNet-20 of four times the width, with batch norm (Geiping et al. 2020, "Inverting gradients"; AGIC).
 
-    3x3 stem without pooling, three stages of three blocks, widths 64, 128, 256. Convolutions start Kaiming normal (fan out).
+    It has a 3x3 stem without pooling and three stages of three blocks, of widths 64, 128 and 256. The initial weights of
+    convolutions are Kaiming normal (fan out).
     """
     return _small_image_resnet(shape, num_classes, blocks=(3, 3, 3), widths=(64, 128, 256), batch_norm=True)
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, batch_norm: bool = True) -> nn.Sequential:
-    """ResNet-18 for small images: 3x3 stem of stride 1, no pooling, widths 64 to 512 (He et al. 2016).
+    """Return a ResNet-18 for small images: 3x3 stem of stride 1, no pooling, widths 64 to 512 (He et al. 2016).
 
-    batch_norm: False leaves all normalisation out; convolutions then have biases and PyTorch's own initialisation.
+    batch_norm: False leaves out all normalisation; convolutions then have biases and PyTorch's initialisation.
     """
     norm = truth(batch_norm, "resnet18: batch_norm")
     return _small_image_resnet(shape, num_classes, blocks=(2, 2, 2, 2), widths=(64, 128, 256, 512), batch_norm=norm)

@@ -1,6 +1,6 @@
-"""The networks of R-GAP (Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy"), layers as in its code.
+"""The networks of R-GAP (Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy"), with the layers of its code.
 
-No biases anywhere, LeakyReLU of slope 0.2, PyTorch's own initialisation. Two classes have one logit, for the logistic loss;
+They have no biases, LeakyReLU of slope 0.2, and PyTorch's initialisation. Two classes have one logit, for the logistic loss;
 more classes have one logit each, for cross-entropy.
 """
 
@@ -15,20 +15,20 @@ SLOPE = 0.2
 
 
 def cnn6(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Six convolutions and a linear layer: full rank, so that R-GAP recovers the input (table 1)."""
+    """Return six convolutions and a linear layer of full rank, so that R-GAP recovers the input (table 1)."""
     return _cnn(shape, num_classes, widths=(12, 36, 36, 36, 64, 128))
 
 
 def cnn6_d(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """CNN6 with 20 channels after its second convolution: rank-deficient, so that R-GAP does not."""
+    """Return CNN6 with 20 channels after its second convolution: it is rank-deficient, so that R-GAP fails."""
     return _cnn(shape, num_classes, widths=(12, 20, 36, 36, 64, 128))
 
 
 def fcn3(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Linear layers of 1000 and 100, then the logits, for images and table rows.
+    """Return three linear layers of 1000, 100 and `num_classes` outputs, for images and table rows.
 
-    The logits are as the paper has them, without an activation; the paper's code puts a LeakyReLU on them too, and leaves its
-    derivative out of the attack.
+    As in the paper, the logits have no activation. The paper's code applies a LeakyReLU to them as well, and ignores its
+    derivative in the attack.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((prod(shape), 1000, 100)):

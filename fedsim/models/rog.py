@@ -1,6 +1,6 @@
-"""The networks of ROG (Yue et al. 2022, "Gradient obfuscation gives a false sense of security"), as in its code.
+"""The networks of ROG (Yue et al. 2022, "Gradient obfuscation gives a false sense of security"), with the layers of its code.
 
-All without batch norm, with PyTorch's own initialisation. The paper feeds them images of 128x128 pixels.
+None has batch norm, and all have PyTorch's initialisation. The paper uses images of 128x128 pixels.
 """
 
 from torch import nn
@@ -10,7 +10,7 @@ from fedsim.models.shapes import at_least, image
 
 
 def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Two 5x5 convolutions with ReLU and pooling, then linear layers of 512 and the classes, both without bias."""
+    """Return two 5x5 convolutions with ReLU and pooling, then linear layers of 512 and `num_classes` outputs without bias."""
     channels, height, width = image(shape, "lenet_rog")
     at_least((channels, height, width), 4, "lenet_rog")
     return nn.Sequential(
@@ -23,7 +23,10 @@ def lenet_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """Three pairs of 3x3 convolutions, each pair pooled, then linear layers of 1024 and the classes, both without bias."""
+    """Return three pairs of 3x3 convolutions, each followed by pooling, then linear layers of 1024 and `num_classes` outputs.
+
+    The linear layers have no bias.
+    """
     channels, height, width = image(shape, "vgg7")
     at_least((channels, height, width), 8, "vgg7")
     layers: list[nn.Module] = []
@@ -37,12 +40,12 @@ def vgg7(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
 
 def resnet18_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """ResNet-18 without any bias: a 7x7 stem of stride 2, no pooling behind it, features averaged to 8x8."""
+    """Return a ResNet-18 without biases: a 7x7 stem of stride 2 without pooling, and features averaged to 8x8."""
     return _resnet(shape, num_classes, blocks=(2, 2, 2, 2))
 
 
 def resnet9_rog(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
-    """ResNet-9 of ROG: `resnet18_rog` with one block per stage."""
+    """Return ResNet-9 of ROG: `resnet18_rog` with one block per stage."""
     return _resnet(shape, num_classes, blocks=(1, 1, 1, 1))
 
 

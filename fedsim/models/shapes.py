@@ -1,4 +1,4 @@
-"""Checks of arguments that factories of models share."""
+"""Argument checks that the factories of models share."""
 
 from collections.abc import Sequence
 

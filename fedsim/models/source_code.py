@@ -1,4 +1,4 @@
-"""Digests of the source code of other people's functions: which network, or which attack, a result is of."""
+"""Digests of foreign source code, which identify the network or the attack that a result belongs to."""
 
 import ast
 import hashlib
@@ -18,9 +18,9 @@ _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdli
 def identify_code(function: Callable[..., Any]) -> str:
     """Return `module:name@digest` of a function or class that is not part of this project; "" for one that is.
 
-    The digest is of the source files of its module and of all modules that this one uses, directly or not, as far as they are of
-    the same package or are not installed: the network of an app changes with any of them. A function without a source file, for
-    example one that was typed at a prompt, is identified by its name alone.
+    The digest covers the source files of its module and of all modules that this one imports, directly or indirectly, if they
+    belong to the same package or are not installed. It therefore changes with any file of a user's own network or attack. A
+    function without a source file, such as one typed at a prompt, is identified by its name alone.
     """
     module = inspect.getmodule(function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -35,9 +35,9 @@ def identify_code(function: Callable[..., Any]) -> str:
 
 
 def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
-    """Return the package folders and single files without which `modules` cannot be imported on another machine.
+    """Return the package folders and single files that another machine needs to import `modules`.
 
-    Modules that they use are included. This project and installed distributions are not: they must be installed there.
+    Modules that they import are included. This project and installed distributions are not; they must be installed there.
     """
     found = set[Path]()
     for module in {used for start in modules for used in _used_modules(start)}:
@@ -51,7 +51,7 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
 
 
 def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
-    """`start` and the modules whose code it can reach through its globals or names in its import statements."""
+    """Yield `start` and the modules whose code it can reach through its globals or its import statements."""
     package = start.__name__.partition(".")[0]
     seen, waiting = {start.__name__}, [start]
     while waiting:
@@ -68,7 +68,10 @@ def _used_modules(start: ModuleType) -> Iterator[ModuleType]:
 
 
 def _imported_names(module: ModuleType) -> Iterator[str]:
-    """Names in the import statements of a module, which may be modules: a number that was imported does not say where from."""
+    """Yield the names in the import statements of a module; they may be names of modules.
+
+    An imported value such as a number has no `__module__`, so that the globals do not show from which module it comes.
+    """
     path = _source_file(module)
     if path is None or path.suffix != ".py":
         return
@@ -96,7 +99,7 @@ def _is_followed(module: ModuleType, package: str) -> bool:
 
 
 def _source_file(module: ModuleType) -> Path | None:
-    """The file of a module's source, or of its compiled code where there is no source."""
+    """Return the path of a module's source file, or of its compiled code if there is no source; None without either."""
     named = getattr(module, "__file__", None)
     path = Path(named).resolve() if isinstance(named, str) else None
     return path if path is not None and path.is_file() else None

@@ -9,9 +9,10 @@ from fedsim.models.shapes import image
 
 
 def torchvision(shape: tuple[int, ...], num_classes: int, architecture: str) -> nn.Module:
-    """A classifier of torchvision, with `architecture` as torchvision names it; untrained, nothing is downloaded.
+    """Return an untrained classifier of torchvision; nothing is downloaded.
 
-    Auxiliary classifiers are left out. Raises ValueError if the name is unknown or the images do not have three channels.
+    architecture: torchvision's name of it. Auxiliary classifiers are left out.
+    Raises ValueError if the name is unknown or the images do not have three channels.
     """
     from torchvision import models
 

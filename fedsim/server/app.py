@@ -83,7 +83,7 @@ def make_server_app(settings_of: Callable[[Context], ServerSettings]) -> ServerA
 
 
 class FederationServer:
-    """One federation. Writing its checkpoint commits a round; everything before that can be undone."""
+    """One federation on the server. A round is committed when its checkpoint is written; an uncommitted round can be undone."""
 
     def __init__(self, grid: Grid, settings: ServerSettings) -> None:
         self.grid: Grid = Attended(grid, settings.clients, patience=settings.timeout)
@@ -129,7 +129,8 @@ class FederationServer:
     def run(self) -> None:
         """Run from the first round that is not committed to the last one.
 
-        Raises EmptyRunError if no client ever answered, and TimeoutError if clients do not come back.
+        Raises EmptyRunError if no client ever answered, and TimeoutError if too few clients are connected for longer than the
+        limit.
         """
         wait_for_all(self._connected, self.settings.clients)
         arrays, done, attempt = self._restore()
@@ -150,7 +151,10 @@ class FederationServer:
         check_end(self.settings.folder, lambda words: logging.getLogger("flwr").warning("%s", words))
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
-        """Undo what is not committed; return the global arrays, the number of committed rounds, and that of this attempt."""
+        """Undo what is not committed.
+
+        Return the global arrays, the number of committed rounds, and the number of this attempt.
+        """
         found = self.found
         done = found.round if found else 0
         self.recorder.roll_back(done)
@@ -192,5 +196,5 @@ class FederationServer:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot represent."""
+    """Return `value` with None in place of numbers that JSON cannot represent."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -16,7 +16,7 @@ from fedsim.strategies.wrapper import Wrapper
 class Averaging(Wrapper):
     """A strategy that hides buffers from `inner` and restores the dtypes of all tensors.
 
-    Buffers are averaged by `num-examples`, integers rounded, since a server optimiser such as FedAdam could make a variance
+    Buffers are averaged by `num-examples`, and integers are rounded. A server optimiser such as FedAdam could make a variance
     negative. Some of Flower's strategies convert float32 to float64.
 
     buffers: names of the tensors that are buffers.

@@ -1,7 +1,7 @@
 """Central differential privacy with Flower's wrappers, which clip each update on the server and add noise to the mean.
 
-They protect against observers of the global model. The server sees and records every update before, so they do not protect
-against it.
+They protect against observers of the global model. They do not protect against the server, which sees and records every update
+before clipping.
 """
 
 import math
@@ -78,7 +78,7 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
 
 
 class Central(Wrapper):
-    """A wrapper that makes Flower's central noise meet its guarantee.
+    """A wrapper that corrects Flower's central noise so that it meets its guarantee.
 
     - All clients have the same weight. Weights by number of examples would let one client exceed the sensitivity.
     - The noise is scaled for the clients that actually answered, and for the clipping norm that was in use.

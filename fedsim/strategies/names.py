@@ -1,4 +1,4 @@
-"""Flower's strategies by name: those that need only an update from each client."""
+"""Flower's aggregation strategies by name; only those that need nothing but an update from each client."""
 
 from typing import Any
 

@@ -35,19 +35,20 @@ def record(
     rounds: str = "all",
     clients: str = "all",
 ) -> Strategy:
-    """Record everything that `strategy` receives in `out`, and return the strategy. It works exactly as before.
+    """Record everything that `strategy` receives in `out`, and return the strategy, whose behaviour does not change.
 
     strategy: the outermost strategy, if one wraps another. If it clips or adds noise, updates are recorded before that.
-    out:      folder of the run. A relative path starts in the folder of this process, which Flower chooses; the full path is
-    logged.
-    model:    a name of this project, or `module:function` of the app; the function takes nothing, or (shape, num_classes). Its
-              state dict must have the names that the server sends; buffers may be missing there.
+    out:      folder of the run. Relative paths start in the folder of this process, which Flower chooses; the full path is
+              logged.
+    model:    name of a model of this project, or `module:function` of the app, where the function takes no argument or
+              (shape, num_classes). Its state dict must have the names that the server sends; buffers may be missing in what is
+              sent.
     training: prescribed local training, which attacks rely on. data: public shape of the clients' data.
     defense:  defense of the clients' updates, if they use `fedsim.client.update_mod`.
     gradient, inputs: further defenses, as in an experiment: gradient="dp_sgd(max_norm=1, noise=1.1)".
     rounds, clients: selection of what is recorded, as in an experiment.
 
-    What attacks will take to be behind each update is logged, with the reasons.
+    It logs what attacks will assume about each update, with the reasons.
 
     Raises ValueError if `out` holds a recording already or a name is unknown. Before the first round, the strategy raises it if
     `model` is not the network that it sends, or if it sends different weights to different clients.

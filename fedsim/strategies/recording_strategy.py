@@ -128,7 +128,7 @@ class RecordingStrategy(Wrapper):
 
 
 def by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
-    """Return replies by the node that was asked. A SuperLink answers for a missing client under another node id."""
+    """Return replies by the id of the node that was asked. A SuperLink answers for a missing client under another node id."""
     asked = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
     found: dict[int, Message] = {}

@@ -1,4 +1,4 @@
-"""Reading and validation of clients' replies, which may contain anything."""
+"""Reading and validation of clients' replies, which are not trusted and may contain anything."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
