@@ -40,15 +40,16 @@ def test_make_test_shows_each_reason_and_the_gate_repeats_the_count() -> None:
     root = Path(__file__).parents[1]
     makefile = (root / "Makefile").read_text()
     parts = re.findall(
-        r"^test-(?:others|attacks|service|attacker): .*\n\tOMP_NUM_THREADS=1 \$\(BIN\)/pytest (.*)$", makefile, re.M
+        r"^test-(?:fedsim|others|attacks|service|attacker): .*\n\tOMP_NUM_THREADS=1 \$\(BIN\)/pytest (.*)$", makefile, re.M
     )
-    assert "check test-others test-attacks test-service test-attacker" in makefile
+    assert "test-fedsim check test-attacks test-others test-attacker test-service" in makefile
     assert all(part.startswith("-rs ") for part in parts)
     assert sorted(part.removeprefix("-rs ") for part in parts) == [
-        "--ignore=tests/attacker",
+        "--ignore=tests/attacker --ignore=tests/fedsim",
         "tests/attacker --ignore=tests/attacker/attacks --ignore=tests/attacker/service",
         "tests/attacker/attacks",
         "tests/attacker/service",
+        "tests/fedsim",
     ]  # every test is in exactly one part
     gate = root / ".ci" / "run"
     if gate.exists():  # not in a release
