@@ -10,10 +10,12 @@ reference is `torch.autograd.grad` through a copy of the network in evaluation m
 search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` says which of them there are.
 
 `seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
-both. `--quick` is the first without its largest network.
+both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written to
+standard error when it is done, so that an interrupted run can continue with the networks that are left.
 """
 
 import copy
+import json
 import logging
 import sys
 import tempfile
@@ -43,18 +45,18 @@ EXAMPLES = 3
 IMAGES = {"inverting_gradients": {"steps": 3}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
 ROWS = {"idlg": {"steps": 2}, "cpl": {"steps": 2}, "dlg": {"steps": 2}}
 TABLES = {"small": networks.SHAPES, "torchvision": networks.TORCHVISION}
+NETWORKS = {name: shape for table in TABLES.values() for name, shape in table.items()}
 LARGEST_NETWORK = "MnistNet"
 
 
 def main() -> None:
     """Run the benchmark."""
-    asked = options(__doc__ or "", tables=tuple(TABLES))
+    asked = options(__doc__ or "", tables=(*TABLES, *NETWORKS))
     logging.getLogger("attacker").setLevel(logging.ERROR)  # reasons for plain PyTorch are in the table
-    chosen = "small" if asked.quick and asked.table is None else asked.table
-    networks = {name: shape for key, table in TABLES.items() if chosen in (None, key) for name, shape in table.items()}
-    if asked.quick:
-        networks.pop(LARGEST_NETWORK, None)
-    rows = [_measured(name, *shape, asked) for name, shape in networks.items()]
+    rows = []
+    for name in _chosen(asked):
+        rows.append(_measured(name, *NETWORKS[name], asked))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     pairs = sum(row["attacks"] for row in rows)
     summary = {
         "attacked": sum(row["attacked"] for row in rows) / pairs,
@@ -63,6 +65,15 @@ def main() -> None:
         "seconds": sum(row["seconds"] for row in rows),
     }
     told("foreign", rows, summary, asked)
+
+
+def _chosen(asked: Options) -> list[str]:
+    """Return the names of the networks of the table asked for."""
+    if asked.table in NETWORKS:
+        return [asked.table]
+    table = "small" if asked.quick and asked.table is None else asked.table
+    names = list(TABLES[table] if table else NETWORKS)
+    return [name for name in names if not (asked.quick and name == LARGEST_NETWORK)]
 
 
 def _measured(name: str, shape: tuple[int, ...], classes: int, asked: Options) -> dict[str, Any]:

@@ -88,6 +88,23 @@ def test_plain_convolutional_networks_keep_the_fast_route() -> None:
     assert gradients.reason_against_vmap(model, data, "cross_entropy") == ""
 
 
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_activation_checkpointing_keeps_the_fast_route_and_stays_on_outside_of_attacks(reentrant: bool | None) -> None:
+    gradients._reason.cache_clear()
+    model, data = network("CheckpointedNet")
+    expected, _ = by_autograd(model, x := torch.rand(2, *data.shape), y := torch.tensor([1, 4]))
+    model.reentrant = reentrant
+    assert gradients.reason_against_vmap(model, data, "cross_entropy") == ""
+    assert per_problem(model, data, "cross_entropy") is not None
+    found = gradient_of(model, data)({name: p.detach() for name, p in model.named_parameters()}, x, y)
+    assert all(error(found[name], g) < 1e-5 for name, g in expected.items())
+    runs: list[None] = []
+    model.last.register_forward_hook(lambda *_: runs.append(None))
+    model(x).sum().backward()
+    assert len(runs) == 2, "the client itself recomputes"
+
+
 def test_hard_sigmoids_have_the_slope_that_finite_differences_have() -> None:
     """PyTorch has no second derivative of its own hard sigmoid, whose sixth is one of float32."""
     model, data = network("HardNet")

@@ -1,6 +1,6 @@
 """The forward pass of a network with given weights, in any memory layout, and differentiable twice."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
 
 
 def forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (N, K) of `model` with weights and buffers `state` for normalised inputs x (N, *shape).
 
     Attacks store images channels last, batch problems with `vmap`, and need second derivatives. Operations that do not support
-    this, such as `Tensor.view` or fused attention, are replaced by equivalent ones.
+    this, such as `Tensor.view` or fused attention, are replaced by equivalent ones. Activation checkpointing is switched off.
     """
     with differentiable_twice(model), _AnyLayout():
         logits: Tensor = functional_call(model, dict(state), (x,))
@@ -65,3 +66,35 @@ _REPLACED: Mapping[Any, Any] = {
     Tensor.view_as: _view_as,
     functional.hardsigmoid: _hard_sigmoid,
 }
+
+
+def _is_attacked() -> bool:
+    """Return whether the caller is called by a network in `forward_pass`."""
+    return any(isinstance(mode, _AnyLayout) for mode in _get_current_function_mode_stack())
+
+
+def _switch_off_checkpointing() -> None:
+    """Make torch.utils.checkpoint call the functions that it is given directly, if it is called in `forward_pass`.
+
+    It saves memory and does not change values, but torch.func does not support it, nor does its reentrant version support second
+    derivatives. Its inner functions are replaced because networks import `checkpoint` by its name.
+    """
+
+    def plain_call() -> Generator[None]:
+        yield
+
+    def without_recomputation(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: plain_call() if _is_attacked() else original(*args, **kwargs)
+
+    for name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):
+        if hasattr(checkpoint, name):  # the second is not in all versions of PyTorch
+            setattr(checkpoint, name, without_recomputation(getattr(checkpoint, name)))
+    reentrant = checkpoint.CheckpointFunction.apply
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args) if _is_attacked() else reentrant(function, preserve, *args)
+
+    checkpoint.CheckpointFunction.apply = staticmethod(apply)
+
+
+_switch_off_checkpointing()

@@ -1,6 +1,7 @@
 """A wrapper for functions that torch.func cannot transform: ordinary autograd differentiates them, and a loop replaces vmap."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ def opaque(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(t.detach() for t in function(*(t.detach() for t in tensors)))
+        with _saved_tensors_hooks():
+            return tuple(t.detach() for t in function(*(t.detach() for t in tensors)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -47,14 +49,15 @@ class _Pullback(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs, slopes = tensors[: len(wanted)], tensors[len(wanted) :]
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, wanted, strict=True)]
-            outputs = function(*leaves)
-            pairs = [(o, s) for o, s in zip(outputs, slopes, strict=True) if o.requires_grad]
-        asked = [leaf for leaf in leaves if leaf.requires_grad]
-        if not pairs:
-            return tuple(torch.zeros_like(leaf) for leaf in asked)
-        return torch.autograd.grad([o for o, _ in pairs], asked, [s for _, s in pairs], materialize_grads=True)
+        with _saved_tensors_hooks():
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, wanted, strict=True)]
+                outputs = function(*leaves)
+                pairs = [(o, s) for o, s in zip(outputs, slopes, strict=True) if o.requires_grad]
+            asked = [leaf for leaf in leaves if leaf.requires_grad]
+            if not pairs:
+                return tuple(torch.zeros_like(leaf) for leaf in asked)
+            return torch.autograd.grad([o for o, _ in pairs], asked, [s for _, s in pairs], materialize_grads=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -68,6 +71,20 @@ class _Pullback(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:
         rows = _rows(info.batch_size, in_dims[2:], tensors)
         return _stacked([_Pullback.apply(function, wanted, *row) for row in rows])
+
+
+@contextmanager
+def _saved_tensors_hooks() -> Iterator[None]:
+    """Allow hooks of saved tensors, which torch.func forbids for its own tensors; a wrapped function sees ordinary ones."""
+    reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    if reason is None:
+        yield
+        return
+    torch._C._autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_disable(reason)
 
 
 def _rows(count: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

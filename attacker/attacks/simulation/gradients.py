@@ -133,9 +133,10 @@ def _reason(network: _Network, data: DataSpec, loss: str) -> str:
     model, measure = network.model, models.loss_of(loss)
     network.model = nn.Identity()  # the cache keeps the key, and no weights
     try:
-        expected = probed(_of_plain_pytorch(model, data, measure, False), model, data, loop=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
+            warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # about an argument that the network leaves out
+            expected = probed(_of_plain_pytorch(model, data, measure, False), model, data, loop=True)
             found = probed(_of_torch_func(model, data, measure, PLAIN, False), model, data)
         reason = "" if agree(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
     except Exception as error:  # the code of others may fail in any way

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 
 class QuickstartNet(nn.Module):
@@ -205,6 +206,43 @@ class OwnCodeNet(nn.Module):
         return found
 
 
+class CheckpointedNet(nn.Module):
+    """A network with activation checkpointing. reentrant: which of PyTorch's implementations; None for its default, that one."""
+
+    def __init__(self, reentrant: bool | None = False) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.blocks = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.Sigmoid(), nn.Conv2d(6, 6, 3, 2, padding=1), nn.Sigmoid())
+        self.last = nn.Linear(6 * 4 * 4, 24)
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.conv(x))
+        x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=self.reentrant)
+        x = checkpoint(self._after, x, use_reentrant=self.reentrant)
+        found: Tensor = self.head(x)
+        return found
+
+    def _after(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.last(x.flatten(1)))
+
+
+class OffloadedNet(nn.Module):
+    """A network that keeps what its backward pass needs in the memory of the CPU, by hooks of saved tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3 * 8 * 8, 24)
+        self.second = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            x = torch.sigmoid(self.first(x.flatten(1)))
+        found: Tensor = self.second(x)
+        return found
+
+
 class TwoInputNet(nn.Module):
     """A network that takes two inputs, an image and a table row."""
 
@@ -266,6 +304,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "TiedNet": ((3, 8, 8), 10),
     "HardNet": ((3, 8, 8), 10),
     "OwnCodeNet": ((3, 8, 8), 10),
+    "CheckpointedNet": ((3, 8, 8), 10),
+    "OffloadedNet": ((3, 8, 8), 10),
     "RowLSTM": ((12,), 3),
     "RowMLP": ((12,), 3),
 }
