@@ -9,6 +9,9 @@ to an end with an answer.
 reference is `torch.autograd.grad` through a copy of the network in evaluation mode, three examples, float32. Each route that a
 search may take is compared: batched over problems (`at_once`), torch.func or plain PyTorch. `route` says which of them there are.
 
+`literal_quickstart` is of the app of Flower's quickstart with one step on one example, as in `quickstart.py`: how far the
+reconstruction of one client's image is above the null, in dB. It is left out where one table or network is selected.
+
 `seconds` is the CPU time of a network's import, attacks, nulls and report. The tables are `small` and `torchvision`; without one,
 both. `--quick` is the first without its largest network. The name of one network selects it alone. Each row is also written to
 standard error when it is done, so that an interrupted run can continue with the networks that are left.
@@ -24,8 +27,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import quickstart
 import torch
 from safetensors.torch import save_file
+from splits import images
 from support.contract import Options, cpu_seconds, options, told
 from support.foreign import networks
 from torch import Tensor, nn
@@ -64,7 +69,15 @@ def main() -> None:
         "networks": len(rows),
         "seconds": sum(row["seconds"] for row in rows),
     }
+    if asked.table is None:
+        summary["literal_quickstart"] = _surplus_on_quickstart(asked)
     told("foreign", rows, summary, asked)
+
+
+def _surplus_on_quickstart(asked: Options) -> float:
+    setting = quickstart.one_step(attacked=1, iterations=150 if asked.quick else 1200)
+    (row,) = quickstart.measured([setting], images(asked, "cifar10", quickstart.CLIENTS), asked)
+    return float(row["surplus"])
 
 
 def _chosen(asked: Options) -> list[str]:

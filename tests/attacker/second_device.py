@@ -54,7 +54,11 @@ class _Mode(TorchDispatchMode):
 
 
 class _Factories(TorchFunctionMode):
-    """Keeps the values of `torch.tensor` and of lists as indices: PyTorch makes tensors of both that are not dispatched."""
+    """Keeps the values of `torch.tensor` and of lists as indices: PyTorch makes tensors of both that are not dispatched.
+
+    A vector times a matrix is computed as a matrix times a vector, as PyTorch changes the shape of the first's result in place,
+    which a wrapper does not notice.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -62,6 +66,8 @@ class _Factories(TorchFunctionMode):
             return function(*args, **given | {"device": "cpu"}).to(NAME)
         if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[1], list):
             args = (args[0], torch.tensor(args[1]), *args[2:])
+        if function in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and [t.ndim for t in args] == [1, 2]:
+            function, args = torch.mv, (args[1].mT, args[0])
         return function(*args, **given)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attacker.attacks import AttackSpec, Case
+from attacker.attacks.closed_form import layer_input
 from defenses import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
@@ -82,10 +83,16 @@ def test_the_second_device_refuses_what_cuda_refuses() -> None:
         ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "clip(1) | gaussian(0.01)"}),
         ("inverting_gradients", {"steps": 2}, {"network": "mlp", "batch": 3, "defense": "top_k(0.5)"}),
         ("cpl", {"steps": 1, "optimiser": "wolfe", "tv": 1e-4}, {"network": "lenet_dlg"}),
+        ("cpl", {"steps": 1, "optimiser": "wolfe", "tv": 1e-4}, {"network": "lenet_dlg", "batch": 3}),
+        ("cpl", {"steps": 1, "decoder": "smooth", "init": "smooth", "relative": True}, {"network": "mlp", "batch": 3}),
+        ("dlg", {"steps": 1}, {"network": "mlp", "batch": 3}),
         ("exact", {}, {"network": "mlp"}),
+        ("exact", {"steps": 1}, {"network": "mlp", "batch": 3}),
+        ("exact", {"route": "features", "fallback": "none"}, {"network": "lenet_dlg", "batch": 3}),
         ("exact", {"fallback": "none"}, {"network": "mlp", "defense": "clip(0.5)"}),
         ("rgap", {}, {"network": "mlp"}),
         ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2}),
+        ("agic", {"steps": 2, "pre_steps": 2}, {"network": "mlp", "rounds": 2, "batch": 3}),
     ],
 )
 def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Arguments, case: Arguments) -> None:
@@ -100,3 +107,24 @@ def test_an_attack_keeps_its_tensors_on_its_device(name: str, arguments: Argumen
     assert there.route == here.route
     assert there.x.shape == here.x.shape
     assert (there.x - here.x).abs().median() < 0.05
+
+
+class Pooled(torch.nn.Sequential):
+    """A network with ReLU, max pooling and a hidden linear layer, whose input the route `layer_input` inverts."""
+
+    def __init__(self) -> None:
+        nn = torch.nn
+        layers = (nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 16))
+        super().__init__(*layers, nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_the_input_of_a_layer_is_inverted_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_input, "STEPS", (2, 2))
+    network = f"{__name__}:Pooled"
+    models.admit(network)
+    spec = AttackSpec(name="exact", arguments={"fallback": "none"})
+    (here,) = spec.build()([observed(network=network)], rng=torch.Generator().manual_seed(0))
+    with second_device() as device:
+        (there,) = spec.build(device=device)([observed(network=network)], rng=torch.Generator().manual_seed(0))
+    assert (there.route, here.route) == ("layer_input", "layer_input")
+    assert (there.x - here.x).abs().max() < 0.05
