@@ -70,7 +70,8 @@ _REPLACED: Mapping[Any, Any] = {
 
 def _is_attacked() -> bool:
     """Return whether the caller is called by a network in `forward_pass`."""
-    return any(isinstance(mode, _AnyLayout) for mode in _get_current_function_mode_stack())
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, _AnyLayout) for mode in stack)
 
 
 def _switch_off_checkpointing() -> None:
