@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ from attacker.service.jobs.job import JobSpec, Value, Word
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 from attacker.service.jobs.run_names import PART, folder_of
-from fedsim.recording.array_archives import read_text
+from fedsim.recording.array_archives import read_toml
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +96,9 @@ class Rule(BaseModel):
 def read(path: Path) -> tuple[Rule, ...]:
     """Read the rules of a file. Raises ValueError, naming file, rule and key, for anything else."""
     try:
-        found = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        words = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
-        raise ValueError(f"{path}: {words}") from None
+        found = read_toml(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; name a file of rules, such as deploy/rules.toml") from None
     if unknown := sorted(found.keys() - {"rule"}):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}; rules are written as [[rule]]")
     listed = found.get("rule", [])

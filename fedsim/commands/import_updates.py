@@ -1,6 +1,5 @@
 """Import of one update, given as two state dicts of any framework: what a client was sent, and what it sent back."""
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from defenses._registry import suggest
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, Named, told
-from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_text
+from fedsim.recording.array_archives import check_sizes, open_regular, read_arrays, read_toml
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
@@ -73,15 +72,15 @@ class ImportSettings(BaseModel):
     def read(cls, path: Path) -> "ImportSettings":
         """Read settings from a TOML file. Raises ExperimentError, naming file and key, if it is invalid."""
         try:
-            return cls.model_validate(tomllib.loads(read_text(path)))
-        except ValidationError as error:
-            raise ExperimentError(told(error, str(path), cls)) from None
+            raw = read_toml(path)
         except FileNotFoundError:
             raise ExperimentError(f"{path}: no such file; an example is deploy/import.toml") from None
-        except OSError as error:
-            raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:  # no TOML, or no text
-            raise ExperimentError(f"{path}: not a TOML file: {error}") from None
+        except ValueError as error:
+            raise ExperimentError(str(error)) from None
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise ExperimentError(told(error, str(path), cls)) from None
 
 
 def import_recording(before: Path, after: Path, settings: ImportSettings, out: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedsim.commands.console import err, out, report_errors
+from fedsim.recording.safe_files import naming
 
 TEMPLATES = Path(__file__).with_name("templates")
 SUFFIX = "-tpl"
@@ -64,7 +65,8 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".toml":
             text = Template(text).safe_substitute({key: json.dumps(value)[1:-1] for key, value in values.items()})
-        path.write_text(text)
+        with naming(path):
+            path.write_text(text)
     return list(files)
 
 

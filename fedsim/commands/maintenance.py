@@ -13,7 +13,7 @@ from fedsim.recording.index_database import INDEX
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED, SUM
 from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign
-from fedsim.recording.safe_files import UNPRINTABLE, read_bytes
+from fedsim.recording.safe_files import UNPRINTABLE, naming, read_bytes
 from fedsim.truth import TruthReader
 
 MANIFEST, EXPERIMENT, RECORDING = "manifest.json", "experiment.toml", "recording"
@@ -241,6 +241,7 @@ def _delete_recording(folder: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        with naming(path):
+            shutil.rmtree(path)
     else:
         path.unlink()

@@ -23,7 +23,6 @@ from fedsim.commands.show import describe_run
 if TYPE_CHECKING:
     from fedsim.config.experiment import Experiment
     from fedsim.deployment.commands import Link
-    from fedsim.recording import Observation
 
 
 def run(
@@ -102,12 +101,13 @@ def run(
         folder = out_folder or Path("runs") / experiment.stem
         if resume and not folder.exists():
             err.print(f"{escape(str(folder))} holds no run to resume; starting a new one")
-        federate(
+        reported = federate(
             resolved, folder, engine=engine, device=device, client_seed=client_seed, threads=threads,
             client_cpus=client_cpus, client_gpus=client_gpus, resume=resume, verbose=verbose, superlink=link, public=public,
         )  # fmt: skip
         if not (folder / "recording").exists():
             err.print(f"done; {escape(str(folder))} is on the server")
+            exit_if_failed(reported, allow_failures=allow_failures)
             return
         result = describe_run(folder)
         if as_json:
@@ -117,29 +117,16 @@ def run(
                 f"[bold]{escape(str(folder))}[/]  {result['complete']} observations of {len(result['clients'])} clients "
                 f"in {result['rounds']} rounds, {result['megabytes']:.1f} MB"
             )
-        if not allow_failures and (words := failures_in(folder, result)):
-            err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
-            raise typer.Exit(EXIT_FAILURES)
+        from fedsim.server.outcome import find_failures
+
+        exit_if_failed(find_failures(folder), allow_failures=allow_failures)
 
 
-def failures_in(folder: Path, result: dict[str, Any]) -> str:
-    """Return a sentence on what went wrong in a finished run, or "" if nothing did. result: the output of `describe_run`."""
-    from fedsim.recording import Recording
-    from fedsim.recording.round_metrics import read_metrics
-
-    if failed := sum(row["failed"] for row in result["per_round"]):
-        return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
-    losses = [row["loss"] for row in read_metrics(folder) if "loss" in row]
-    if losses and losses[0] is not None and losses[-1] is None:
-        return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
-    observations = Recording(folder / "recording").observations(on_damage=lambda error: None)
-    if result["complete"] and not any(_is_finite(observation) for observation in observations):  # ends at the first that is
-        return "every update holds NaN or infinite values; lower training.learning_rate"
-    return ""
-
-
-def _is_finite(observation: "Observation") -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
+def exit_if_failed(words: str, *, allow_failures: bool) -> None:
+    """Print what failed in a finished run and exit with `EXIT_FAILURES`; return if `words` is empty or failures are allowed."""
+    if words and not allow_failures:
+        err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
+        raise typer.Exit(EXIT_FAILURES)
 
 
 def federate(
@@ -156,9 +143,11 @@ def federate(
     verbose: bool = False,
     superlink: "Link | None" = None,
     public: Path | None = None,
-) -> None:
+) -> str:
     """Run a federation with a progress bar, unless the run in `folder` is already done.
 
+    Returns what the server of a deployment reports as failed, or "". Only the server sees the recording in a deployment on
+    several machines.
     Raises DiskFull if there is not enough disk space, EngineError if the federation fails, and EmptyRunError if no client
     answered.
     """
@@ -172,9 +161,12 @@ def federate(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
         places=Places(public=public.absolute() if public else None),
     )  # fmt: skip
-    said: list[str] = []
+    said, reported = list[str](), list[str]()
 
     def on_words(words: str) -> None:
+        if words.startswith(ending.FAILED):
+            reported.append(words.removeprefix(ending.FAILED))
+            return
         said.append(words)
         err.print(f"[yellow]{escape(words)}[/]")
 
@@ -185,7 +177,7 @@ def federate(
     if federation.is_done():
         check_end()
         err.print(f"{escape(str(folder))} is done already")
-        return
+        return ""
     engines.set_verbosity(verbose)
     federation.check()
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
@@ -217,3 +209,4 @@ def federate(
             verbose=verbose,
         )
     check_end()
+    return reported[-1] if reported else ""

@@ -1,6 +1,5 @@
 """Configuration of a federation: read once from TOML, validated strictly, and frozen."""
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
-from fedsim.recording.array_archives import read_text
+from fedsim.recording.array_archives import read_toml
 from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
 from fedsim.secagg.protocol.terms import Agreement, Terms
@@ -209,13 +208,11 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
     Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
     """
     try:
-        raw = tomllib.loads(read_text(path))
+        raw = read_toml(path)
     except FileNotFoundError:
         raise ExperimentError(f"{path}: no such file; examples are in deploy/experiments/") from None
-    except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # invalid TOML or invalid UTF-8
-        raise ExperimentError(f"{path}: not a TOML file: {error}") from None
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
     for key, value in overrides:
         _override(raw, key, value)
     if own:

@@ -26,8 +26,10 @@ def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
     A file whose name ends in .gz is decompressed.
     Raises FileNotFoundError if there is no file, and ValueError, naming file and row, if it is not a table.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"data set file {path} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file; copy its content into one")
     if len(delimiter) != 1:
         raise ValueError(f"{path}: delimiter must be one character, got {delimiter!r}")
     with _told(path):

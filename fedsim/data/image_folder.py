@@ -1,5 +1,6 @@
 """Data sets of images in one folder per class."""
 
+import errno
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -51,6 +52,8 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
     Raises if there are fewer than two classes, or no images.
     """
     if not folder.is_dir():
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
         raise FileNotFoundError(f"imagefolder: the folder {folder} does not exist")
     held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():
@@ -104,6 +107,9 @@ def _image(file: Path, *, channels: int, size: int) -> Array:
         with open_regular(file) as content, Image.open(content, formats=FORMATS) as opened:
             _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
+    except Image.UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise ValueError(f"imagefolder: {file} cannot be read (its format is none of {known}); convert or remove it") from None
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"imagefolder: {file} cannot be read ({error}); repair or remove it") from None
     short = min(picture.size)

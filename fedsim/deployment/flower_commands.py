@@ -16,6 +16,7 @@ import tomli_w
 from fedsim.deployment.commands import Link
 from fedsim.deployment.processes import RUNNER, Processes
 from fedsim.recording.files import make_private
+from fedsim.server.outcome import FAILED
 
 NAME = "federation"
 APP = {
@@ -38,7 +39,7 @@ APP = {
 """The app that is submitted: names without code. Each party runs its installed code, and nothing that a server sends."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
-WORDS = re.compile(r"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+)$")
+WORDS = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILED}.+)$")
 """Warnings of the server in the log of a run, from `fedsim.server.attendance` and `fedsim.server.outcome`."""
 RAISED = "ServerApp failed with exception: "
 """Beginning of Flower's message about a run whose server failed."""

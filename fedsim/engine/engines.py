@@ -45,7 +45,8 @@ def run(
     superlink: an existing deployment. Without it, the engine "deployment" starts its own processes on this machine.
     on_words:  called with the messages of a deployment's server about missing clients and replies.
     client_cpus, client_gpus: resources of one client on Ray; by default a GPU is shared by all clients that run at once.
-    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, and EngineError if it fails later.
+    Raises ValueError or FileNotFoundError before any work if the experiment cannot be run, EngineError if it
+    fails later, and OSError if the run cannot be written.
     """
     set_verbosity(verbose)
     experiment.check()
@@ -81,7 +82,7 @@ def _resources(cpus: float, gpus: float | None) -> dict[str, float]:
 
 
 def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[str, float], *, verbose: bool = False) -> None:
-    """Run the apps on Flower's Ray simulation. Raises EngineError if the server fails."""
+    """Run the apps on Flower's Ray simulation. Raises OSError if the server cannot write, and EngineError if it fails."""
     from flwr.simulation import run_simulation
 
     level = logging.INFO if verbose else logging.ERROR
@@ -95,15 +96,19 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
             backend_config={"init_args": initialise, "client_resources": resources},  # type: ignore[dict-item]
         )
     except RuntimeError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
         raise EngineError(str(error.__cause__ or error)) from error
 
 
 def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
-    """Run the apps in this process, one client after the other."""
+    """Run the apps in this process, one client after the other. Raises the same errors as `run_ray`."""
     grid = LocalGrid(clients, count)
     context = Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config={})
     try:
         server(grid, context)
+    except OSError:
+        raise
     except Exception as error:
         raise EngineError(str(error)) from error
 

@@ -1,7 +1,9 @@
-"""Reader of NumPy archives (.npz) from untrusted sources: sizes and types are checked before anything is unpacked."""
+"""Readers of files that the user names: NumPy archives (.npz), whose sizes and types are checked before anything is unpacked,
+and texts."""
 
 import os
 import stat
+import tomllib
 from collections.abc import Iterable, Mapping
 from io import FileIO
 from math import prod
@@ -87,6 +89,18 @@ def read_text(path: Path, *, limit: int = 2**24) -> str:
     if len(content) > limit:
         raise ValueError(f"{path} has more than {limit} bytes, the limit for such files; name another file")
     return content.decode()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file that the user named. Raises ValueError, naming the file, as `read_text` does and for invalid TOML."""
+    try:
+        return tomllib.loads(read_text(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: its byte {error.start + 1} is not UTF-8; name a text file") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not a TOML file: it is nested too deeply; settings have only a few levels") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from None
 
 
 def check_sizes(file: FileIO, path: Path, *, limit: int = MAX_BYTES) -> None:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fedsim.recording.safe_files import DamagedFile, open_to_write, opened, opened_folder, parse_json
+from fedsim.recording.safe_files import DamagedFile, naming, open_to_write, opened, opened_folder, parse_json
 
 DTYPES = {
     torch.float64: "F64",
@@ -85,7 +85,7 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
             After writing many files to one folder, call `flush(folder)` once instead.
     """
     beside = f".{path.name}.{os.getpid()}.partial"
-    with _naming(path), opened_folder(path.parent, below=below) as folder:
+    with naming(path), opened_folder(path.parent, below=below) as folder:
         with suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=folder)
         descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
@@ -101,17 +101,6 @@ def replacing(path: Path, *, below: Path | None = None, settle: bool = True) -> 
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=folder)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Set the file name of OSErrors raised within the `with` block to `path`, since errors of descriptors do not name it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and not os.path.isabs(error.filename or ""):
-            error.filename = str(path)
-        raise
 
 
 def flush(path: Path) -> None:
@@ -132,7 +121,7 @@ def _settle(descriptor: int) -> None:
 
 def remove(path: Path, *, below: Path | None = None) -> None:
     """Delete a file if it exists. A link is deleted, but not its target."""
-    with suppress(FileNotFoundError), opened_folder(path.parent, below=below) as folder:
+    with suppress(FileNotFoundError), naming(path), opened_folder(path.parent, below=below) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
@@ -154,9 +143,9 @@ def json_lines(*values: Any) -> bytes:
 
 def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> None:
     """Append a JSON line per value to `path` and flush it to disk. An incomplete last line, left by a crash, is removed first."""
-    with _naming(path), opened_folder(path.parent, below=below) as folder:
+    with opened_folder(path.parent, below=below) as folder:
         descriptor = open_to_write(path.name, folder, os.O_RDWR | os.O_APPEND, path)
-    with _naming(path), os.fdopen(descriptor, "ab+") as file:
+    with naming(path), os.fdopen(descriptor, "ab+") as file:
         if (size := file.seek(0, os.SEEK_END)) == 0:
             os.fchmod(descriptor, 0o600)  # whatever the umask says
         elif (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":

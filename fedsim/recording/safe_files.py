@@ -48,6 +48,20 @@ def printable(text: str) -> str:
 
 
 @contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Set the file name of OSErrors raised within the `with` block to `path`, unless they name an absolute path.
+
+    Errors of descriptors name no file, and errors of functions with `dir_fd` only its last part.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and not (isinstance(error.filename, str) and os.path.isabs(error.filename)):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def opened(folder: Path, name: str, *, limit: int) -> Iterator[FileIO]:
     """Open a regular file for reading within a `with` block. name: path relative to `folder`, with '/' between folders.
 
@@ -87,10 +101,11 @@ def opened_folder(folder: Path, *, below: Path | None = None, make: bool = False
         for part in inner:
             path /= part
             if make:
-                with suppress(FileExistsError):
+                with suppress(FileExistsError), naming(path):
                     os.mkdir(part, 0o700, dir_fd=at)
             try:
-                at = _descriptor(stack, part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at)
+                with naming(path):
+                    at = _descriptor(stack, part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
@@ -104,7 +119,8 @@ def open_to_write(name: str, at: int, flags: int, path: Path) -> int:
     path: path of the file, for messages. Returns a descriptor. Raises DamagedFile for links and for anything but a regular file.
     """
     try:
-        descriptor = os.open(name, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600, dir_fd=at)
+        with naming(path):
+            descriptor = os.open(name, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600, dir_fd=at)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise

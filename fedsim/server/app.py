@@ -33,7 +33,7 @@ from fedsim.secagg.recording import SecureRecording
 from fedsim.server import checkpoint
 from fedsim.server.attendance import Attended, wait_for_all
 from fedsim.server.checkpoint import ServerCheckpoint
-from fedsim.server.outcome import check_end
+from fedsim.server.outcome import FAILED, check_end, find_failures
 from fedsim.strategies.averaging import Averaging
 from fedsim.strategies.recording_strategy import RecordingStrategy
 
@@ -148,7 +148,10 @@ class FederationServer:
             aggregated, _ = self.strategy.aggregate_train(number, replies)
             arrays = arrays if aggregated is None else aggregated
             self._commit(number, attempt, arrays, started)
-        check_end(self.settings.folder, lambda words: logging.getLogger("flwr").warning("%s", words))
+        log = logging.getLogger("flwr")
+        check_end(self.settings.folder, lambda words: log.warning("%s", words))
+        if words := find_failures(self.settings.folder):
+            log.warning("%s%s", FAILED, words)
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
         """Undo what is not committed.

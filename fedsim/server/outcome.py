@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fedsim.recording.observation import Observation
 from fedsim.recording.reader import Recording
 from fedsim.recording.round_metrics import read_metrics
+
+FAILED = "not everything succeeded: "
+"""Beginning of the line in which a server reports `find_failures`. Programs that started the run elsewhere look for it."""
 
 
 class EmptyRunError(RuntimeError):
@@ -30,6 +34,28 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
         raise EmptyRunError(
             f"nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these, {again}"
         )
+
+
+def find_failures(folder: Path) -> str:
+    """Return a sentence on what went wrong in the finished run in `folder`, or "" if nothing did.
+
+    These are failed replies, a model whose loss became NaN, and updates that all hold NaN or infinite values.
+    """
+    recording = Recording(folder / "recording")
+    counts = recording.counts()
+    if failed := sum(count.failed for count in counts):
+        return f"{failed} {'reply' if failed == 1 else 'replies'} failed; fedsim show {folder} says in which rounds"
+    losses = [row["loss"] for row in read_metrics(folder) if "loss" in row]
+    if losses and losses[0] is not None and losses[-1] is None:
+        return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
+    observations = recording.observations(on_damage=lambda error: None)
+    if any(count.complete for count in counts) and not any(map(_is_finite, observations)):  # ends at the first that is finite
+        return "every update holds NaN or infinite values; lower training.learning_rate"
+    return ""
+
+
+def _is_finite(observation: Observation) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
 
 
 def _cleared(folder: Path) -> str:

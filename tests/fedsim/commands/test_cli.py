@@ -220,6 +220,13 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
     assert all(told.stderr.count(line) == 1 for line in said)
     assert "done; there is on the server" in words(told.stderr)
 
+    said.append("not everything succeeded: 1 reply failed; fedsim show there says in which rounds")
+    told = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    assert told.exit_code == EXIT_FAILURES
+    assert "1 reply failed; fedsim show there says in which rounds; with --allow-failures" in words(told.stderr)
+    there = ("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    assert fedsim(*there, "--allow-failures").exit_code == 0
+
     def here(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
         on_words("6 of 6 replies are late")
         engine.run(experiment, engine="local")

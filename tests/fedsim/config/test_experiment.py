@@ -156,8 +156,13 @@ def test_what_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_named_with_where_to_look(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"none\.toml: no such file; examples are in deploy/experiments/"):
         read(tmp_path / "none.toml")
-    with pytest.raises(ExperimentError, match="not a TOML file"):
+    with pytest.raises(ExperimentError, match=f"^{tmp_path} is not a regular file; copy its content into one$"):
         read(tmp_path)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ExperimentError, match=r"deep\.toml: not a TOML file: it is nested too deeply; settings have only"):
+        read(tmp_path / "deep.toml")
+    with pytest.raises(NotADirectoryError):  # the command line names the path and the mend
+        read(tmp_path / "deep.toml" / "e.toml")
 
 
 def test_an_experiment_is_frozen(small: Path) -> None:

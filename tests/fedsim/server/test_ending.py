@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from fedsim.deployment.flower_commands import WORDS
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
-from fedsim.server.outcome import EmptyRunError, check_end
+from fedsim.server.outcome import FAILED, EmptyRunError, check_end
 
 Federate = Callable[..., FederationRun]
 CLEARED = "mend that, then fedsim delete {folder}, and run again: there is no round left to go on with"
@@ -65,6 +66,11 @@ def test_one_answer_is_enough_and_the_server_warns_of_the_others_once(
     words = "5 of 6 replies are missing, the first: OSError: sensor unplugged"
     assert [record.message for record in caplog.records if "replies are missing" in record.message] == [words]
     assert end(run.out) == [words]
+    (told,) = [record for record in caplog.records if record.message.startswith(FAILED)]
+    assert told.message == f"{FAILED}5 replies failed; fedsim show {run.out} says in which rounds"
+    heard = WORDS.match(f"{told.levelname} :     {told.message}")  # as it stands in the log that a runner elsewhere reads
+    assert heard is not None
+    assert heard[1] == told.message
 
 
 def test_a_whole_run_has_nothing_to_tell(federate: Federate) -> None:
