@@ -47,12 +47,15 @@ def _parts(cases: list[Planned], footprint: "CaseFootprint", chunk: int | None) 
 class CaseFootprint:
     """An estimate of the memory and time that one case takes, from the model's parameters and activations on the meta device.
 
+    shapes:    shapes of the model's parameters by name. distinct: their names, with one name per shared parameter.
     remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per case; 0 without
     one.
     """
 
     def __init__(self, manifest: Manifest, device: str, remembers: int = 0) -> None:
         model = models.layout(manifest.model, manifest.data)
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+        self.distinct = frozenset(name for name, _ in model.named_parameters())
         self.parameters = sum(p.numel() for p in model.parameters())
         self.activations = count_activations(model, manifest.data.shape) or 20 * manifest.data.size
         self.latents = int(manifest.data.size * (SEARCH_VECTORS + MEMORY_FACTOR * remembers if remembers else 0))

@@ -1,6 +1,6 @@
 """Cases of a replay, planned from the rows of a recording before any of them is attacked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from attacker.attacks.nulls import Blinded
 from attacker.replay.example_counts import with_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.safe_files import shorten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,22 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
     except ValueError as error:
         return str(error)
     return find_bad_numbers(observation) or refused(attack, Case((observation,)))
+
+
+def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
+    """Return how weights by name differ from the shapes of a model's parameters, or "" if they do not.
+
+    required: names that `weights` must have; a parameter that layers share has further names. The text is a part of a sentence
+    that ends with the name of the model.
+    """
+    for name in sorted(weights.keys() | required):
+        if name not in weights:
+            return f"{shorten(name)} is missing, a parameter of the model"
+        if name not in shapes:
+            return f"{shorten(name)} is no parameter of the model"
+        if tuple(weights[name].shape) != shapes[name]:
+            return f"{shorten(name)} has shape {tuple(weights[name].shape)}, but {shapes[name]} in the model"
+    return ""
 
 
 def find_bad_numbers(observation: Observation) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attacker.attacks import Attack, AttackSpec
 from attacker.attacks.base import MAX_EXAMPLES, Look, effort_of, oracles_of
 from attacker.replay.batching import CaseFootprint, chunked
-from attacker.replay.cases import Plan, Planned, plan_cases
+from attacker.replay.cases import Plan, Planned, explain_misfit, plan_cases
 from attacker.replay.checkpoints import run_of, tidy, unfinished
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.identity import Identity
@@ -162,6 +162,7 @@ class Replay:
                 f"{self.recording.folder} holds no complete observation of the chosen rounds and clients; choose others"
             )
         self._check_asked(rows)
+        self._check_weights(rows)
         found = plan_cases(self.recording, rows, self._attack)
         return replace(found, cases=tuple(map(self._if_it_fits, found.cases)))
 
@@ -172,6 +173,25 @@ class Replay:
         """
         reason = case.reason or self._footprint.too_large(case.sizes)
         return replace(case, reason=reason) if reason else case
+
+    def _check_weights(self, rows: Sequence[Row]) -> None:
+        """Raise ValueError if the weights that were sent are not those of the manifest's model.
+
+        A damaged manifest may describe a model of any size, which would be built before an attack notices.
+        """
+        for row in rows:
+            try:
+                sent = self.recording.sent(row.round).weights
+            except DamagedFile:  # the cases of that round fail with the reason
+                continue
+            if words := explain_misfit(sent, self._footprint.shapes, self._footprint.distinct):
+                manifest = self.recording.manifest
+                raise ValueError(
+                    f"{self.recording.folder / 'manifest.json'} does not belong to this recording: of the weights sent in round "
+                    f"{row.round}, {words} {manifest.model} for data of shape {manifest.data.shape} and "
+                    f"{manifest.data.num_classes} classes; copy the recording again"
+                )
+            return
 
     def _check_asked(self, found: Sequence[Row]) -> None:
         """Raise ValueError, listing what exists, if a chosen client, or all chosen rounds, are not in the recording."""

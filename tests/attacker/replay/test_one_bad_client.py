@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from attacker.attacks import AttackSpec, Case, Need, cpl, unmet
 from attacker.attacks.base import MAX_EXAMPLES
 from attacker.cli import app
+from attacker.replay.cases import explain_misfit
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.score import NoTruth
@@ -96,6 +97,31 @@ def test_a_client_that_reports_absurdly_many_examples_fails_alone(run: Path, bad
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert len(rows) == 12
     assert {row.client for row in rows if row.failure} == {bad}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("data", {"shape": [1, 9000, 9000]}, "'1.weight' has shape (8, 64), but (8, 81000000) in the model"),
+        ("data", {"num_classes": 10**7}, "'3.bias' has shape (10,), but (10000000,) in the model"),
+        ("model", {"arguments": {"hidden": [8, 8]}}, "'3.bias' has shape (10,), but (8,) in the model"),
+    ],
+)
+def test_a_manifest_of_another_model_is_refused_before_anything_is_built(
+    run: Path, part: str, changes: dict[str, object], words: str
+) -> None:
+    describe(run, part, **changes)
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        replay(run).run()
+    assert str(error.value).startswith(str(run / "recording" / "manifest.json"))
+    assert str(error.value).endswith("copy the recording again")
+
+
+def test_names_of_weights_that_the_model_does_not_have_or_lacks_are_named() -> None:
+    weights = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    assert explain_misfit(weights, {"a": (2,), "b": (3,), "alias": (2,)}, {"a", "b"}) == ""
+    assert explain_misfit(weights, {"a": (2,)}, {"a"}) == "'b' is no parameter of the model"
+    assert explain_misfit(weights, {"a": (2,), "b": (3,), "c": (1,)}, {"a", "b", "c"}) == "'c' is missing, a parameter of the model"
 
 
 def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed(run: Path, bad: str) -> None:
