@@ -121,12 +121,14 @@ def live(service: Service, root: Path, rounds: int) -> dict[str, Any]:
     experiment.write_text(LIVE.format(rounds=rounds))
     code = "from fedsim.cli import main; main()"
     command = [sys.executable, "-c", code, "run", str(experiment), "--engine", "ray", "--out", str(root / "live")]
-    federation = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    log = root.parent / "live.log"
+    with log.open("w") as words:
+        federation = subprocess.Popen(command, stderr=words, stdout=words)
     lags, there, done, at_end = [0], dict[int, float](), dict[int, float](), None
     try:
         while len(done) < rounds:
             if status := federation.poll():
-                raise RuntimeError(f"the federation ended with status {status}; see its output above")
+                raise RuntimeError(f"the federation ended with status {status}; its output ends with\n{log.read_text()[-3000:]}")
             now = time.perf_counter()
             for n in recorded(root / "live"):
                 there.setdefault(n, now)

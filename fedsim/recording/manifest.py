@@ -149,19 +149,22 @@ def _value(where: str, value: Any, hint: Any) -> Any:
     if kind is Mapping and isinstance(value, dict):
         return {_value(where, key, str): _value(where, item, inner[1]) for key, item in value.items()}
     if hint is Any:
-        return _plain(where, value)
+        return check_plain(where, value)
     if type(value) is not hint and not (hint is float and type(value) is int):
         raise ValueError(f"{where} must be of type {getattr(hint, '__name__', hint)}, got {shorten(value)}")
-    return _plain(where, value)
+    return check_plain(where, value)
 
 
-def _plain(where: str, value: Any) -> Any:
-    """Return `value` unchanged. Raises ValueError if it holds a huge number, or a text that is long or unprintable."""
+def check_plain(where: str, value: Any) -> Any:
+    """Return a value of parsed JSON unchanged. Raises ValueError for a huge number, and a long or unprintable text, in it.
+
+    where: name of the value for messages.
+    """
     if isinstance(value, str) and (len(value) > MAX_TEXT or UNPRINTABLE.search(value)):
         raise ValueError(f"{where} must be a text of at most {MAX_TEXT} printable characters, got {shorten(value)}")
     if type(value) is int and abs(value) > MAX_NUMBER:
         raise ValueError(f"{where} must be at most {MAX_NUMBER}, got {shorten(value)}")
     if isinstance(value, list | dict):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            _plain(where, item)
+            check_plain(where, item)
     return value

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.files import read_json_lines
-from fedsim.recording.safe_files import DamagedFile, shorten
+from fedsim.recording.manifest import check_plain
+from fedsim.recording.safe_files import DamagedFile, printable, shorten
 
 FILE = "metrics.jsonl"
 COUNTS = ("round", "clients", "missing")
@@ -17,7 +18,7 @@ MAX_COUNT = 2**53
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Read the rows in order; none if there is no file.
 
-    Raises DamagedFile, naming the row and the key, for a value that no server writes.
+    Raises DamagedFile, naming the row and the key, for a value that no server writes, such as a text with control characters.
     """
     path = run / FILE
     rows = read_json_lines(path)
@@ -30,6 +31,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             if not good:
                 told = f"{shorten(value)} is not to be in {key}" if key in row else f"{key} is missing"
                 raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")
+        for key, value in row.items():
+            try:
+                check_plain(printable(key)[:80], {key: value})
+            except ValueError as error:
+                raise DamagedFile(path, f"row {number}: {error}; remove the row, or the file") from None
     return rows
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import service
 
 
@@ -55,3 +56,14 @@ def test_it_ends_as_soon_as_no_job_can_change() -> None:
     row = service.durable(Scripted(), 5, seed=0)  # type: ignore[arg-type]
     assert row["seconds"] < 5
     assert (row["set_aside"], row["lost"]) == (4, 1)
+
+
+def test_a_federation_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = tmp_path / "python"
+    federation.write_text("#!/bin/sh\necho 2 replies failed >&2\nexit 1\n")
+    federation.chmod(0o700)
+    monkeypatch.setattr(service.sys, "executable", str(federation))
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr(Scripted, "items", lambda self, path: [])
+    with pytest.raises(RuntimeError, match="ended with status 1; its output ends with\n2 replies failed"):
+        service.live(Scripted(), tmp_path / "root", 3)  # type: ignore[arg-type]

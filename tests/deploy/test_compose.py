@@ -185,8 +185,9 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_image_is_slim_pinned_and_not_roots() -> None:
     found = instructions()
-    assert ("ARG", "PYTHON=3.11-slim-bookworm") in found
-    assert [words for name, words in found if name == "FROM"] == ["python:${PYTHON:-3.11-slim-bookworm}"]
+    (base,) = (words.removeprefix("PYTHON=") for name, words in found if name == "ARG" and words.startswith("PYTHON="))
+    assert re.fullmatch("3.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert [words for name, words in found if name == "FROM"] == [f"python:${{PYTHON:-{base}}}"]
     assert [words for name, words in found if name == "USER"] == ["10001:10001"]
     assert [name for name, _ in found].index("USER") > max(i for i, (name, _) in enumerate(found) if name == "RUN")
     installs = [words for _, words in found if "pip install" in words]
@@ -213,7 +214,7 @@ def test_the_image_is_slim_pinned_and_not_roots() -> None:
         (f"3.11-slim-bookworm@sha256:{'a' * 64}", "no", True),
         ("3.11-slim-bookworm", "yes", True),
         ("3.11-slim-bookworm", "no", False),
-        ("", "no", False),
+        ("", "no", True),  # then the pinned one
         (f"3.11@sha256:{'a' * 63}", "no", False),
         (f"3.11@sha256:{'a' * 64}b", "", False),
     ],

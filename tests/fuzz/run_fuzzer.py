@@ -32,15 +32,30 @@ SECONDS = 10.0
 MEMORY = 10**9
 """Bytes that it may take above those of the process that it is forked from."""
 SECRET = "export SECRET=1"
+STEERING = "\x1b[2J"
+"""Clears a terminal. It is in texts of the grammar and must not be in the output of any command."""
 CHILDREN = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn")
 """Events of Python's audit that a new process or program raises."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**70, 10**400, 1e308, -0.5, float("nan"), float("inf")),
-    *("", "sum", "all", "../../outside/secret", "/etc/passwd", "a\x1b[2J", "\n", "x" * 100_000, "$(touch outside/x)", "\ud800"),
+    *(
+        "",
+        "sum",
+        "all",
+        "../../outside/secret",
+        "/etc/passwd",
+        f"a{STEERING}",
+        "\n",
+        "x" * 100_000,
+        "$(touch outside/x)",
+        "\ud800",
+    ),
     *([], {}, [[]], [None], ["a"], {"a": {}}, [1, 2, 3], [[1, 1]], "complete", "1e999", "NaN"),
 )
 Rng = random.Random
+WRONG = ("hang", "traceback", "crash", "memory", "child process", "write outside", "terminal")
+"""Outcomes of a command that must not occur."""
 
 
 def make_run(root: Path) -> Path:
@@ -367,6 +382,8 @@ def _do(work: Callable[[], tuple[int, str]], writer: int, allowed: tuple[Path, .
     try:
         sys.addaudithook(audit)
         status, words = work()
+        if STEERING in words:
+            tell("terminal", words)
         tell("traceback" if status == 70 else "refused" if status else "done", words)
     except BaseException:
         tell("traceback", traceback.format_exc())
@@ -427,7 +444,7 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
             number += 1
             if only is not None:
                 break
-    wrong = {kind: outcomes.pop(kind, 0) for kind in ("hang", "traceback", "crash", "memory", "child process", "write outside")}
+    wrong = {kind: outcomes.pop(kind, 0) for kind in WRONG}
     figures = {"inputs": number - (only or 0), "commands": commands, **dict(outcomes), **wrong}
     return {**figures, "most_cpu_seconds": round(slowest, 2), "most_megabytes_above": round(largest / 1e6), "failures": failures}
 

@@ -121,7 +121,8 @@ def test_names_of_weights_that_the_model_does_not_have_or_lacks_are_named() -> N
     weights = {"a": torch.zeros(2), "b": torch.zeros(3)}
     assert explain_misfit(weights, {"a": (2,), "b": (3,), "alias": (2,)}, {"a", "b"}) == ""
     assert explain_misfit(weights, {"a": (2,)}, {"a"}) == "'b' is no parameter of the model"
-    assert explain_misfit(weights, {"a": (2,), "b": (3,), "c": (1,)}, {"a", "b", "c"}) == "'c' is missing, a parameter of the model"
+    lacking = {"a": (2,), "b": (3,), "c": (1,)}
+    assert explain_misfit(weights, lacking, lacking.keys()) == "'c' is missing, a parameter of the model"
 
 
 def test_the_command_line_announces_what_it_will_write_and_says_that_some_failed(run: Path, bad: str) -> None:

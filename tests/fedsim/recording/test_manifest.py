@@ -1,9 +1,11 @@
 """The manifest reads back as it was written, and says what is wrong when it cannot be read."""
 
+import copy
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from defenses import DefenseSpec
 from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Training
+from fedsim.recording.safe_files import UNPRINTABLE
 
 TABLE = DataSpec(
     shape=(2,),
@@ -125,6 +128,74 @@ def test_what_it_does_not_understand_is_refused_and_named(
     with pytest.raises(ValueError, match=words) as refused:
         Manifest.read(path)
     assert str(path) in str(refused.value)
+
+
+STEERING = ("\x1b[2J", "a\nb", "a\rb", "\0", "\x7f", "\x9b1m", "\u2028", "\ud800", "x" * 10_001)
+FULL = {
+    "data": replace(TABLE, ranges_from="held_out"),
+    "model": ModelSpec(name="mlp", arguments={"hidden": [4], "note": {"inner": ["text"]}}, network="precode(bottleneck=3)"),
+    "gradient": "dp_sgd(noise=0.5)",
+    "inputs": 'instahide(k=3, public="x")',
+    "secure_aggregation": {"threshold": 2, "note": ["text"]},
+    "created": "2026-01-31T12:00:00Z",
+    "training": Training(learning_rate=0.1, batch_size=1, steps=1, augmentation="random crop", frozen=("base.*",)),
+}
+"""Settings that fill every field of a manifest which can hold text."""
+
+
+def texts_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the places of all texts in parsed JSON; the place of a key ends with "key"."""
+    match value:
+        case str():
+            yield at
+        case dict():
+            for key, inner in value.items():
+                yield (*at, key, "key")
+                yield from texts_in(inner, (*at, key))
+        case list():
+            for number, inner in enumerate(value):
+                yield from texts_in(inner, (*at, number))
+
+
+def test_no_text_of_a_manifest_may_steer_a_terminal_or_forge_a_line(manifest: Manifest, tmp_path: Path) -> None:
+    path = written(replace(manifest, **FULL), tmp_path)
+    raw, places = json.loads(path.read_text()), 0
+    assert Manifest.read(path)
+    for *at, last in texts_in(raw):
+        places += 1
+        for steering in STEERING:
+            changed = copy.deepcopy(raw)
+            inner = changed
+            for key in at if last != "key" else at[:-1]:
+                inner = inner[key]
+            if last == "key":
+                inner[at[-1] + steering] = inner.pop(at[-1])
+            else:
+                inner[last] = f"{inner[last]}{steering}"
+            path.write_text(json.dumps(changed))
+            with pytest.raises(ValueError, match=r"manifest\.json: ") as refused:
+                Manifest.read(path)
+            assert UNPRINTABLE.search(str(refused.value)) is None
+            assert len(str(refused.value)) < 1000
+    assert places > 60
+
+
+def test_every_field_of_a_manifest_that_holds_text_is_filled_above(manifest: Manifest, tmp_path: Path) -> None:
+    """A field that is added later must be in `FULL`, so that its texts are tried."""
+    raw = json.loads(written(replace(manifest, **FULL), tmp_path).read_text())
+    with_text = {tuple(step for step in at if isinstance(step, str)) for at in texts_in(raw) if at[-1] != "key"}
+
+    def fields_of(kind: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for name in (field.name for field in fields(kind)):
+            hint = get_type_hints(kind)[name]
+            words, inner = str(hint), [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
+            if inner and hint is not DefenseSpec:
+                yield from fields_of(inner[0], (*at, name))
+            elif hint is DefenseSpec or any(word in words for word in ("str", "Any", "Literal")):
+                yield (*at, name)
+
+    for place in fields_of(Manifest, ()):
+        assert any(found[: len(place)] == place for found in with_text), place
 
 
 def test_a_missing_key_is_named(manifest: Manifest, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from fedsim.recording import DamagedFile
 from fedsim.recording.round_metrics import read_metrics
+from fedsim.recording.safe_files import UNPRINTABLE
 
 ROW: dict[str, Any] = {"round": 1, "loss": 0.5, "accuracy": None, "clients": 2, "missing": 0, "seconds": 1.0}
 
@@ -33,6 +34,29 @@ def test_a_value_that_no_server_writes_is_named(tmp_path: Path, key: str, value:
     write(tmp_path, ROW, {**ROW, key: value})
     with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: .* is not to be in {key}; remove the row"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2J", "a\nb", "\x9b1m", "\u2028", "x" * 10_001])
+@pytest.mark.parametrize("place", [("privacy", "why"), ("privacy", "central", "why"), ("note",), ("notes", 1), ("text",)])
+def test_no_text_may_steer_a_terminal_or_forge_a_line(tmp_path: Path, place: tuple[Any, ...], text: str) -> None:
+    row = {
+        **ROW,
+        "privacy": {"epsilon": None, "why": "", "central": {"why": ""}},
+        "note": "",
+        "notes": ["", ""],
+        "text": {text: 1},
+    }
+    write(tmp_path, ROW, {**row, "text": {}})
+    assert len(read_metrics(tmp_path)) == 2
+    if place != ("text",):
+        row["text"], inner = {}, row
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = text
+    write(tmp_path, ROW, row)
+    with pytest.raises(DamagedFile, match=rf"metrics\.jsonl: row 2: {place[0]} must be a text of .*; remove the row") as damaged:
+        read_metrics(tmp_path)
+    assert UNPRINTABLE.search(str(damaged.value)) is None
 
 
 def test_a_missing_count_is_named(tmp_path: Path) -> None:
