@@ -237,6 +237,17 @@ def test_what_the_server_of_a_deployment_says_is_told_once_wherever_the_run_is(
     assert (told.exit_code, told.stderr.count("6 of 6 replies are late")) == (0, 1)
 
 
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_mend(small: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_ray(*given: Any, **named: Any) -> None:  # which raises RuntimeError from what its server raised
+        raise RuntimeError("failed") from NotADirectoryError(20, "Not a directory", "small.toml/out")
+
+    monkeypatch.setattr("flwr.simulation.run_simulation", on_ray)
+    refused = fedsim("run", "small.toml", "--out", "small.toml/out", "--engine", engine)
+    assert refused.exit_code == 2
+    assert "small.toml/out: Not a directory; a part of this path is a file; name a folder" in words(refused.stderr)
+
+
 def test_resources_that_nobody_has_end_a_ray_run_at_once(small: Path) -> None:
     refused = fedsim("run", "small.toml", "--out", "out", "--engine", "ray", "--client-cpus", "1000")
     assert refused.exit_code == 1

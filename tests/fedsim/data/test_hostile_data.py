@@ -195,6 +195,26 @@ def test_a_picture_of_absurd_sides_is_refused(pictures: Path) -> None:
         datasets.load("imagefolder", path=str(pictures), size=6)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("csv", {"label": "a"}, "is not a regular file; copy its content into one"),
+        ("npz", {}, "is not a regular file; copy its content into one"),
+        ("imagefolder", {}, "is not a folder"),
+    ],
+)
+def test_a_pipe_in_place_of_data_is_called_what_it_is(tmp_path: Path, name: str, arguments: dict[str, Any], words: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((ValueError, NotADirectoryError), match=words):
+        datasets.load(name, **{"train" if name == "npz" else "path": str(tmp_path / "pipe")}, **arguments)
+
+
+def test_a_picture_of_another_format_is_told_its_formats(pictures: Path) -> None:
+    (pictures / "cats" / "0.png").write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match=r"0\.png cannot be read \(its format is none of PNG, .*\); convert or remove it"):
+        datasets.load("imagefolder", path=str(pictures), size=4)
+
+
 @pytest.mark.parametrize("size", [200_000, 0, 10**15])
 def test_a_size_that_no_memory_holds_is_refused(pictures: Path, size: int) -> None:
     with pytest.raises(ValueError, match=f"size must be 1 to 4096 pixels, got {size}"):

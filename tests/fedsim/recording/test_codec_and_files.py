@@ -1,5 +1,6 @@
 """Everything on the way of an update is lossless, and files are whole or absent."""
 
+import errno
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load
 from torch import Tensor
 
+from fedsim.commands.maintenance import _remove
 from fedsim.flower import records
 from fedsim.recording import DamagedFile, Payload, files
 from fedsim.recording.codec import CODECS, decode, encode, sent
@@ -197,6 +199,39 @@ def test_an_error_of_the_system_names_the_file_that_was_written(tmp_path: Path, 
         with pytest.raises(OSError, match="No space left") as full:
             write(tmp_path / "x", {})
         assert full.value.filename == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda run: files.make_private(run / "a" / "b", below=run), "a"),
+        (lambda run: files.write_json(run / "inner" / "x.json", 1, below=run), "inner/x.json"),
+        (lambda run: files.append_json_lines(run / "inner" / "x.jsonl", 1, below=run), "inner/x.jsonl"),
+        (lambda run: files.remove(run / "inner" / "there", below=run), "inner/there"),
+        (lambda run: files.alone(run / "inner" / "lock", below=run).__enter__(), "inner/lock"),
+        (lambda run: _remove(run / "inner"), "inner"),
+    ],
+)
+def test_an_error_of_a_function_of_descriptors_names_the_whole_path(
+    call: Callable[[Path], object], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that became read-only."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "there").touch()
+    opened = os.open
+
+    def refused(name: str, *given: object, **named: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+
+    def open_to_read(name: str, flags: int, *given: int, **named: int) -> int:
+        return refused(name) if flags & (os.O_CREAT | os.O_RDWR) else opened(name, flags, *given, **named)
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(os, "mkdir", refused)
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(OSError, match="Read-only") as error:
+        call(tmp_path)
+    assert error.value.filename == str(tmp_path / named)
 
 
 def test_json_that_is_nested_beyond_measure_is_named(tmp_path: Path) -> None:
