@@ -101,13 +101,13 @@ def _check_sides(width: int, height: int) -> None:
 
 def _image(file: Path, *, channels: int, size: int) -> Array:
     """Read one picture as (C, size, size). Raises ValueError, naming the file, if it cannot be read."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with open_regular(file) as content, Image.open(content, formats=FORMATS) as opened:
             _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         known = ", ".join(FORMATS)
         raise ValueError(f"imagefolder: {file} cannot be read (its format is none of {known}); convert or remove it") from None
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
