@@ -35,6 +35,14 @@ NO_BOUND = Noise(why="the norm of the update is not bounded before the noise is 
 NO_SCALE = Noise(why="the scale of the noise depends on the data")
 
 
+NO_RULE = "no accounting rule is known for"
+
+
+def no_rule(name: str) -> Noise:
+    """Return the noise of a defense of another package: whether it adds any is unknown, so that nothing is accounted for."""
+    return Noise(why=f"{NO_RULE} {name}")
+
+
 class _Sent(NamedTuple):
     """The properties of an update at one point of a chain. length: bound on its norm. noise: the strongest noise so far."""
 
@@ -46,7 +54,8 @@ def noise_of(spec: DefenseSpec, *, tensors: int) -> Noise:
     """Return the strongest noise that hides one message of a client behind a chain of defenses; unit: the client.
 
     The sensitivity of noise is the last bound on the norm before it. Steps after the noise are post-processing and change
-    nothing, whatever state they keep. A defense without an entry in `NORM_BOUNDS` may send anything and removes the bound.
+    nothing, whatever state they keep. A defense without an entry in `NORM_BOUNDS` may send anything and removes the bound; one of
+    another package is named as the reason if nothing else adds noise.
     Aliases of papers are expanded. Noise whose scale depends on the data (`gaussian(snr_db=...)`) hides nothing and removes the
     bound.
 
@@ -61,10 +70,13 @@ def noise_of_gradient(rule: GradientSpec, *, tensors: int) -> Noise:
 
     dp_sgd:  each example's gradient has norm at most `max_norm`; the sum gets noise of `noise * max_norm` (Abadi et al. 2016).
     fed_cdp: one such sum per tensor, each with its own bound and noise (Wei et al. 2021).
-    Noise given by a signal-to-noise ratio depends on the data and hides nothing. Other rules add no noise.
+    Noise given by a signal-to-noise ratio depends on the data and hides nothing. The other rules of this project add no noise;
+    what the rules of other packages add is unknown.
     """
-    if rule.step is None or rule.step.name not in ("dp_sgd", "fed_cdp"):
+    if rule.step is None:
         return NO_NOISE
+    if rule.step.name not in ("dp_sgd", "fed_cdp"):
+        return NO_NOISE if rule.registry.is_builtin(rule.step.name) else no_rule(rule.step.name)
     multiplier = _given(rule.step, rule.registry[rule.step.name])["noise"]
     if multiplier is None:
         return NO_SCALE
@@ -89,14 +101,14 @@ def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
         family, scale = SCALES[step.name](given)
         hiding = _hiding(sent.length, family, scale)
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
-    if step.name == "masked" and not sent.noise.multiplier and _adds_noise(given["defense"].steps, tensors):
-        sent = sent._replace(noise=IN_PART)
+    if step.name == "masked" and not sent.noise.multiplier:
+        inside = _through(given["defense"].steps, _Sent(length=1.0), tensors).noise
+        if inside != NO_NOISE:
+            sent = sent._replace(noise=inside if inside.why.startswith(NO_RULE) else IN_PART)
+    if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:
+        sent = sent._replace(noise=no_rule(step.name))
     bound = NORM_BOUNDS.get(step.name, _unknown)
     return sent._replace(length=math.inf if given.get("error_feedback") else bound(sent.length, given, tensors))
-
-
-def _adds_noise(steps: Sequence[Step], tensors: int) -> bool:
-    return _through(steps, _Sent(length=1.0), tensors).noise != NO_NOISE
 
 
 def _given(step: Step, factory: Callable[..., Any]) -> StepArguments:

@@ -19,6 +19,14 @@ from fedsim.cli import app as fedsim
 FOLDER = Path(__file__).parent
 KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
+CODE_WORDS = {
+    "fedsim": "`fedsim run`, `prepare` and `split` import the code that your experiment names. `show` and `verify` read a recording; "
+    "for one with a defense of your own, put `--code module:KIND` before the command: `fedsim --code module:KIND show RUN`.",
+    "attacker": "`replay`, `score` and `report` need `--code` for a defense of your own that the recording names, and `score` for a "
+    "data set of your own that the truth names as well: `attacker --code module:KIND --code module:function score RUN`. `serve` needs "
+    "it for every code that its recordings or jobs name. A network is named by `replay --model`, an attack by `--attack`, a "
+    "decoder by `--set decoder=`; these need no `--code`. Names of installed packages (entry points) need none at all.",
+}
 
 
 def pages() -> dict[Path, str]:
@@ -31,7 +39,7 @@ def _commands() -> str:
     for program, app in PROGRAMS.items():
         group = typer.main.get_command(app)
         assert isinstance(group, click.Group)
-        lines += [f"## {program}", "", _plain(group.help), "", "| command | |", "|---|---|"]
+        lines += [f"## {program}", "", _plain(group.help), "", *_global_options(program, group), "| command | |", "|---|---|"]
         lines += [
             f"| [`{program} {name}`](#{program}-{name}) | {_cell(_plain(command.help).partition(chr(10))[0])} |"
             for name, command in group.commands.items()
@@ -40,6 +48,17 @@ def _commands() -> str:
         for name, command in group.commands.items():
             lines += _command(program, name, command)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _global_options(program: str, group: click.Group) -> Iterator[str]:
+    """Yield the table of the options that stand before the command, and what `--code` is for."""
+    own = [one for one in group.params if not {"--install-completion", "--show-completion"} & set(one.opts)]
+    yield "| option before the command | default | |"
+    yield "|---|---|---|"
+    yield from filter(None, map(_parameter, own))
+    yield ""
+    yield CODE_WORDS[program]
+    yield ""
 
 
 def _command(program: str, name: str, command: click.Command) -> Iterator[str]:

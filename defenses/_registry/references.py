@@ -74,8 +74,8 @@ def load(reference: str, group: str) -> Any:
     """Import and return admitted code, for the registry of `group`. Raises ValueError with instructions if it is not admitted."""
     if not is_admitted(reference):
         raise ValueError(
-            f"{reference!r} in {group} is code that is not part of this project, "
-            f"which is imported only if you ask for it: put --code {reference} before the command"
+            f"{reference!r} in {group} is code that is not part of this project, which is imported only if you ask for it: put "
+            f"--code {reference} before the command, as in: attacker --code {reference} score RUN"
         )
     return _imported(reference)
 

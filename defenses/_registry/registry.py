@@ -36,6 +36,10 @@ class Registry(Generic[T]):
             return self._loaded(entry)
         raise ValueError(f"unknown name {name!r} in {self.group}.{suggest(name, self)} Known: {', '.join(sorted(self))}")
 
+    def is_builtin(self, name: str) -> bool:
+        """Return whether `name` is one of this project's own."""
+        return name in self._builtin
+
     def _loaded(self, entry: EntryPoint) -> T:
         where = f"the entry point {entry.name} = {entry.value!r} of {self.group}"
         try:

@@ -107,7 +107,10 @@ def is_code(name: str) -> bool:
 def _load(name: str, arguments: str) -> Dataset:
     name, positional = named_parts(name)
     factory = DATASETS[name]
-    return factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
+    found: object = factory(**bind(name, factory, *filter(None, positional.split(",")), given=json.loads(arguments)))
+    if not isinstance(found, Dataset):
+        raise ValueError(f"the data set {name} must return a fedsim.data.Dataset, got {type(found).__name__}")
+    return found
 
 
 def described(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,13 +56,24 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A data set with disjoint training and held-out (test) examples."""
+    """A data set with disjoint training and held-out (test) examples.
+
+    Raises ValueError if the examples do not agree with `spec` in shape, type, range or labels.
+    """
 
     name: str
     spec: DataSpec
     class_names: tuple[str, ...]
     train: Examples
     test: Examples
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) > self.spec.num_classes:
+            raise ValueError(f"{self.name}: {len(self.class_names)} class_names for spec.num_classes = {self.spec.num_classes}")
+        for side, examples in (("train", self.train), ("test", self.test)):
+            if not isinstance(examples, Examples):
+                raise ValueError(f"{self.name}: {side} must be Examples, got {type(examples).__name__}")
+            _check_examples(f"{self.name}: {side}", examples, self.spec)
 
     def content_hash(self) -> str:
         """Return a hash of the training examples and their order, which truth stores to recognise its data set. Cached."""
@@ -77,6 +88,23 @@ class Dataset:
             digest.update(np.ascontiguousarray(values[start : start + step]).data)
         digest.update(self.train.labels.astype(np.int64).tobytes())
         return digest.hexdigest()
+
+
+def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
+    """Raise ValueError, with the mend, unless the examples agree with `spec`. where: data set and part, for the message."""
+    values, labels = examples.values, examples.labels
+    shape = ", ".join(map(str, spec.shape))
+    if values.shape[1:] != spec.shape:
+        raise ValueError(f"{where}.values have shape {values.shape}; by spec.shape they must have shape (N, {shape})")
+    if values.dtype not in (np.uint8, np.float32):
+        raise ValueError(f"{where}.values must be uint8 pixels or float32 in [0, 1], got {values.dtype}; convert them with astype")
+    if values.dtype == np.float32 and values.size and not (values.min() >= 0 and values.max() <= 1):
+        raise ValueError(f"{where}.values must lie in [0, 1], got values from {values.min()} to {values.max()}; rescale them")
+    if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
+        raise ValueError(f"{where}.labels must be integers of shape (N,), got {labels.dtype} of shape {labels.shape}")
+    if len(labels) and not (labels.min() >= 0 and labels.max() < spec.num_classes):
+        worst = labels.min() if labels.min() < 0 else labels.max()
+        raise ValueError(f"{where}.labels must be from 0 to spec.num_classes - 1 = {spec.num_classes - 1}, got {worst}")
 
 
 def every_fifth_held_out(name: str, spec: DataSpec, class_names: tuple[str, ...], examples: Examples) -> Dataset:

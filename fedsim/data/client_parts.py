@@ -85,7 +85,8 @@ def renumbered(own: Dataset, like: Dataset) -> Dataset:
         raise ValueError(f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s: {', '.join(like.class_names)}")
     numbers = np.array([like.class_names.index(name) for name in own.class_names])
     train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (own.train, own.test))
-    return replace(own, train=train, test=test, class_names=like.class_names)
+    spec = replace(own.spec, num_classes=like.spec.num_classes)
+    return replace(own, spec=spec, train=train, test=test, class_names=like.class_names)
 
 
 def _named(data: Dataset) -> bool:

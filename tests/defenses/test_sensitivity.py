@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from defenses.sensitivity import IN_PART, NO_BOUND, NO_NOISE, NO_SCALE, NORM_BOU
 from defenses.spec import Kind
 
 TENSORS = 4
+THIRDS = Kind(lambda: stateless(lambda update, rng: update), lambda: transparent)
 
 
 def hidden(text: str) -> Noise:
@@ -22,9 +24,9 @@ def hidden(text: str) -> Noise:
 
 @pytest.fixture(autouse=True)
 def _third_party() -> Iterator[None]:
-    DEFENSES._builtin["thirds"] = Kind(lambda: stateless(lambda update, rng: update), lambda: transparent)
+    DEFENSES._builtin["thirds"] = THIRDS
     yield
-    del DEFENSES._builtin["thirds"]
+    DEFENSES._builtin.pop("thirds", None)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,17 @@ def test_what_hides_nothing_says_why(text: str, reason: Noise) -> None:
     assert hidden(text) == reason
     assert reason.multiplier == 0
     assert reason.why
+
+
+def test_a_defense_of_another_package_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(DEFENSES._builtin, "thirds")
+    other = EntryPoint(name="thirds", value=f"{__name__}:THIRDS", group="defenses")
+    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: EntryPoints([other]).select(**wanted))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: THIRDS)
+    for text in ("thirds()", "clip(1) | thirds()", "masked(thirds(), ['*'])", "in_gradient_units(thirds(), 0.5)"):
+        assert hidden(text) == Noise(why="no accounting rule is known for thirds")
+    assert hidden("thirds() | gaussian(5)") == NO_BOUND
+    assert hidden("clip(1) | gaussian(2) | thirds()") == Noise(2.0)
 
 
 # --- the lengths, tried ---

@@ -33,7 +33,11 @@ def test_the_hash_names_content_and_order() -> None:
     assert replace(data, name="other", test=data.train).content_hash() == original
     others = {changed(data, **{what: True}).content_hash() for what in ("pixel", "label", "order")}
     reshaped = replace(data.train, values=data.train.values.reshape(-1, 1, 4, 16))
-    others.add(replace(data, train=reshaped).content_hash())
+    others.add(
+        Dataset(
+            name="digits", spec=replace(data.spec, shape=(1, 4, 16)), class_names=data.class_names, train=reshaped, test=reshaped
+        ).content_hash()
+    )
     assert len(others | {original}) == 5
 
 
@@ -130,3 +134,48 @@ def test_what_truth_says_of_a_data_set() -> None:
         "content_hash": data.content_hash(),
         "size": len(data.train),
     }
+
+
+# --- what a data set must agree with ---
+
+
+def made(**changed: Any) -> Dataset:
+    values, labels = changed.pop("values", np.zeros((4, 1, 8, 8), np.float32)), changed.pop("labels", np.arange(4) % 2)
+    examples = Examples(values=values, labels=labels)
+    own = {
+        "name": "mine",
+        "spec": DataSpec(shape=(1, 8, 8), num_classes=2),
+        "class_names": ("a", "b"),
+        "test": examples.subset([]),
+    }
+    return Dataset(**{**own, "train": examples, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"values": np.zeros((4, 8, 8), np.float32)},
+            r"mine: train.values have shape \(4, 8, 8\); .*must have shape \(N, 1, 8, 8\)",
+        ),
+        ({"values": np.zeros((4, 1, 8, 8))}, "mine: train.values must be uint8 pixels or float32 .* got float64; convert"),
+        ({"values": np.full((4, 1, 8, 8), 7, np.float32)}, r"must lie in \[0, 1\], got values from 7.0 to 7.0; rescale"),
+        ({"values": np.full((4, 1, 8, 8), np.nan, np.float32)}, r"must lie in \[0, 1\], got values from nan"),
+        ({"labels": np.array([0.0, 1, 0, 1])}, "mine: train.labels must be integers .* got float64"),
+        ({"labels": np.eye(4, dtype=np.int64)}, r"labels must be integers of shape \(N,\), got int64 of shape \(4, 4\)"),
+        ({"labels": np.array([0, 1, 2, 1])}, "labels must be from 0 to spec.num_classes - 1 = 1, got 2"),
+        ({"labels": np.array([0, 1, -1, 1])}, "labels must be from 0 to spec.num_classes - 1 = 1, got -1"),
+        ({"class_names": ("a", "b", "c")}, "3 class_names for spec.num_classes = 2"),
+        ({"train": np.zeros(3)}, "mine: train must be Examples, got ndarray"),
+    ],
+)
+def test_a_data_set_that_contradicts_its_specification_is_refused_when_it_is_made(changed: dict[str, Any], words: str) -> None:
+    assert len(made().train) == 4
+    with pytest.raises(ValueError, match=words):
+        made(**changed)
+
+
+def test_a_function_that_returns_no_data_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._builtin, "nothing", lambda: None)
+    with pytest.raises(ValueError, match=r"the data set nothing must return a fedsim\.data\.Dataset, got NoneType"):
+        datasets.load("nothing")
