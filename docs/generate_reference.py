@@ -20,12 +20,18 @@ FOLDER = Path(__file__).parent
 KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 PROGRAMS = {"fedsim": fedsim, "attacker": attacker}
 CODE_WORDS = {
-    "fedsim": "`fedsim run`, `prepare` and `split` import the code that your experiment names. `show` and `verify` read a recording; "
-    "for one with a defense of your own, put `--code module:KIND` before the command: `fedsim --code module:KIND show RUN`.",
-    "attacker": "`replay`, `score` and `report` need `--code` for a defense of your own that the recording names, and `score` for a "
-    "data set of your own that the truth names as well: `attacker --code module:KIND --code module:function score RUN`. `serve` needs "
-    "it for every code that its recordings or jobs name. A network is named by `replay --model`, an attack by `--attack`, a "
-    "decoder by `--set decoder=`; these need no `--code`. Names of installed packages (entry points) need none at all.",
+    "fedsim": (
+        "`fedsim run`, `prepare` and `split` import the code that your experiment names. `show` and `verify` read a "
+        "recording; for one with a defense of your own, put `--code module:KIND` before the command: `fedsim --code "
+        "module:KIND show RUN`."
+    ),
+    "attacker": (
+        "`replay`, `score` and `report` need `--code` for a defense of your own that the recording names, and `score` "
+        "for a data set of your own that the truth names as well: `attacker --code module:KIND --code module:function "
+        "score RUN`. `serve` needs it for all code that its recordings or jobs name. A network is named by `replay "
+        "--model`, an attack by `--attack`, a decoder by `--set decoder=`; these need no `--code`. Names of installed "
+        "packages (entry points) need none at all."
+    ),
 }
 
 
@@ -118,6 +124,9 @@ def _names() -> str:
             cells.append(", ".join(f"{family} `{value!r}`" for family, value in tuned.items()))
             lines.append(f"| `{name}` | {' | '.join(map(_cell, cells))} |")
         lines.append("")
+    lines += ["## Decoders", "", "Values of the argument `decoder` of `cpl` and `inverting_gradients`.", ""]
+    lines += ["| name | |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(words)} |" for name, words in _said(attacker, "list", "decoders").items()]
     return "\n".join(lines).rstrip() + "\n"
 
 

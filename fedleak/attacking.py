@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from attacker.attacks import AttackSpec, Case
+from attacker.attacks.answers import find_problems
 from attacker.attacks.base import refused
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
@@ -61,4 +62,6 @@ def attack(
     if reason := next(filter(None, map(find_bad_numbers, observations)), "") or refused(built, case):
         raise ValueError(f"{name} cannot be used: {reason}")
     found = built([case], rng=torch.Generator().manual_seed(seed))
+    for reason in find_problems(name, [case], found).values():
+        raise ValueError(reason)
     return AttackResult(spec=spec, data=observations[0].data, reconstructions=found)

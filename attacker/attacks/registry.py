@@ -6,6 +6,7 @@ from inspect import signature
 from math import isfinite
 from typing import Any
 
+from attacker.attacks.answers import check_members
 from attacker.attacks.base import Attack
 from attacker.attacks.multi_round.agic import agic
 from attacker.attacks.nulls import Blinded
@@ -56,7 +57,7 @@ class AttackSpec:
         parameters = signature(ATTACKS[self.name]).parameters
         for key, value in self.arguments.items():
             _check(f"{self.name}: {key}", value, parameters[key].default)
-        _check_members(self.name, ATTACKS[self.name](**self.arguments))
+        check_members(self.name, ATTACKS[self.name](**self.arguments))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(self.arguments.items()))
@@ -77,16 +78,6 @@ class AttackSpec:
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
         return Blinded(attack.null()) if self.null else attack
-
-
-def _check_members(name: str, attack: Any) -> None:
-    """Raise ValueError unless `attack`, which a factory returned, has the members of `Attack` that have no default."""
-    missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
-    if missing:
-        members = "needs, device, null and __call__"
-        raise ValueError(f"{name}: an attack has the members {members}, and this {type(attack).__name__} has no {missing[0]}")
-    if not isinstance(attack.needs, frozenset | set):
-        raise ValueError(f"{name}: needs must be a frozenset of attacker.attacks.Need, got {attack.needs!r}")
 
 
 def _check(what: str, value: Any, default: Any) -> None:

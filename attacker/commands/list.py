@@ -1,15 +1,48 @@
 """Command `attacker list`."""
 
 from collections.abc import Mapping
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 
 from fedsim.commands.console import Json, err, out, print_json
 
 
-def list_(as_json: Json = False) -> None:
-    """List the attacks with their arguments, presets, required inputs and source."""
+class ListedKind(StrEnum):
+    """What `attacker list` can list."""
+
+    ATTACKS = "attacks"
+    DECODERS = "decoders"
+
+
+def list_(
+    kind: Annotated[
+        ListedKind, typer.Argument(help="attacks, or decoders: values of their argument.")
+    ] = ListedKind.ATTACKS,
+    as_json: Json = False,
+) -> None:
+    """List the attacks with their arguments, presets, required inputs and source, or the decoders."""
+    if kind is ListedKind.DECODERS:
+        _list_decoders(as_json)
+    else:
+        _list_attacks(as_json)
+
+
+def _list_decoders(as_json: bool) -> None:
+    from attacker.attacks.matching.decoders import DECODERS
+    from defenses._registry import summary
+
+    found = {name: summary(DECODERS[name]) for name in DECODERS}
+    if as_json:
+        print_json(found)
+        return
+    for name, words in found.items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(words)}")
+
+
+def _list_attacks(as_json: bool) -> None:
     import inspect
 
     from attacker.attacks import ATTACKS, presets

@@ -1,5 +1,8 @@
 """Command `attacker replay`."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +77,9 @@ def replay(
         typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
     ] = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help=ALLOW_FAILURES)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Attack in this process, and show the traceback of every error of the attack.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Attack the recorded observations, one by one or all of a client together. Finished cases are skipped, interrupted ones
@@ -82,7 +88,7 @@ def replay(
     Exit status: 0 if every case has an answer; 1 if some cases of the attack or of its null failed, unless --allow-failures is
     given, and if no case could be attacked; 2 for wrong arguments; 130 after Ctrl-C.
     """
-    with report_errors(kept=KEPT_ON_INTERRUPT):
+    with report_errors(verbose=verbose, kept=KEPT_ON_INTERRUPT), _show_tracebacks() if verbose else nullcontext():
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
         from defenses._registry import references
@@ -103,6 +109,8 @@ def replay(
             arguments["route"] = route
         if ray is not None and workers is not None:
             raise ValueError("--workers starts processes on this machine and --ray uses a cluster: give only one of them")
+        if verbose and (ray is not None or (workers or 1) > 1):
+            raise ValueError("--verbose shows the errors of this process: leave out --workers and --ray")
         told = _make_oracles(oracle or [], opened, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
@@ -116,7 +124,7 @@ def replay(
                 chunk=chunk,
                 **told,
                 threads=threads,
-                workers=workers,
+                workers=1 if verbose else workers,
                 ray=ray,
                 model=model,
             )
@@ -128,6 +136,20 @@ def replay(
             raise RuntimeError("no case could be attacked")
         if any(result.failed for result in results) and not allow_failures:
             raise typer.Exit(EXIT_FAILURES)
+
+
+@contextmanager
+def _show_tracebacks() -> Iterator[None]:
+    """Print the tracebacks of errors that a replay records as failures on stderr, within a `with` block."""
+    logger = logging.getLogger("attacker.replay.tasks")
+    handler, before = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _resolve_preset(attack: str, preset: str | None, recording: "Recording") -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _print_summaries(summaries: "list[Summary]") -> None:
     for one in summaries:
         words = NOTHING_FINISHED if one.success is None else one.verdict.words if one.verdict else ""
         if words:
-            out.print(f"[bold]{escape(one.attack)}[/]: {escape(words)}.", soft_wrap=True)
+            out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
 
 
 def _describe_cases(one: "Summary") -> list[str]:

@@ -1,6 +1,7 @@
 """Tasks of a replay: cases that are attacked together and written as files. Jobs and tasks are plain data for other processes."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from attacker.attacks import AttackSpec, Case, Progress
+from attacker.attacks.answers import find_problems
 from attacker.attacks.base import Look, refused
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import find_bad_numbers
@@ -20,6 +22,7 @@ from fedsim import models
 from fedsim.recording import DamagedFile, Observation, Recording
 from fedsim.recording.files import flush, remove, write_json
 
+LOG = logging.getLogger(__name__)
 RoundAndClient = tuple[int, str]
 """Round and client of a row."""
 
@@ -190,17 +193,22 @@ class Bench:
         rng = torch.Generator().manual_seed(self.job.seed)
         failure = ""
         try:
-            reconstructions = self.attack(cases, rng=rng, progress=progress, memory=memory)
-        except (RuntimeError, ValueError, MemoryError) as error:
+            answers: Any = self.attack(cases, rng=rng, progress=progress, memory=memory)
+        except Exception as error:  # attacks and decoders of other packages may fail in any way
+            LOG.debug("the attack failed on %s", ", ".join(keys), exc_info=error)
             failure = f"{type(error).__name__}: {error}".removesuffix(": ")
         if failure:  # outside the except block, so that the tensors in the traceback are freed before the halves run
             self._attack_halves(cases, failure, outcome, progress)
         else:
-            outcome.interrupted = any(reconstruction.interrupted for reconstruction in reconstructions)
+            problems = find_problems(self.job.attack, cases, answers)
             estimated = {case.key: self._said_of(case) for case in cases}
-            for reconstruction in reconstructions:
-                notes = (*reconstruction.notes, *estimated[reconstruction.case])
-                self._keep(replace(reconstruction, notes=notes), outcome)
+            good = estimated.keys() - problems.keys()
+            usable = [answer for answer in answers if answer.case in good] if good else []
+            outcome.interrupted = any(answer.interrupted for answer in usable)
+            for answer in usable:
+                self._keep(replace(answer, notes=(*answer.notes, *estimated[answer.case])), outcome)
+            for key, reason in problems.items():
+                self._fail(key, reason, outcome)
             flush(self.folder)
         if not outcome.interrupted:
             memory.forget()

@@ -97,7 +97,7 @@ def _check_examples(where: str, examples: Examples, spec: DataSpec) -> None:
     if values.shape[1:] != spec.shape:
         raise ValueError(f"{where}.values have shape {values.shape}; by spec.shape they must have shape (N, {shape})")
     if values.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"{where}.values must be uint8 pixels or float32 in [0, 1], got {values.dtype}; convert them with astype")
+        raise ValueError(f"{where}.values must be uint8 pixels or float32 in [0, 1], got {values.dtype}; use astype")
     if values.dtype == np.float32 and values.size and not (values.min() >= 0 and values.max() <= 1):
         raise ValueError(f"{where}.values must lie in [0, 1], got values from {values.min()} to {values.max()}; rescale them")
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):

@@ -53,6 +53,7 @@ def bicubic(factor: int) -> DecoderFactory:
     """
 
     def decoder(data: DataSpec) -> Decoder:
+        """Return the decoder of a smaller image, enlarged by bicubic interpolation."""
         if not data.is_image:
             raise ValueError(f"the decoder bicubic{factor} needs images, and these data are rows of shape {data.shape}")
         channels, *large = data.shape
@@ -88,6 +89,43 @@ def smooth(data: DataSpec) -> Decoder:
     """
     spread, whiten = smooth_spread(data), smooth_spread(data, inverse=True)
     return Decoder(data.shape, decode=lambda z: 0.5 + spread(z), encode=lambda x: whiten(x - 0.5))
+
+
+def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
+    """Return the decoder of `factory` for these data. Raises ValueError if the factory returns something else."""
+    found: object = factory(data)
+    if not isinstance(found, Decoder):
+        wanted = f"{Decoder.__module__}.{Decoder.__name__}"
+        raise ValueError(f"{name_of(factory)}: the function must return a `{wanted}`, got {type(found).__name__}")
+    return found
+
+
+def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
+    """Raise ValueError unless `own` maps two examples to latents and back by the shapes that it states.
+
+    name: the decoder, for messages. x: examples (N, *shape) on the device of the search, of which two are tried.
+    """
+    example = torch.cat([x, x])[:2]
+    latent, z = (2, *own.shape), torch.full((2, *own.shape), 0.5, device=x.device)
+    trials = (
+        ("encode", own.encode, example, latent),
+        ("decode", own.decode, z, example.shape),
+        ("project", own.project, z, latent),
+    )
+    for part, function, given, wanted in trials:
+        try:
+            with torch.no_grad():
+                result: object = function(given)
+        except Exception as error:  # the code of others may fail in any way
+            raise ValueError(f"{name}: {part} fails on shape {tuple(given.shape)}: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Tensor) or tuple(result.shape) != tuple(wanted):
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"{name}: {part} must map shape {tuple(given.shape)} to {tuple(wanted)}, got {got}")
+
+
+def name_of(factory: DecoderFactory) -> str:
+    """Return the name of a decoder for messages."""
+    return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
 
 
 NAMED: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box, "smooth": smooth}

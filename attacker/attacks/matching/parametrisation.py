@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.matching.decoders import DecoderFactory, pixels
+from attacker.attacks.matching.decoders import DecoderFactory, build_decoder, check_shapes, name_of, pixels
 from attacker.attacks.matching.initialisation import Init, normal
 from fedsim.recording.observation import DataSpec
 
@@ -37,7 +37,7 @@ class LatentSpace:
     ) -> None:
         self.data, self.examples, self.joint, self.surrogate = data, examples, joint, surrogate
         self.init, self.boxed = parametrisation.init, parametrisation.boxed
-        self.decoder = parametrisation.decoder(data)
+        self.decoder, self.decoder_name = build_decoder(parametrisation.decoder, data), name_of(parametrisation.decoder)
         self.size = examples * torch.Size(self.decoder.shape).numel()
 
     def decode(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,8 +51,13 @@ class LatentSpace:
         return x, soft.reshape(*z.shape[:-1], self.examples, classes).softmax(dim=-1)
 
     def encode(self, starts: Sequence[Tensor], rngs: Sequence[Generator], device: str) -> Tensor:
-        """Return starting latents (P, D) for the given first examples (V, *shape) of P problems; soft labels are random."""
-        parts = [self.decoder.encode(torch.cat(list(starts)).to(device)).reshape(len(starts), -1)]
+        """Return starting latents (P, D) for the given first examples (V, *shape) of P problems; soft labels are random.
+
+        Raises ValueError if the decoder's functions do not keep to the shapes that it states.
+        """
+        x = torch.cat(list(starts)).to(device)
+        check_shapes(self.decoder, self.decoder_name, x)
+        parts = [self.decoder.encode(x).reshape(len(starts), -1)]
         if self.joint:
             shape = (self.examples * self.data.num_classes,)
             parts.append(torch.stack([torch.randn(shape, generator=g) for g in rngs]).to(device))

@@ -1,14 +1,17 @@
 """Tests that any class with the four members of the attack protocol works in planning, replay, scoring and reports."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.attacks.base import Effort, effort_of, oracles_of, reconstruction_of
 from attacker.cli import app
@@ -105,6 +108,64 @@ def test_what_is_no_attack_is_refused_with_what_it_lacks(monkeypatch: pytest.Mon
         monkeypatch.setitem(ATTACKS._builtin, "wrong", factory)
         with pytest.raises(ValueError, match=words):
             AttackSpec(name="wrong")
+
+
+class Faulty(Brightness):
+    """Returns answers with one part replaced, by name: a field of `Reconstruction`, or what stands for all answers."""
+
+    def __init__(self, fault: str = "x") -> None:
+        super().__init__()
+        self.fault = fault
+
+    def __call__(self, cases: Sequence[Case], *, rng, progress=None, memory=None):
+        answers = super().__call__(cases, rng=rng)
+        if self.fault == "raises":
+            raise TypeError("a bug of the attack")
+        whole = {"none": None, "empty": [], "tensors": [answer.x for answer in answers]}
+        if self.fault in whole:
+            return whole[self.fault]
+        others = {
+            "x": torch.rand(1, 8, 8), "y": torch.zeros(2).long(), "confidence": torch.zeros(1, 1), "loss": torch.zeros(0),
+            "slots": (replace(answers[0].slots[0], example=1),), "case": "other",
+        }  # fmt: skip
+        return [replace(answer, **{self.fault: others[self.fault]}) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("x", r"brightness: x must be floats of shape \(N, 1, 8, 8\), got float32 of shape \(1, 8, 8\); return one row"),
+        ("y", r"brightness: y must be int64 of shape \(1,\), .* got int64 of shape \(2,\)"),
+        ("confidence", r"confidence must be floats of shape \(1,\), NaN where nothing is known, got float32 of shape \(1, 1\)"),
+        ("loss", r"loss must be floats of shape \(iterations,\), at least one, got float32 of shape \(0,\)"),
+        ("slots", "slots name example 1, and x has 1; number the examples from 0"),
+        ("case", "no reconstruction was returned for this case; one names the case 'other', .*with case=case.key"),
+        ("none", "brightness must return a list of Reconstruction, one per case, got NoneType"),
+        ("tensors", "must return a list of Reconstruction, one per case, got a list of Tensor"),
+        ("empty", "no reconstruction was returned for this case; return one per case"),
+        ("raises", "TypeError: a bug of the attack"),
+    ],
+)
+def test_a_wrong_answer_fails_at_once_with_the_mend(run: Path, fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
+    done = replay(run, fault=fault).run()
+    assert (done.done, len(done.failed)) == (0, 4)
+    assert all(re.search(words, reason) for reason in done.failed.values()), done.failed
+    if fault not in ("case", "raises"):
+        observation = next(iter(Recording(run / "recording").observations()))
+        with pytest.raises(ValueError, match=words):
+            fedleak.attack(observation, "brightness", fault=fault)
+
+
+def test_verbose_shows_the_traceback_of_an_attack(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
+    command = ["replay", str(run), "--attack", "brightness", "--set", "fault=raises", "--no-null"]
+    told = CliRunner().invoke(app, command)
+    assert "Traceback" not in told.output
+    told = CliRunner().invoke(app, [*command, "--verbose"])
+    assert "Traceback" in told.output
+    assert 'raise TypeError("a bug of the attack")' in told.output
+    assert isinstance(told.exception, RuntimeError)
 
 
 def test_its_null_is_given_nothing_that_was_sent_though_it_would_look(run: Path) -> None:

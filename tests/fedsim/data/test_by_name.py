@@ -158,7 +158,7 @@ def made(**changed: Any) -> Dataset:
             {"values": np.zeros((4, 8, 8), np.float32)},
             r"mine: train.values have shape \(4, 8, 8\); .*must have shape \(N, 1, 8, 8\)",
         ),
-        ({"values": np.zeros((4, 1, 8, 8))}, "mine: train.values must be uint8 pixels or float32 .* got float64; convert"),
+        ({"values": np.zeros((4, 1, 8, 8))}, "mine: train.values must be uint8 pixels or float32 .* got float64; use astype"),
         ({"values": np.full((4, 1, 8, 8), 7, np.float32)}, r"must lie in \[0, 1\], got values from 7.0 to 7.0; rescale"),
         ({"values": np.full((4, 1, 8, 8), np.nan, np.float32)}, r"must lie in \[0, 1\], got values from nan"),
         ({"labels": np.array([0.0, 1, 0, 1])}, "mine: train.labels must be integers .* got float64"),

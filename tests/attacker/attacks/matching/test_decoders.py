@@ -167,3 +167,25 @@ def test_an_own_decoder_is_named_by_module_and_function(
     references.admit("own_decoders:nothing")
     with pytest.raises(ValueError, match="must be something that can be called, got int"):
         decoder("own_decoders:nothing")
+
+
+def decoded(**parts: Any) -> Any:
+    same = {"shape": (3, 10, 13), "decode": lambda z: z, "encode": lambda x: x}
+    return lambda data: Decoder(**{**same, **parts})
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda data: None, "the function must return a `attacker.attacks.matching.decoders.Decoder`, got NoneType"),
+        (decoded(decode=lambda z: z[:, :1]), r"decode must map shape \(2, 3, 10, 13\) to \(2, 3, 10, 13\), got \(2, 1, 10, 13\)"),
+        (decoded(shape=(7,)), r"encode must map shape \(2, 3, 10, 13\) to \(2, 7\), got \(2, 3, 10, 13\)"),
+        (decoded(decode=lambda z: z.numpy()), "decode must map .* got ndarray"),
+        (decoded(decode=lambda z: z.nothing), r"decode fails on shape \(2, 3, 10, 13\): AttributeError"),
+        (decoded(project=lambda z: z.sum()), r"project must map .* got \(\)"),
+    ],
+)
+def test_what_is_no_decoder_or_keeps_no_shapes_is_refused_in_one_sentence(factory: Any, words: str) -> None:
+    factory.__name__ = "own"
+    with pytest.raises(ValueError, match=f"decoder own: {words}"):
+        LatentSpace(Parametrisation(decoder=factory), IMAGES, 1).encode([torch.rand(1, *IMAGES.shape)], [seeded()], "cpu")

@@ -1,0 +1,76 @@
+"""Checks of what an attack returns, and of its members: attacks of other packages are checked before anything relies on them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacker.attacks.base import Case
+from attacker.reconstruction import Reconstruction
+
+
+def check_members(name: str, attack: Any) -> None:
+    """Raise ValueError unless `attack`, which a factory returned, has the members of `Attack` that have no default."""
+    missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
+    if missing:
+        members = "needs, device, null and __call__"
+        raise ValueError(f"{name}: an attack has the members {members}, and this {type(attack).__name__} has no {missing[0]}")
+    if not isinstance(attack.needs, frozenset | set):
+        raise ValueError(f"{name}: needs must be a frozenset of attacker.attacks.Need, got {attack.needs!r}")
+
+
+def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str, str]:
+    """Return, by key of each case without a usable answer, the reason with the expected value and the mend.
+
+    answers: what the attack returned for `cases`. A case without an answer is no problem if another answer is interrupted.
+    """
+    if not isinstance(answers, list | tuple) or not all(isinstance(answer, Reconstruction) for answer in answers):
+        kinds = sorted({type(answer).__name__ for answer in answers}) if isinstance(answers, list | tuple) else []
+        found = f"a {type(answers).__name__} of {' and '.join(kinds)}" if kinds else type(answers).__name__
+        return {case.key: f"{attack} must return a list of Reconstruction, one per case, got {found}" for case in cases}
+    problems = {
+        case.key: words for case in cases for answer in answers if answer.case == case.key and (words := _fault(case, answer))
+    }
+    if any(answer.interrupted for answer in answers):
+        return {key: f"{attack}: {words}" for key, words in problems.items()}
+    answered = {answer.case for answer in answers}
+    others = sorted(answered - {case.key for case in cases})
+    hint = f"; one names the case {others[0]!r}, which it was not given" if others else ""
+    for case in cases:
+        if case.key not in answered:
+            problems[case.key] = f"no reconstruction was returned for this case{hint}; return one per case, with case=case.key"
+    return {key: f"{attack}: {words}" for key, words in problems.items()}
+
+
+def _fault(case: Case, answer: Reconstruction) -> str:
+    """Return what is wrong with the tensors and slots of an answer, or "" if nothing is."""
+    shape, x = case.observations[0].data.shape, answer.x
+    wanted = f"(N, {', '.join(map(str, shape))})"
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0 or tuple(x.shape[1:]) != shape:
+        return f"x must be floats of shape {wanted}, got {_described(x)}; return one row for each example"
+    if len(x) == 0:
+        return f"x must hold at least one example, got {_described(x)}; raise ValueError for a case without an answer"
+    own = {"confidence": answer.confidence, "explained": answer.explained}
+    if not isinstance(answer.y, Tensor) or answer.y.dtype != torch.int64 or tuple(answer.y.shape) != (len(x),):
+        return f"y must be int64 of shape ({len(x)},), one label for each row of x, got {_described(answer.y)}"
+    for name, value in own.items():
+        if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x),)):
+            return f"{name} must be floats of shape ({len(x)},), NaN where nothing is known, got {_described(value)}"
+    if (
+        not isinstance(answer.loss, Tensor)
+        or not answer.loss.is_floating_point()
+        or answer.loss.ndim != 1
+        or not len(answer.loss)
+    ):
+        return f"loss must be floats of shape (iterations,), at least one, got {_described(answer.loss)}"
+    if beyond := [slot.example for slot in answer.slots if not 0 <= slot.example < len(x)]:
+        return f"slots name example {beyond[0]}, and x has {len(x)}; number the examples from 0"
+    return ""
+
+
+def _described(value: Any) -> str:
+    """Return type and shape of a value, for messages."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
