@@ -200,12 +200,19 @@ class Experiment(_Frozen):
         return tomli_w.dumps(tables)
 
 
+OVERRIDE = "override"
+"""What messages name instead of the file for a key that the command line or the caller changed."""
+CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "inputs")
+"""Keys that may name code as `module:function`."""
+
+
 def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
     """Read an experiment, with overrides: pairs of a key (dots between the keys of tables) and its value.
 
     own: the local user wrote or named the file: code that it names as `module:function` is admitted.
 
-    Raises ExperimentError, naming file and key, for unknown keys, wrong values and files that are not TOML.
+    Raises ExperimentError for unknown keys, wrong values and files that are not TOML. It names the file and the key, and
+    `OVERRIDE` instead of the file for a key that is overridden.
     """
     try:
         raw = read_toml(path)
@@ -215,12 +222,19 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
         raise ExperimentError(str(error)) from None
     for key, value in overrides:
         _override(raw, key, value)
-    if own:
+    changed = tuple(key for key, _ in overrides)
+    for key in (key for key in CODE_KEYS if own and key in raw):
         try:
-            admit_code(raw)
+            admit_code({key: raw[key]})
         except ValueError as error:
-            raise ExperimentError(f"{path}: {error}") from None
-    return validate(raw, source=str(path))
+            raise ExperimentError(f"{_source_of(key, str(path), changed)}: {key}: {error}") from None
+    return validate(raw, source=str(path), changed=changed)
+
+
+def _source_of(key: str, source: str, changed: Sequence[str]) -> str:
+    """Return where the value of a key was given: `OVERRIDE` for a key in `changed`, or above or below one; else `source`."""
+    near = any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in changed)
+    return OVERRIDE if near else source
 
 
 def admit_code(raw: Mapping[str, Any]) -> None:
@@ -236,17 +250,25 @@ def admit_code(raw: Mapping[str, Any]) -> None:
             references.admit(reference)
 
 
-def validate(raw: dict[str, Any], *, source: str) -> Experiment:
-    """Return an experiment from parsed TOML. Raises ExperimentError, naming `source` and the key."""
+def validate(raw: dict[str, Any], *, source: str, changed: Sequence[str] = ()) -> Experiment:
+    """Return an experiment from parsed TOML. Raises ExperimentError, naming `source` and the key. changed: overridden keys."""
     try:
         return Experiment.model_validate(raw)
     except ValidationError as error:
-        raise ExperimentError(told(error, source, Experiment)) from None
+        raise ExperimentError(told(error, source, Experiment, changed)) from None
 
 
-def told(error: ValidationError, source: str, model: type) -> str:
-    """Return the validation errors of a `model` as text, one line per error, each naming `source` and the key."""
-    return "\n".join(f"{source}: {'.'.join(map(str, e['loc'])) or 'file'}: {_told(e, model)}" for e in error.errors())
+def told(error: ValidationError, source: str, model: type, changed: Sequence[str] = ()) -> str:
+    """Return the validation errors of a `model` as text, one line per error, each naming `source` and the key.
+
+    changed: keys whose values came from elsewhere, see `_source_of`.
+    """
+    lines = []
+    for one in error.errors():
+        key, words = ".".join(map(str, one["loc"])), _told(one, model)
+        about = key if one["loc"] else words.partition(" = ")[0]  # as in "defense = 'clip(0)': ..."
+        lines.append(f"{_source_of(about, source, changed)}: {key or 'file'}: {words}")
+    return "\n".join(lines).replace(f"{OVERRIDE}: file: ", f"{OVERRIDE}: ")
 
 
 def _told(error: Any, model: type) -> str:

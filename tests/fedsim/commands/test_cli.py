@@ -122,14 +122,14 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--set", "sede=1"], "small.toml: sede: unknown key"),
-        (["--set", "training.lr=1"], "small.toml: training.lr: unknown key"),
+        (["--set", "sede=1"], "override: sede: unknown key"),
+        (["--set", "training.lr=1"], "override: training.lr: unknown key"),
         (["--set", "rounds"], "--set rounds: write it as KEY=VALUE"),
         (["--set", "=1"], "--set =1: write it as KEY=VALUE"),
-        (["--set", "rounds=many"], "small.toml: rounds:"),
+        (["--set", "rounds=many"], "override: rounds:"),
         (["--set", "defense=clop(1)"], "Did you mean 'clip'?"),
         (["--set", "defense=clip('a')"], "max_norm must be a number, got 'a'"),
-        (["--set", "defense=clip(0)"], "small.toml: file: defense = 'clip(0)': clip: max_norm must be positive"),
+        (["--set", "defense=clip(0)"], "override: defense = 'clip(0)': clip: max_norm must be positive"),
         (["--set", "training.gradient_squeezing=1.5"], "gradient_squeezing must be a whole number of at least 1, got 1.5"),
         (["--set", "strategy.central.kind=[]"], "strategy.central.kind must be one of fixed, adaptive, got []"),
         (["--set", "model=lenet_cpl", "--set", "data=breast_cancer"], "use the model 'mlp'"),

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim import data as datasets
-from fedsim.config.experiment import Experiment, ExperimentError, Named, read, validate
+from fedsim.config.experiment import Experiment, ExperimentError, Named, _override, read, validate
 from fedsim.recording.selection import parse_rounds
 
 ROOT = Path(__file__).parents[3]
@@ -129,8 +130,13 @@ def test_what_is_left_out_has_a_default(small: Path) -> None:
 )
 def test_a_wrong_key_or_value_is_named_with_its_file(small: Path, line: str, key: str) -> None:
     name, _, text = line.partition(" = ")
-    with pytest.raises(ExperimentError, match=rf"{re.escape(str(small))}: .*{key}"):
-        read(small, [(name, tomllib.loads(f"value = {text}")["value"])])
+    raw, value = tomllib.loads(SMALL), tomllib.loads(f"value = {text}")["value"]
+    with pytest.raises(ExperimentError, match=rf"^override: .*{key}"):
+        read(small, [(name, value)])
+    _override(raw, name, value)
+    small.write_text(tomli_w.dumps(raw))
+    with pytest.raises(ExperimentError, match=rf"^{re.escape(str(small))}: .*{key}"):
+        read(small)
 
 
 def test_every_problem_is_told_at_once(small: Path) -> None:
@@ -205,8 +211,26 @@ def test_overrides_reach_their_key_and_no_other(small: Path, overrides: list[tup
 
 @pytest.mark.parametrize("key", ["rounds.deep", "a.b", "training.steps.more", "", "."])
 def test_an_override_of_nothing_is_refused(small: Path, key: str) -> None:
-    with pytest.raises(ExperimentError, match=re.escape(str(small))):
+    with pytest.raises(ExperimentError, match=r"^override: "):
         read(small, [(key, 1)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rounds", 0, "override: rounds: Input should be greater than 0"),
+        ("training.batch_size", "two", "override: training.batch_size: "),
+        ("defense", "clip(0)", "override: defense = 'clip(0)': clip: max_norm must be positive"),
+        ("model", "no_such_module:net", "override: model: cannot import no_such_module:net: "),
+    ],
+)
+def test_an_error_of_an_override_does_not_blame_the_file(small: Path, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ExperimentError, match=f"^{re.escape(words)}") as told:
+        read(small, [(key, value)], own=True)
+    assert str(small) not in str(told.value)
+    small.write_text(small.read_text().replace("rounds = ", "rounds = -"))
+    with pytest.raises(ExperimentError, match=re.escape(f"{small}: rounds: ")):  # a fault of the file is the file's
+        read(small, [("seed", 3)])
 
 
 # --- printing ---
