@@ -22,7 +22,7 @@ from support.contract import Options, options, told
 from support.single_cases import Client, client
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
-from attacker.attacks.gradients.precision import fast
+from attacker.attacks.gradients.hardware import fast
 from attacker.replay.batching import LIVE_TENSORS
 
 Row = dict[str, Any]

@@ -1,7 +1,8 @@
 """The base of defenses that clients apply to their updates: pairs of pure functions, composed with `chain`."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -11,6 +12,11 @@ Update = Mapping[str, Tensor]
 
 State = Mapping[str, Tensor]
 """State of a defense between two rounds of one client: tensors by name. It is flat so that any framework can store it."""
+
+Scope = Literal["tensor", "global"]
+
+Mask = Mapping[str, Tensor]
+"""Boolean tensors in the shape of an update, by parameter name."""
 
 
 class Defense(NamedTuple):
@@ -60,3 +66,40 @@ def tensor_norm(tensor: Tensor) -> Tensor:
     """Return the Euclidean norm as a 0-d tensor in float32 or higher precision, since squares overflow float16."""
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return norm
+
+
+# --- norms and ranks: of each tensor separately, or of the whole update as one vector ---
+
+
+def check_scope(name: str, scope: str) -> None:
+    """Raise ValueError, naming the defense, if `scope` is unknown."""
+    if scope not in get_args(Scope):
+        raise ValueError(f"{name}: scope must be 'tensor' or 'global', got {scope!r}")
+
+
+def masks(update: Update, scope: Scope, choose: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Apply `choose`, which maps a vector (n,) to booleans (n,), to every tensor or once to all of them concatenated.
+
+    Tensors are processed in alphabetical order, so that random draws belong to names and not to the order of `update`.
+    """
+    names = sorted(update)
+    if scope == "tensor":
+        return {name: choose(update[name].flatten()).reshape(update[name].shape) for name in names}
+    chosen = choose(torch.cat([update[name].flatten() for name in names]))
+    parts = torch.split(chosen, [update[name].numel() for name in names])
+    return {name: part.reshape(update[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def magnitudes(values: Tensor) -> Tensor:
+    """Return absolute values for ranking. NaN ranks highest, so that it is sent and noticed."""
+    return values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def kth_largest(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the k-th largest of (n,) values as a 0-d tensor; 1 <= k <= n."""
+    return torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values
+
+
+def exact_share(share: float, count: int) -> Fraction:
+    """Return `share * count` computed with the decimal number as written: 0.1 * 30 is 3, which floats exceed."""
+    return Fraction(str(float(share))) * count

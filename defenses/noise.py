@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from defenses.base import Defense, Update, global_norm, stateless, tensor_norm
-from defenses.scopes import Scope, check_scope
+from defenses.base import Defense, Scope, Update, check_scope, global_norm, stateless, tensor_norm
 
 
 def normal_like(tensor: Tensor, rng: Generator) -> Tensor:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from defenses.base import Defense, Update, stateless
+from defenses.base import Defense, Mask, Scope, Update, check_scope, exact_share, kth_largest, magnitudes, masks, stateless
 from defenses.combinators import with_feedback
 from defenses.noise import uniform_like
-from defenses.scopes import Mask, Scope, check_scope, exact_share, kth_largest, magnitudes, masks
 
 
 def kept(keep: float, count: int) -> int:

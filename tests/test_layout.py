@@ -1,7 +1,10 @@
-"""Folders of the packages and of their tests stay small enough to be read at a glance."""
+"""Folders are small enough to be read at a glance, and no modules import each other in a circle."""
 
 from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parents[1]
 MAX_MODULES = 20
@@ -17,3 +20,10 @@ def test_no_folder_has_more_than_twenty_modules() -> None:
     large = {folder: count for folder, count in Counter(path.parent for path in modules).items() if count > MAX_MODULES}
     assert len(modules) > 500
     assert large == {}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = grimp.build_graph("fedleak", "attacker", "fedsim", "defenses", cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert sum(map(len, imported.values())) > 1000
+    TopologicalSorter(imported).prepare()  # raises CycleError with the cycle

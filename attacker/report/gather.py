@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.attack_facts import read_facts
-from attacker.report.commands import replay_command, score_command
 from attacker.report.contents import AttackOnRun, Example, Record, ReportedRun
 from attacker.report.linked import linked
 from attacker.report.pairs import ExamplePair, read_pair
-from attacker.report.undone import Missing, no_null, no_truth, not_replayed, unfinished
+from attacker.report.undone import Missing, no_null, no_truth, not_replayed, replay_command, score_command, unfinished
 from attacker.report.unscored import Unscored, unscored
 from attacker.scoring import ScoreRow, read_rows, summarise
 from attacker.scoring.counted import find_superseded

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacker.scoring.metrics import is_flat, mse, psnr, ssim, ssim_global, succeeded
+from attacker.scoring.metrics import categorical_right, continuous_error, is_flat, mse, psnr, ssim, ssim_global, succeeded
 from attacker.scoring.perceptual import Lpips, explain_missing
-from attacker.scoring.tables import categorical_right, continuous_error
 from fedsim.recording import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")

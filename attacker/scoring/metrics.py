@@ -1,11 +1,13 @@
 """Similarity of reconstructions and originals. Examples are (N, *shape) with values in [0, 1]; every result is (N,)."""
 
+from collections.abc import Sequence
+from itertools import groupby
+
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from attacker.scoring.tables import categorical_right, continuous_error
-from fedsim.recording import DataSpec
+from fedsim.recording import Column, DataSpec
 
 PSNR_CAP = 120.0
 """PSNR of an exact reconstruction, in dB."""
@@ -105,3 +107,41 @@ def succeeded(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tensor:
         return mse(x, truth) <= MAX_MSE
     columns = spec.columns if spec else ()
     return ~(continuous_error(x, truth, columns) > TABLE_TOLERANCE) & ~(categorical_right(x, truth, columns) < 1)
+
+
+# --- rows of tables: error of continuous columns, and correctness of categorical variables ---
+
+
+def variables(columns: Sequence[Column]) -> list[tuple[int, ...]]:
+    """Return the column indices of each categorical variable, which consists of adjacent one-hot columns with the same name."""
+    numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
+    return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
+
+
+def continuous_error(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+    """Return the largest absolute error over the continuous columns of each row, (N,); NaN if there are none.
+
+    x, truth: (N, F), columns scaled to [0, 1], so that errors are fractions of a column's range. Without `columns` all F columns
+    are continuous.
+    """
+    chosen = [i for i in range(truth.shape[1]) if not columns or columns[i].kind == "continuous"]
+    if not chosen:
+        return torch.full((len(truth),), torch.nan)
+    return (x - truth).abs()[:, chosen].amax(dim=1)
+
+
+def categorical_right(x: Tensor, truth: Tensor, columns: Sequence[Column] = ()) -> Tensor:
+    """Return the share of categorical variables whose true category has the largest value in x, (N,); NaN if there are none.
+
+    x, truth: (N, F), with one-hot variables as described by `columns`. A tie counts as wrong. A variable that is all zeros in
+    truth, a category not seen in training, is ignored.
+    """
+    right, known = torch.zeros(len(truth)), torch.zeros(len(truth))
+    for variable in variables(columns):
+        scores, true = x[:, list(variable)], truth[:, list(variable)]
+        seen = true.amax(dim=1) > 0
+        own = scores.gather(1, true.argmax(dim=1, keepdim=True))
+        reached = (scores >= own).sum(dim=1)
+        right += (seen & (reached == 1)).float()
+        known += seen.float()
+    return right / known

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from defenses.base import Update
+from defenses.base import Scope, Update
 from defenses.channel import Channel, silent
 from defenses.clipping import scale_each_to, scale_to
-from defenses.scopes import Scope
 
 
 def clip(max_norm: float) -> Channel:

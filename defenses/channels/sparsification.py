@@ -9,11 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from defenses.base import Update
+from defenses.base import Scope, Update, kth_largest, magnitudes, masks
 from defenses.channel import Channel, ChannelFacts
 from defenses.clipping import scale_to
 from defenses.dgc import is_dense
-from defenses.scopes import Scope, kth_largest, magnitudes, masks
 from defenses.sparsification import kept, only, rescaling, unpruned
 
 

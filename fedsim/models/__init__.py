@@ -2,7 +2,7 @@
 
 from fedsim.models.building import MAX_PARAMETERS, MODELS, admit, buffer_names, build, head, identify_network, layout
 from fedsim.models.concessions import concessions, unsimulated
-from fedsim.models.in_memory import ModuleSpec
+from fedsim.models.foreign import ModuleSpec
 from fedsim.models.losses import loss_of, outputs_for, predictions, probabilities
 
 __all__ = [

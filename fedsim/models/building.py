@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from defenses._registry import Registry, bind, references
 from defenses.networks import NetworkSpec, last_linear
-from fedsim.models.foreign import adapted
-from fedsim.models.in_memory import ModuleSpec
+from fedsim.models.foreign import ModuleSpec, adapted
 from fedsim.models.lenet import lenet_cpl, lenet_dlg
 from fedsim.models.mlp import mlp
 from fedsim.models.resnet import resnet18, resnet20_4

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedsim.models.in_memory import copy_module
+from fedsim.models.foreign import copy_module
 from fedsim.recording.observation import DataSpec, Training
 
 RANDOM = "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"

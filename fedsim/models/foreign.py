@@ -1,11 +1,15 @@
-"""Adaptation of foreign networks to attacks: initialised lazy layers, and logits as output."""
+"""Networks of other people: sizes of lazy layers, logits as output, and modules that exist only in this process."""
 
+import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from fedsim.recording.observation import ModelSpec
 
 
 def adapted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
@@ -28,3 +32,35 @@ def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor
     """Return the `logits` of an output object or dictionary; None, which leaves the output unchanged, for anything else."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a deep copy of a module.
+
+    It also works for modules that store results of computations, such as those of `torch.nn.utils.weight_norm`.
+    """
+    values = [value for one in module.modules() for value in vars(one).values()]
+    computed = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+    return copy.deepcopy(module, computed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSpec(ModelSpec):
+    """A specification that holds the network itself. No other process can build it by a name, so it cannot be recorded.
+
+    module: the network; `build` returns copies of it, so that it stays unchanged.
+    """
+
+    module: nn.Module = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ModuleSpec":
+        """Return the specification of a copy of `module`, without gradients."""
+        kept = copy_module(module).cpu()
+        kept.zero_grad(set_to_none=True)
+        return cls(name=f"{type(module).__qualname__} (in memory)", module=kept)
+
+    def copied(self) -> nn.Module:
+        """Return a copy of the network, on the meta device if that is PyTorch's default device."""
+        module = copy_module(self.module)
+        return with_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

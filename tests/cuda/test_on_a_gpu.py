@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
-from attacker.attacks.gradients.precision import fast
+from attacker.attacks.gradients.hardware import fast
 from attacker.reconstruction import Reconstruction
 from attacker.replay.batching import MEMORY_SHARE, CaseFootprint, budget
 from attacker.replay.replay import Replay

@@ -12,7 +12,7 @@ import pytest
 import attacker.report
 from attacker.reconstruction import Reconstruction
 from attacker.report import build
-from attacker.report.commands import replay_command
+from attacker.report.undone import replay_command
 from fedsim.recording import Column
 from fedsim.recording.files import append_json_lines, read_json_lines
 

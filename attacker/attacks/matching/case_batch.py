@@ -1,15 +1,16 @@
 """The loss function of a search over a batch of cases, and the data that its cases share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from attacker.attacks.base import Case
-from attacker.attacks.gradients.precision import fast
+from attacker.attacks.gradients.hardware import fast
 from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.matching.knowledge import links_of
+from attacker.attacks.linking import Links, unlinked
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
 from attacker.attacks.matching.priors import CONTRAST, map_tv_weight, total_variation
@@ -221,3 +222,25 @@ def _one_hot(y: Tensor, num_classes: int) -> Tensor:
     if y.ndim == 2:
         return y
     return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # one_hot reads values, which vmap does not allow
+
+
+def links_of(case: Case, epochs: int) -> Links:
+    """Return the links of a case; without given links, no two slots hold the same example.
+
+    epochs: number of local epochs with separate examples. Each slot is repeated for every epoch.
+    """
+    links = case.links
+    if links is None:
+        links = unlinked([observation.num_examples or 0 for observation in case.observations])
+    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
+    labels = None if links.labels is None else links.labels.repeat(epochs)
+    return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
+
+
+def logits_of(case: Case, links: Links, epochs: int) -> Tensor:
+    """Return the oracle's logits (V, K) of the examples of a case; zeros for those that the first observation lacks."""
+    told = case.known_logits
+    assert told is not None
+    found = told.new_zeros(links.examples, *told.shape[1:])
+    found[links.places[0]] = told.repeat(epochs, *(1,) * (told.ndim - 1))
+    return found

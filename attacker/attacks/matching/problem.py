@@ -13,9 +13,9 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attacker.attacks.gradients.adjoints import Adjoints, adjoints
-from attacker.attacks.gradients.allocator import keep_freed_memory
 from attacker.attacks.gradients.compiled import Compiled, Evaluate
 from attacker.attacks.gradients.convolutions import channels_last
+from attacker.attacks.gradients.hardware import keep_freed_memory
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from attacker.attacks.gradients.vectorised import PerProblem, apart, per_problem, together

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.scoring.measures import clean_examples, measure
-from attacker.scoring.metrics import succeeded
-from attacker.scoring.tables import categorical_right, continuous_error, variables
+from attacker.scoring.metrics import categorical_right, continuous_error, succeeded, variables
 from fedsim.recording import Column, DataSpec
 
 AGE, PAY = Column(name="age", low=20, high=60), Column(name="pay", high=1000)

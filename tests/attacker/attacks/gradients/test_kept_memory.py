@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from attacker.attacks.gradients import allocator as kept_memory
+from attacker.attacks.gradients import hardware as kept_memory
 
 PROBE = f"""
 import resource, runpy

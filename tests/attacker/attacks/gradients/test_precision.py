@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacker.attacks.base import Case
-from attacker.attacks.gradients import precision
+from attacker.attacks.gradients import hardware as precision
 from attacker.attacks.gradients.vectorised import apart, per_problem
 from attacker.attacks.matching import case_batch
 from attacker.attacks.multi_round.agic import agic, agic_of_one_round
