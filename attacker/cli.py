@@ -1,5 +1,6 @@
 """Command line `attacker`."""
 
+from attacker.commands.audit import audit
 from attacker.commands.list import list_
 from attacker.commands.replay import replay
 from attacker.commands.report import demo, rank, report
@@ -8,6 +9,7 @@ from attacker.commands.serve import serve
 from fedsim.commands.console import make_command_line, run_and_exit
 
 app = make_command_line("Attack a recording, score the reconstructions, and show the results.")
+app.command(epilog="Example:  attacker audit runs/first --budget 10m --fail-above moderate")(audit)
 app.command("list", epilog="Example:  attacker list")(list_)
 app.command(epilog="Example:  attacker replay runs/first --attack agic --client 3f2a --rounds 1-4 --workers 2")(replay)
 app.command(epilog="Example:  attacker score runs/first")(score)

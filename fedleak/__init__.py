@@ -29,18 +29,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedleak.attacking import attack
-    from fedleak.federations import load, report, run
+    from fedleak.federations import audit, load, report, run
     from fedleak.observing import observe
     from fedleak.results import AttackResult
     from fedleak.scores import ScoreTable, score
     from fedsim.server import record
 
-__all__ = ["AttackResult", "ScoreTable", "attack", "load", "observe", "record", "report", "run", "score"]
+__all__ = ["AttackResult", "ScoreTable", "attack", "audit", "load", "observe", "record", "report", "run", "score"]
 
 _HOME = {
     "AttackResult": "fedleak.results",
     "ScoreTable": "fedleak.scores",
     "attack": "fedleak.attacking",
+    "audit": "fedleak.federations",
     "load": "fedleak.federations",
     "observe": "fedleak.observing",
     "record": "fedsim.server",

@@ -1,14 +1,15 @@
-"""Federations: run one, open its recording, and report on it."""
+"""Federations: run one, open its recording, report on it, and audit it."""
 
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.recording import Recording
 
 if TYPE_CHECKING:
+    from attacker.audit import Audit
     from fedsim.config.experiment import Experiment
 
 
@@ -63,6 +64,31 @@ def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Pa
         raise ValueError("give at least one recording or run to report on")
     folders = [run_of(one) if isinstance(one, Recording) else Path(one) for one in runs]
     return build(folders, None if out is None else Path(out))
+
+
+def audit(
+    recording: "Recording | Path | str",
+    *,
+    seconds: float = 600,
+    truth: "Sequence[Path | str] | None" = None,
+    model: str | None = None,
+) -> "Audit":
+    """Check and attack a recorded federation, and return a graded verdict with findings.
+
+    seconds: budget of processor time on one core for the attacks and their nulls.
+    truth:   folders of the clients' true examples; by default the folder `truth` of the run, if there is one.
+    model:   a network with its own code as "module:function".
+    Raises ValueError if `recording` holds no recording.
+    """
+    from attacker.audit import audit as audit_run
+    from fedsim import models
+
+    opened = recording if isinstance(recording, Recording) else load(recording)
+    if model is not None:
+        models.admit(model, name=opened.manifest.model.name)
+    own = opened.folder.parent / "truth"
+    folders = [Path(one) for one in truth] if truth is not None else [own] if own.is_dir() else []
+    return audit_run(opened.folder, seconds=seconds, truth=folders, model=model)
 
 
 def run_of(recording: Recording) -> Path:

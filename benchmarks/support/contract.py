@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import process_time
@@ -17,17 +16,6 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "numpy", "flwr")
-
-
-def _import_package_before_script(name: str) -> None:
-    """Import a package before a script of the same name in benchmarks/, which Python would find first, can hide it."""
-    here = str(Path(__file__).parents[1])
-    before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
-    import_module(name)
-    sys.path[:] = before
-
-
-_import_package_before_script("defenses")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,6 @@
+"""Audit of a recorded federation: what its server could learn, how it was found out, and what to change."""
+
+from attacker.audit.audit import Audit, audit, check_recording
+from attacker.audit.findings import GRADES, Finding, Grade, NotChecked, Passed
+
+__all__ = ["GRADES", "Audit", "Finding", "Grade", "NotChecked", "Passed", "audit", "check_recording"]

@@ -1,0 +1,123 @@
+"""Findings from the scores of attacks, or from their confidence where there is no truth."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacker.audit.findings import CheckResult, Finding, Grade, Passed
+from attacker.reconstruction import Reconstruction
+from attacker.replay.tasks import path_of
+from attacker.scoring import ScoreRow, Summary
+from fedsim.recording import Row
+
+RECOVERED, PARTLY, LABELS = "examples-recovered", "partly-leaked", "labels-leak"
+CONFIDENT = 0.95
+"""Calibrated probability from which a reconstruction counts as recovered where there is no truth."""
+ADVICE = (
+    "Compare defenses by an audit of a short run with each: secure aggregation over many clients, clipping with noise, larger "
+    "batches and more local steps."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """What one attack achieved on a sample of updates.
+
+    outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
+    recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `CONFIDENT`.
+    psnr, null_psnr: medians in dB; None for data that are not images.
+    leaked:         names of the scores that show a leak.
+    picture:        path of the best recovered example beside its original, relative to the run.
+    """
+
+    spec: str
+    updates: int
+    outcome: str = ""
+    words: str = ""
+    examples: int = 0
+    recovered: int = 0
+    null_recovered: int = 0
+    confident: int = 0
+    psnr: float | None = None
+    null_psnr: float | None = None
+    leaked: tuple[str, ...] = ()
+    picture: str = ""
+
+    @property
+    def recovers_all(self) -> bool:
+        """Return whether the attack recovered every example of its sample, and its null did not."""
+        return 0 < self.examples == self.recovered > self.null_recovered
+
+    @classmethod
+    def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AttackResult":
+        """Return the result of a scored attack. rows: those of the attack, without its null."""
+        verdict = summary.verdict
+        best = max((row for row in rows if row.success and row.pair), key=lambda row: -(row.mse or 0.0), default=None)
+        shown = best or max((row for row in rows if row.pair), key=lambda row: -(row.mse or 0.0), default=None)
+        return cls(
+            spec=summary.spec,
+            updates=updates,
+            outcome=verdict.outcome if verdict else "no verdict",
+            words=verdict.words if verdict else "",
+            examples=verdict.examples if verdict else 0,
+            recovered=verdict.recovered if verdict else 0,
+            null_recovered=verdict.null_recovered if verdict else 0,
+            confident=sum((row.confidence or 0.0) >= CONFIDENT for row in rows),
+            psnr=summary.psnr.median if summary.psnr else None,
+            null_psnr=summary.null.psnr.median if summary.null and summary.null.psnr else None,
+            leaked=tuple(one.title for one in verdict.leaked) if verdict else (),
+            picture=(shown.pair or "") if shown else "",
+        )
+
+
+def confident(folder: Path, rows: Sequence[Row]) -> int:
+    """Return how many reconstructed examples have a confidence of at least `CONFIDENT`."""
+    paths = [path for row in rows if (path := path_of(folder, row.key)).exists()]
+    return sum(int((Reconstruction.read(path).confidence >= CONFIDENT).sum()) for path in paths)
+
+
+def judge_results(attacks: Sequence[AttackResult], *, scored: bool) -> Iterator[CheckResult]:
+    """Yield one finding for the strongest attack: what matters is the minimum of privacy over all attacks."""
+    if not attacks:
+        return
+    if not scored:
+        yield _judge_confidence(max(attacks, key=lambda one: one.confident))
+        return
+    strongest = max(attacks, key=_strength)
+    found = _grade(strongest)
+    if found is None:
+        yield Passed(rule=RECOVERED, evidence="; ".join(f"{one.spec}: {one.words}" for one in attacks))
+        return
+    rule, grade, title = found
+    evidence = f"{strongest.spec} on {strongest.updates} updates: {strongest.words}."
+    yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=ADVICE, picture=strongest.picture)
+
+
+def _grade(strongest: AttackResult) -> tuple[str, Grade, str] | None:
+    """Return rule, grade and title for what an attack achieved; None for nothing."""
+    if strongest.outcome == "recovered":
+        return RECOVERED, "severe", "Private examples can be reconstructed from single updates."
+    if strongest.outcome != "partly leaked":
+        return None
+    if set(strongest.leaked) == {"labels"}:
+        return LABELS, "moderate", "Updates reveal the labels of the private examples."
+    return PARTLY, "serious", "Updates reveal part of the private examples."
+
+
+def _judge_confidence(strongest: AttackResult) -> CheckResult:
+    if not strongest.confident:
+        return Passed(rule=RECOVERED, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
+    return Finding(
+        rule=RECOVERED,
+        grade="severe",
+        title="Private examples can be reconstructed from single updates.",
+        evidence=f"{strongest.spec} on {strongest.updates} updates: {strongest.confident} reconstructions with a calibrated "
+        f"probability of at least {CONFIDENT:g} that they are recovered. There is no truth to compare them with.",
+        advice=ADVICE,
+    )
+
+
+def _strength(one: AttackResult) -> tuple[int, int, int]:
+    """Return a key that orders attacks by what they achieved."""
+    outcomes = ("no verdict", "not distinguishable from the null at this sample", "partly leaked", "recovered")
+    return outcomes.index(one.outcome), one.recovered, len(one.leaked)

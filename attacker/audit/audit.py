@@ -1,0 +1,159 @@
+"""The audit of a recorded federation: checks of its settings, attacks within a budget, and a graded verdict."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from attacker.attacks import ATTACKS
+from attacker.audit.attack_findings import AttackResult, confident, judge_results
+from attacker.audit.declared import measure_signature
+from attacker.audit.defense_checks import check_defense
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
+from attacker.audit.noise_checks import check_noise
+from attacker.audit.plan import PlannedAttack, plan_attacks
+from attacker.audit.privacy_checks import check_epsilon
+from attacker.audit.setting_checks import check_settings
+from attacker.audit.weight_checks import check_weights
+from attacker.replay.replay import Replay, Replayed
+from attacker.scoring import Scorer, summarise
+from fedsim.recording import DamagedFile, Observation, Recording
+from fedsim.recording.round_metrics import read_metrics
+from fedsim.recording.run_check import check_run
+
+MAX_CHECKED = 64
+"""Number of updates that the checks read."""
+Run = Callable[[Replay], Replayed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The result of an audit.
+
+    findings:    problems, the worst first. passed: checks that found nothing. not_checked: what was not tried, with reasons.
+    attacks:     one result for each attack that ran.
+    scored:      whether reconstructions were compared with the clients' true examples.
+    seconds:     time that the audit took.
+    """
+
+    run: str
+    findings: tuple[Finding, ...]
+    passed: tuple[Passed, ...]
+    not_checked: tuple[NotChecked, ...]
+    attacks: tuple[AttackResult, ...]
+    scored: bool
+    seconds: float
+
+    @property
+    def grade(self) -> Grade:
+        """Return the worst grade of the findings."""
+        return worst(self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the audit as plain JSON values."""
+        return {"grade": self.grade, **asdict(self)}
+
+
+def check_recording(recording: Recording) -> list[CheckResult]:
+    """Return the results of all checks that need no attack, in a fixed order.
+
+    Raises DamagedFile if an update or the weights cannot be read.
+    """
+    observations = _sample(recording)
+    metrics = read_metrics(recording.folder.parent)
+    found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
+    if not observations:
+        return [*found, NotChecked(rule="updates", reason="the recording holds no complete update")]
+    signature = None
+    if (spec := observations[0].defenses).steps:
+        signature = measure_signature(spec, observations[0].update)
+    found += check_defense(observations, signature)
+    found += check_noise(observations, signature)
+    found += check_settings(recording, observations)
+    if recording.manifest.gradient != "plain" or recording.manifest.inputs:
+        names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
+        found.append(NotChecked(rule="defense-of-training", reason=f"{names} acts before the update; only attacks test it"))
+    return found
+
+
+def audit(
+    run: Path,
+    *,
+    seconds: float = 600,
+    truth: Sequence[Path] = (),
+    model: str | None = None,
+    replayed: Run = Replay.run,
+    told: Callable[[Sequence[PlannedAttack | NotChecked]], None] = lambda plan: None,
+) -> Audit:
+    """Check and attack a recorded run, and return the graded findings.
+
+    seconds:  budget of processor time on one core for the attacks and their nulls.
+    truth:    folders of the clients' true examples; without them, the confidence of the attacks decides.
+    model:    a network with its own code as `module:function`.
+    replayed: function that runs one replay, for a display of progress.
+    told:     callback that receives the plan before the first attack.
+    Raises ValueError if `run` holds no recording. Finished cases of an earlier audit are not attacked again.
+    """
+    started = monotonic()
+    folder = run if (run / "manifest.json").is_file() else run / "recording"
+    run = folder.parent if folder.name == "recording" else folder
+    check_run(run)
+    recording, out = Recording(folder), run / "reconstructions"
+    results = check_recording(recording)
+    plan = list(plan_attacks(recording, out, seconds=seconds))
+    told(plan)
+    scorer = Scorer(run, list(truth)) if truth else None
+    attacks: list[AttackResult] = []
+    for one in plan:
+        if isinstance(one, NotChecked):
+            results.append(one)
+        elif attacks and attacks[-1].recovers_all:
+            results.append(
+                NotChecked(rule="attack", reason=f"{one.spec} is not needed: {attacks[-1].spec} recovered every example")
+            )
+        else:
+            folders = [replayed(one.replay(recording, out, null=null, model=model)).folder for null in (False, True)]
+            attacks.append(_result(one, folders, scorer))
+    results += judge_results(attacks, scored=scorer is not None)
+    results += _not_tried({one.spec.partition("(")[0] for one in attacks})
+    return Audit(
+        run=recording.manifest.name,
+        findings=tuple(order([one for one in results if isinstance(one, Finding)])),
+        passed=tuple(one for one in results if isinstance(one, Passed)),
+        not_checked=tuple(one for one in results if isinstance(one, NotChecked)),
+        attacks=tuple(attacks),
+        scored=scorer is not None,
+        seconds=monotonic() - started,
+    )
+
+
+def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | None) -> AttackResult:
+    """Return what an attack achieved. folders: of its reconstructions and of those of its null."""
+    if scorer is None:
+        found = confident(folders[0], planned.rows)
+        return AttackResult(spec=str(planned.spec), updates=len(planned.rows), confident=found)
+    keys = {row.key for row in planned.rows}
+    rows = [row for folder in folders for row in scorer.score(folder) if row.case in keys]
+    (summary,) = summarise(rows)
+    return AttackResult.of(summary, [row for row in rows if not row.null], len(planned.rows))
+
+
+def _not_tried(tried: set[str]) -> list[NotChecked]:
+    names = ", ".join(sorted(set(ATTACKS) - tried))
+    return [NotChecked(rule="attack", reason=f"these attacks were not run: {names}")] if names else []
+
+
+def _sample(recording: Recording) -> list[Observation]:
+    """Return up to `MAX_CHECKED` updates, evenly spread over the recording. Raises DamagedFile if none can be read."""
+    rows = [row for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"]
+    step = max(1, -(-len(rows) // MAX_CHECKED))
+    found, problem = [], None
+    for row in rows[::step]:
+        try:
+            found.append(recording.observation(row))
+        except DamagedFile as error:
+            problem = error
+    if rows and not found and problem is not None:
+        raise problem
+    return found

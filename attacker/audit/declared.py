@@ -1,0 +1,100 @@
+"""What the output of a declared defense must look like, measured by applying the defense to updates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from defenses.base import Update
+from defenses.spec import DefenseSpec
+
+DRAWS = 3
+"""Number of random updates that a defense is applied to."""
+SAME = 1e-4
+"""Largest relative change, in Euclidean norm, of an update that counts as unchanged."""
+FEW_LEVELS = 0.25
+"""Largest number of distinct values of a quantised tensor, relative to its number of values other than zero."""
+MIN_COORDINATES = 64
+"""Smallest number of values other than zero of a tensor whose distinct values are counted."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Properties that every output of a defense has.
+
+    idempotent: whether the defense leaves its own output unchanged, as clipping, top-k, pruning and signs do.
+    zeros:      smallest share of coordinates that are exactly zero.
+    levels:     largest number of distinct values other than zero by name, for quantised tensors only.
+    additive:   whether the last step adds noise to every coordinate.
+    """
+
+    idempotent: bool
+    zeros: float
+    levels: Mapping[str, int]
+    additive: bool
+
+
+def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
+    """Return the signature of a defense, measured on random updates of the size of `like`."""
+    idempotent, additive, zeros = True, True, 1.0
+    levels, sizes = dict[str, int](), dict[str, int]()
+    for draw in range(DRAWS):
+        before = _random_update(like, draw)
+        after, again = apply(spec, before, 10 + draw), apply(spec, before, 20 + draw)
+        idempotent &= relative_change(apply(spec, after, 30 + draw), after) < SAME
+        zeros = min(zeros, zero_share(after))
+        additive &= all(bool((after[name] != again[name]).all()) for name in after)
+        for name, count in count_levels(after).items():
+            levels[name], sizes[name] = max(levels.get(name, 0), count), int((after[name] != 0).sum())
+    few = {name: count for name, count in levels.items() if count <= FEW_LEVELS * sizes[name]}
+    return Signature(idempotent, zeros, few, additive and zeros == 0 and not few)
+
+
+def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
+    """Apply a defense as in a client's first round, with its own random numbers."""
+    defense = spec.build()
+    return defense.apply(update, defense.init(update), Generator().manual_seed(seed))[0]
+
+
+def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
+    """Return the declared standard deviation of the noise in each tensor of an observed update.
+
+    How the noise divides over the tensors is measured on two outputs of the last step of the chain; its total power is that of
+    the step's channel, which accounts for the noise that the observed update already holds. Another seed for each update makes
+    the errors of these measurements independent.
+    """
+    last = DefenseSpec(spec.steps[-1:])
+    first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
+    power = {name: float((first[name] - second[name]).double().square().sum()) / 2 for name in update}
+    total = sum(power.values())
+    scale = float(last.channel().noise(update)) / total if total else 0.0
+    return {name: (scale * power[name] / update[name].numel()) ** 0.5 for name in update}
+
+
+def relative_change(one: Update, other: Update) -> float:
+    """Return the Euclidean norm of the difference of two updates, divided by that of `other`; 0 if `other` is 0."""
+    norm = sum(float(t.double().square().sum()) for t in other.values())
+    change = sum(float((one[name].double() - t.double()).square().sum()) for name, t in other.items())
+    return (change / norm) ** 0.5 if norm else 0.0
+
+
+def zero_share(update: Update) -> float:
+    """Return the share of coordinates that are exactly zero."""
+    return sum(int((t == 0).sum()) for t in update.values()) / max(1, sum(t.numel() for t in update.values()))
+
+
+def count_levels(update: Update) -> dict[str, int]:
+    """Return the number of distinct values other than zero by name, of tensors with at least `MIN_COORDINATES` such values."""
+    sent = {name: t[t != 0] for name, t in update.items()}
+    return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
+
+
+def _random_update(like: Update, seed: int) -> dict[str, Tensor]:
+    """Return normal updates whose tensors have the root mean square of those of `like`, or 1 where these are zero."""
+    rng = Generator().manual_seed(seed)
+    found = {}
+    for name, t in like.items():
+        size = float(t.float().square().mean().sqrt()) or 1.0
+        found[name] = size * torch.randn(t.shape, generator=rng).to(t.dtype)
+    return found

@@ -1,0 +1,61 @@
+"""Findings of an audit, and the grades that they get."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+Grade = Literal["none found", "low", "moderate", "serious", "severe"]
+"""Grades in ascending order. docs/audit.md defines each by a rule that can be measured."""
+GRADES: tuple[Grade, ...] = get_args(Grade)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One result of an audit.
+
+    rule:     identifier of the check, such as "noise-reused", which does not change between versions.
+    title:    one sentence that says what leaks, or which setting is wrong.
+    evidence: what was measured, with numbers and the rounds and clients concerned.
+    advice:   what to change, as one sentence.
+    picture:  path of a picture that shows the finding, relative to the run; "" if there is none.
+    """
+
+    rule: str
+    grade: Grade
+    title: str
+    evidence: str
+    advice: str
+    picture: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """A check that was made and found nothing. evidence: what was measured."""
+
+    rule: str
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotChecked:
+    """A check or an attack that was not made. reason: why, as one sentence."""
+
+    rule: str
+    reason: str
+
+
+CheckResult = Finding | Passed | NotChecked
+
+
+def order(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, the worst first; findings of one grade stay in their order."""
+    return sorted(findings, key=lambda one: -GRADES.index(one.grade))
+
+
+def worst(findings: Sequence[Finding]) -> Grade:
+    """Return the highest grade of the findings, "none found" without any."""
+    return max((one.grade for one in findings), key=GRADES.index, default="none found")

@@ -1,0 +1,168 @@
+"""Checks of declared additive noise: present in every coordinate, of the declared size, and drawn anew for each message."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations
+
+import torch
+from scipy.stats import chi2, gamma
+from torch import Tensor
+
+from attacker.audit.declared import Signature, noise_deviations
+from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from fedsim.recording import Observation
+
+MISSING, REUSED = "noise-missing", "noise-reused"
+KURTOSIS = 6.0
+"""Fourth moment of noise of unit variance that the thresholds allow for: that of Laplace noise, twice that of Gaussian noise."""
+SIGMAS = 7.0
+"""Standard errors by which a mean of squares may fall short of the variance of the noise before it counts as missing."""
+FALSE_ALARMS = 1e-6
+"""Probability of a false alarm of one tensor's mean square, and of the test of all single coordinates."""
+MIN_OBSERVATIONS = 6
+"""Smallest number of updates for the test of single coordinates."""
+MAX_PAIRED = 24
+"""Number of updates that are compared in pairs."""
+MIN_TAIL = 8
+"""Smallest number of singular values of a weight's update beyond those that its examples can explain."""
+MIN_CORRELATION = 0.1
+MIN_SHARE = 0.05
+"""Share of similar pairs from which reused noise explains coordinates that vary too little; below it, noise is missing there."""
+Values = Mapping[str, Tensor]
+
+
+def check_noise(observations: Sequence[Observation], signature: Signature | None) -> Iterator[CheckResult]:
+    """Yield whether the noise that the manifest declares is in the updates.
+
+    The noise is independent of the gradient, so that the mean square of a tensor is at least the noise's variance, and the mean
+    square of the difference of two updates at least twice that. Both hold for any gradients. In a linear layer the rank of the
+    gradient is at most the number of examples times that of their uses. Whatever lies beyond this rank is noise.
+    """
+    if signature is None or not signature.additive:
+        reason = "the manifest declares no noise as the last step of the defense"
+        yield NotChecked(rule=MISSING, reason=reason)
+        yield NotChecked(rule=REUSED, reason=reason)
+        return
+    spec = observations[0].defenses
+    sizes = [noise_deviations(spec, one.update, seed=i) for i, one in enumerate(observations)]
+    scaled = [{n: t.double() / s[n] for n, t in one.update.items() if s[n]} for one, s in zip(observations, sizes, strict=True)]
+    tails = [_tails(one, values) for one, values in zip(observations, scaled, strict=True)]
+    pairs = list(combinations(range(min(len(observations), MAX_PAIRED)), 2))
+    alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _correlate(tails[i], tails[k])]
+    missing, quiet = _find_missing(scaled) or _find_small_tails(tails), _find_quiet(scaled)
+    if alike and not missing and (not quiet or len(alike) >= MIN_SHARE * len(pairs)):
+        i, k = alike[0]
+        yield Finding(
+            rule=REUSED,
+            grade="serious",
+            title=f"Several messages hold the same noise of {spec}.",
+            evidence=f"{len(alike)} of {len(pairs)} pairs of updates, first {observations[i].key} and {observations[k].key}. "
+            "Whoever subtracts one update from the other removes the noise.",
+            advice="Draw the noise of every client and round from a fresh random state; do not seed it with a constant.",
+        )
+        return
+    if missing or quiet:
+        yield Finding(
+            rule=MISSING,
+            grade="serious",
+            title=f"The noise of {spec} is missing from part of the updates, or smaller than declared.",
+            evidence=missing or quiet,
+            advice="Add noise of the declared size to every coordinate. Until then no privacy can be accounted for it.",
+        )
+        return
+    yield Passed(rule=MISSING, evidence=f"no tensor and no coordinate of {len(observations)} updates varies less than the noise")
+    yield Passed(rule=REUSED, evidence=f"the noise of {len(pairs)} pairs of updates is independent")
+
+
+def _find_missing(scaled: Sequence[Values]) -> str:
+    """Return which tensor varies less than the noise alone would; "" if none. Values are in units of the noise."""
+    for name in scaled[0]:
+        squares = torch.stack([values[name].square() for values in scaled])
+        least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARMS) / squares.numel())
+        if float(squares.mean()) < least:
+            return f"{name}: root mean square {float(squares.mean().sqrt()):.2g} of the declared standard deviation"
+        if exact := int((squares == 0).sum()):
+            return f"{name}: {exact} values are exactly zero, which no value with noise is"
+    return ""
+
+
+def _find_quiet(scaled: Sequence[Values]) -> str:
+    """Return how many single coordinates vary less over the updates than the noise alone would; "" if none."""
+    if len(scaled) < MIN_OBSERVATIONS:
+        return ""
+    total = sum(t.numel() for t in scaled[0].values())
+    threshold = _smallest_power(len(scaled), FALSE_ALARMS / total)
+    powers = [torch.stack([values[name].square() for values in scaled]).sum(0) for name in scaled[0]]
+    count = sum(int((power < threshold).sum()) for power in powers)
+    return f"{count} of {total} coordinates hardly vary over {len(scaled)} updates" if count else ""
+
+
+def _find_small_tails(tails: Sequence[Values]) -> str:
+    """Return which layer has less noise than declared beyond the rank of its gradient; "" if none."""
+    for name in tails[0]:
+        squares = torch.cat([found[name] for found in tails if name in found]).square()
+        if float(squares.mean()) < 0.8 * (1 - _margin(len(squares))):
+            size = float(squares.mean().sqrt())
+            return f"{name}: noise beyond the rank of the gradient has {size:.2g} of the declared standard deviation"
+    return ""
+
+
+def _differ_too_little(one: Values, other: Values) -> bool:
+    """Return whether some tensor of two updates differs less than two independent draws of the noise."""
+    for name in one.keys() & other.keys():
+        squares = (one[name] - other[name]).square() / 2
+        if float(squares.mean()) < 1 - _margin(squares.numel()):
+            return True
+    return False
+
+
+def _correlate(one: Values, other: Values) -> bool:
+    """Return whether the noise beyond the rank of the gradients is correlated between two updates."""
+    for name in one.keys() & other.keys():
+        if len(one[name]) != len(other[name]):
+            continue
+        both = torch.stack([one[name], other[name]])
+        correlation = float(torch.corrcoef(both)[0, 1])
+        if correlation > max(MIN_CORRELATION, SIGMAS / len(one[name]) ** 0.5):
+            return True
+    return False
+
+
+def _smallest_power(count: int, probability: float) -> float:
+    """Return a bound that the sum of `count` squares of unit noise falls below with at most the given probability.
+
+    It is the smaller one of Gaussian and Laplace noise. For the latter the absolute values add up to a gamma variable, and the sum
+    of squares is at least the square of that sum, divided by `count`.
+    """
+    laplace = gamma.ppf(probability, count) ** 2 / (2 * count)
+    return float(min(chi2.ppf(probability, count), laplace))
+
+
+def _margin(count: int) -> float:
+    """Return by how much a mean of `count` squares may fall below the noise's variance, which is measured as often."""
+    relative: float = (2 * (KURTOSIS - 1) / count) ** 0.5
+    return SIGMAS * relative
+
+
+def _tails(observation: Observation, scaled: Values) -> dict[str, Tensor]:
+    """Return the part of each weight's update beyond the rank that its examples explain, flat; unit: the declared deviation."""
+    training, examples = observation.training, observation.num_examples
+    if examples is None or not training.is_linear or training.weight_decay:
+        return {}
+    rank = examples * (training.epochs or 1)
+    found = {}
+    for name, values in scaled.items():
+        if values.ndim != 2 or min(values.shape) < rank + MIN_TAIL:
+            continue
+        u, s, v = torch.linalg.svd(values, full_matrices=False)
+        tail = (u[:, rank:] * s[rank:]) @ v[rank:]
+        found[name] = tail.flatten() / _tail_power(values.shape, rank) ** 0.5
+    return found
+
+
+@cache
+def _tail_power(shape: torch.Size, rank: int) -> float:
+    """Return the share of the power of a matrix of Gaussian noise that lies beyond its largest `rank` singular values."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    power = torch.linalg.svdvals(noise).square()
+    return float(power[rank:].sum() / power.sum())

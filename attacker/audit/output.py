@@ -1,0 +1,103 @@
+"""Output of an audit: a page, JSON, SARIF and JUnit."""
+
+import xml.etree.ElementTree as ElementTree
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from attacker.audit.audit import Audit
+from attacker.audit.findings import GRADES, Grade
+from fedsim.recording.files import write_bytes
+from fedsim.recording.safe_files import read_bytes
+
+MEANINGS: dict[Grade, str] = {
+    "none found": "No check failed, and no attack got more than its null. Other attacks, rounds or data may still succeed.",
+    "low": "Nothing leaked in this sample, but a setting makes attacks easier than they need to be.",
+    "moderate": "The server learns something about the data, such as labels, but no example.",
+    "serious": "The server learns part of the examples, or a promised protection does not hold.",
+    "severe": "The server can reconstruct private examples.",
+}
+LEVELS: dict[Grade, str] = {"none found": "none", "low": "note", "moderate": "warning", "serious": "error", "severe": "error"}
+"""Level of a grade in SARIF 2.1.0."""
+MAX_PICTURE_BYTES = 10_000_000
+
+
+def render(found: Audit, run: Path) -> str:
+    """Return the audit as one HTML page that loads no other files. run: folder of the run, for pictures."""
+    loader = ChoiceLoader([PackageLoader("attacker.audit", package_path=""), PackageLoader("attacker.report", package_path="")])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pictures = {one.picture: _data_uri(run, one.picture) for one in found.findings if one.picture}
+    return environment.get_template("audit.html").render(audit=found, meanings=MEANINGS, grades=GRADES, pictures=pictures)
+
+
+def write(found: Audit, run: Path, path: Path) -> None:
+    """Write an audit to a file whose ending says the format: .html, .json, .sarif or .xml (JUnit).
+
+    Raises ValueError for another ending.
+    """
+    from json import dumps
+
+    formats = {
+        ".html": lambda: render(found, run),
+        ".json": lambda: dumps(found.as_json(), indent=2) + "\n",
+        ".sarif": lambda: dumps(to_sarif(found), indent=2) + "\n",
+        ".xml": lambda: to_junit(found),
+    }
+    if path.suffix not in formats:
+        raise ValueError(f"{path}: unknown ending {path.suffix!r}. Write the audit to a file ending in {', '.join(formats)}")
+    write_bytes(path, formats[path.suffix]().encode())
+
+
+def to_sarif(found: Audit) -> dict[str, Any]:
+    """Return the findings in the Static Analysis Results Interchange Format, version 2.1.0, which code hosts show."""
+    rules = {one.rule: one for one in found.findings}
+    driver = {
+        "name": "fedleak",
+        "informationUri": "https://github.com/fedleak/fedleak",
+        "rules": [{"id": rule, "shortDescription": {"text": one.title}} for rule, one in rules.items()],
+    }
+    results = [
+        {
+            "ruleId": one.rule,
+            "level": LEVELS[one.grade],
+            "message": {"text": f"{one.title} {one.evidence} {one.advice}"},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": "recording/manifest.json"}}}],
+            "properties": {"grade": one.grade},
+        }
+        for one in found.findings
+    ]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+
+
+def to_junit(found: Audit) -> str:
+    """Return the audit as a JUnit test suite: one test for each check, failed where it found something, skipped if not made."""
+    count = len(found.findings) + len(found.passed) + len(found.not_checked)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"fedleak audit of {found.run}",
+        tests=str(count),
+        failures=str(len(found.findings)),
+        skipped=str(len(found.not_checked)),
+        time=f"{found.seconds:.1f}",
+    )
+    for one in found.findings:
+        case = ElementTree.SubElement(suite, "testcase", classname="audit", name=one.rule)
+        ElementTree.SubElement(case, "failure", type=one.grade, message=one.title).text = f"{one.evidence} {one.advice}"
+    for passed in found.passed:
+        ElementTree.SubElement(suite, "testcase", classname="audit", name=passed.rule)
+    for skipped in found.not_checked:
+        case = ElementTree.SubElement(suite, "testcase", classname="audit", name=skipped.rule)
+        ElementTree.SubElement(case, "skipped", message=skipped.reason)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _data_uri(run: Path, picture: str) -> str:
+    path = Path(picture)
+    content = read_bytes(run, str(path), limit=MAX_PICTURE_BYTES)
+    return f"data:image/png;base64,{b64encode(content).decode()}"

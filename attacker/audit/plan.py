@@ -1,0 +1,76 @@
+"""The attacks of an audit: chosen from what the recording offers, and sized to a time budget."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacker.attacks import AttackSpec, presets
+from attacker.audit.findings import NotChecked
+from attacker.replay.replay import Replay
+from fedsim.recording import Recording, Row
+
+CANDIDATES = (("exact", {"fallback": "none"}), ("inverting_gradients", None), ("cpl", None))
+"""Attacks in the order of their cost, with their arguments; None for the tuned preset of the network's family."""
+CLIENTS = (16, 8, 4, 2, 1)
+"""Numbers of updates that an attack may be sized to, the largest that fits into the budget first."""
+RULE = "attack"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedAttack:
+    """An attack on a sample of the recorded updates, which its null is run on as well.
+
+    rows:         the updates.
+    core_seconds: expected time of attack and null on one core, if every search uses all its iterations.
+    """
+
+    spec: AttackSpec
+    rows: tuple[Row, ...]
+    core_seconds: float
+
+    def replay(self, recording: Recording, out: Path, *, null: bool, model: str | None = None) -> Replay:
+        """Return the replay of the attack or of its null."""
+        spec = AttackSpec(name=self.spec.name, arguments=self.spec.arguments, null=null)
+        rounds, clients = frozenset(row.round for row in self.rows), frozenset(row.client for row in self.rows)
+        return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, model=model)
+
+
+def plan_attacks(recording: Recording, out: Path, *, seconds: float) -> Iterator[PlannedAttack | NotChecked]:
+    """Yield the attacks to run within the budget, and for each attack that does not fit the reason.
+
+    Attacks are on updates of the first complete round: its network has learned least, which makes examples easiest to separate.
+    Each attack may take an equal share of what the cheaper ones have left.
+    """
+    rows = _first_round(recording)
+    if not rows:
+        yield NotChecked(rule=RULE, reason="the recording holds no complete update to attack")
+        return
+    left = seconds
+    for place, (name, arguments) in enumerate(CANDIDATES):
+        spec = AttackSpec(name=name, arguments=_tuned(name, recording) if arguments is None else arguments)
+        share = left / (len(CANDIDATES) - place)
+        fitting = next((one for one in _sizes(recording, spec, rows, out) if one.core_seconds <= share), None)
+        if fitting is None:
+            yield NotChecked(rule=RULE, reason=f"{spec} does not fit into what is left of the budget: raise it with --budget")
+            continue
+        left -= fitting.core_seconds
+        yield fitting
+
+
+def _first_round(recording: Recording) -> list[Row]:
+    rows = [row for row in recording.rows(on_damage=lambda error: None) if row.status == "complete"]
+    return [row for row in rows if row.round == rows[0].round] if rows else []
+
+
+def _tuned(name: str, recording: Recording) -> dict[str, object]:
+    return presets.arguments_of(name, "tuned", recording.manifest.model, recording.manifest.data)
+
+
+def _sizes(recording: Recording, spec: AttackSpec, rows: list[Row], out: Path) -> Iterator[PlannedAttack]:
+    """Yield the attack on fewer and fewer updates, with the forecast of each."""
+    for count in CLIENTS:
+        if count > len(rows) and count > 1 and CLIENTS[CLIENTS.index(count) + 1] >= len(rows):
+            continue
+        one = PlannedAttack(spec=spec, rows=tuple(rows[:count]), core_seconds=0.0)
+        forecast = one.replay(recording, out, null=False).forecast()
+        yield PlannedAttack(spec=spec, rows=one.rows, core_seconds=2 * forecast.core_seconds)

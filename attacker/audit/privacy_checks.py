@@ -1,0 +1,77 @@
+"""Checks of the privacy budget that the server reports, against the budget that follows from the declared noise."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attacker.audit.findings import CheckResult, Finding, NotChecked, Passed
+from defenses.accounting import epsilon
+from defenses.gradients import GradientSpec
+from defenses.sensitivity import Noise, noise_of, noise_of_gradient
+from fedsim.recording import Recording
+from fedsim.training.privacy import most_uses
+
+EPSILON = "epsilon-understated"
+SLACK = 0.01
+"""Relative amount by which a reported epsilon may be below the computed one: other accountants round differently."""
+
+
+def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
+    """Yield whether the reported epsilon is at least that of the declared noise, composed over the rounds.
+
+    metrics: rows of metrics.jsonl.
+    """
+    reported = [row for row in metrics if _reported(row) is not None]
+    if not reported:
+        yield NotChecked(rule=EPSILON, reason="the run reports no finite epsilon")
+        return
+    low = [(row, expected) for row in reported if _value(row) < (1 - SLACK) * (expected := _expected(recording, row))]
+    if not low:
+        row = reported[-1]
+        evidence = f"epsilon {_value(row):.3g} after round {row['round']} follows from the declared noise"
+        yield Passed(rule=EPSILON, evidence=evidence)
+        return
+    row, expected = low[-1]
+    values = {round(_value(one), 9) for one in reported}
+    reset = len(reported) > 1 and len(values) == 1
+    cause = "It is the same in every round, as if each were the only one." if reset else "It leaves out a noisy release."
+    yield Finding(
+        rule=EPSILON,
+        grade="serious",
+        title="The reported epsilon is smaller than the declared noise allows.",
+        evidence=f"Round {row['round']}: epsilon {_value(row):.3g} is reported, but the declared noise gives "
+        f"{_format(expected)}. {cause}",
+        advice="Account every noisy message and every round; quote the budget of the whole training.",
+    )
+
+
+def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the reported privacy of a row if it holds a finite epsilon of the clients' own noise."""
+    privacy = row.get("privacy")
+    if not isinstance(privacy, Mapping) or not isinstance(privacy.get("epsilon"), int | float):
+        return None
+    return privacy
+
+
+def _value(row: Mapping[str, Any]) -> float:
+    return float(row["privacy"]["epsilon"])
+
+
+def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
+    """Return epsilon after the round of a row, for a client that took part in every round; infinite without noise."""
+    privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
+    tensors, delta = len(recording.sent(recording.rounds()[0]).weights), float(privacy.get("delta", 1e-5))
+    client = noise_of(manifest.defense, tensors=tensors)
+    if privacy.get("unit") != "example":
+        return _epsilon(client, delta, number)
+    sizes = [row.reported for row in recording.rows(rounds=[1]) if row.reported]
+    uses = most_uses(manifest.training, min(sizes, default=1), 1, number)
+    return _epsilon(noise_of_gradient(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
+
+
+def _epsilon(noise: Noise, delta: float, times: int) -> float:
+    return epsilon(noise, delta=delta, times=times) if noise.multiplier > 0 else math.inf
+
+
+def _format(value: float) -> str:
+    return "no finite epsilon" if math.isinf(value) else f"{value:.3g}"

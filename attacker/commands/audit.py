@@ -1,0 +1,144 @@
+"""Command `attacker audit`."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from attacker.commands.replay import KEPT_ON_INTERRUPT
+from fedsim.commands.console import Json, err, out, print_json, report_errors
+
+if TYPE_CHECKING:
+    from attacker.audit import Audit
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
+EXIT_ABOVE = 4
+"""Exit status of an audit whose grade is above that of `--fail-above`."""
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="A run or recording; or an experiment (TOML), which is run first beside it.")],
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Processor time of the attacks, such as 90s, 10m or 2h.")] = "10m",
+    out_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the audit here; .html, .json, .sarif or .xml (JUnit). May be repeated."
+        ),
+    ] = None,
+    fail_above: Annotated[
+        str | None,
+        typer.Option(metavar="GRADE", help="Exit with status 4 if the grade is worse: none, low, moderate or serious."),
+    ] = None,
+    truth: Annotated[
+        list[Path] | None, typer.Option(help="Folder of truth that a client wrote; by default the run's own; may be repeated.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="The network of a federation with its own code; imports that module."),
+    ] = None,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Only make the checks without attacks, and print the plan.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a recorded federation, attack it within a time budget, and write a graded verdict with what to change.
+
+    The page is written to audit.html in the run. Without truth, the verdict follows from the checks and from the confidence of
+    the attacks. Repeating the command continues where it stopped.
+
+    Exit status: 0; 4 if the grade is above --fail-above; 2 for wrong arguments; 130 after Ctrl-C.
+    """
+    with report_errors(kept=KEPT_ON_INTERRUPT):
+        from attacker.audit import GRADES, output
+        from attacker.audit import audit as make_audit
+        from fedsim.recording import Recording
+
+        limit = _parse_grade(fail_above, GRADES)
+        seconds = parse_budget(budget)
+        run = _run_experiment(run) if run.suffix == ".toml" else run
+        folder = run if (run / "manifest.json").is_file() else run / "recording"
+        run = folder.parent if folder.name == "recording" else folder
+        if model is not None:
+            from fedsim import models
+
+            models.admit(model, name=Recording(folder).manifest.model.name)
+        known = list(truth or []) or ([run / "truth"] if (run / "truth").exists() else [])
+        if plan_only:
+            _print_plan_only(Recording(folder), run, seconds)
+            return
+        found = make_audit(run, seconds=seconds, truth=known, model=model, replayed=_replay_shown, told=_print_plan)
+        files = [run / "audit.html", *(out_files or [])]
+        for file in files:
+            output.write(found, run, file)
+        if as_json:
+            print_json(found.as_json())
+        else:
+            _print_audit(found, files)
+        if limit is not None and GRADES.index(found.grade) > limit:
+            raise typer.Exit(EXIT_ABOVE)
+
+
+def parse_budget(text: str) -> float:
+    """Return a duration such as 90s, 10m or 2h in seconds. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"--budget {text!r} is no positive time: write it as 90s, 10m or 2h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
+    if text is None:
+        return None
+    wanted = "none found" if text == "none" else text
+    if wanted not in grades[:-1]:
+        raise ValueError(f"--fail-above {text!r} is no grade. Known: none, {', '.join(grades[1:-1])}")
+    return grades.index(wanted)
+
+
+def _run_experiment(path: Path) -> Path:
+    """Run the federation of an experiment in a folder beside its file, unless it is there already, and return the folder."""
+    from fedsim.commands.run import federate
+    from fedsim.config.experiment import read
+
+    folder = Path("runs") / f"audit-{path.stem}"
+    federate(read(path, []), folder, engine="local", resume=True)
+    return folder
+
+
+def _replay_shown(replay: Any) -> Any:
+    from attacker.commands.progress_bar import replay_with_progress
+
+    options = {"rounds": replay.rounds, "clients": replay.clients, "model": replay.model}
+    return replay_with_progress(replay.recording, replay.spec, replay.out, **options)
+
+
+def _print_plan(plan: Any) -> None:
+    """Print on stderr which attacks run on how many updates, and which do not fit into the budget."""
+    from attacker.audit import NotChecked
+
+    for one in plan:
+        if isinstance(one, NotChecked):
+            err.print(f"not run: {escape(one.reason)}")
+        else:
+            count = f"{len(one.rows)} update{'s' * (len(one.rows) != 1)}"
+            err.print(f"planned: {escape(str(one.spec))} and its null on {count}, at most {one.core_seconds:.0f} s of one core")
+
+
+def _print_plan_only(recording: Any, run: Path, seconds: float) -> None:
+    from attacker.audit import Finding, check_recording
+    from attacker.audit.plan import plan_attacks
+
+    for one in check_recording(recording):
+        if isinstance(one, Finding):
+            out.print(f"[bold]{one.grade}[/]: {escape(one.title)} {escape(one.evidence)}", soft_wrap=True)
+    _print_plan(list(plan_attacks(recording, run / "reconstructions", seconds=seconds)))
+
+
+def _print_audit(found: "Audit", files: list[Path]) -> None:
+    out.print(f"[bold]{escape(found.run)}: {found.grade}[/]")
+    for one in found.findings:
+        out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
+    if not found.findings:
+        out.print(f"{len(found.passed)} checks and attacks found nothing; that is no proof that nothing leaks.")
+    for file in files:
+        out.print(str(file), soft_wrap=True)

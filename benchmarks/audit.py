@@ -1,0 +1,95 @@
+"""Whether an audit names planted faults, raises no false alarms, and comes to the right verdict in time.
+
+    faults     six federations with a planted fault each: the audit must name it by a check, without any attack
+    sound      twelve federations with sound defenses: no check may be graded serious or worse
+
+Federations are of 8 clients and 6 rounds on the embedded digits, each client on its own part, with a network of one hidden layer.
+aims: faults_named 6, false_alarms 0.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from support.audit.faults import FAULTS, SOUND, planted
+from support.contract import Options, cpu_seconds, options, told
+
+from attacker.audit import GRADES, Finding, check_recording
+from fedsim import models
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
+
+BASE: Mapping[str, Any] = {
+    "rounds": 6,
+    "model": {"name": "mlp", "hidden": [64]},
+    "data": "digits",
+    "clients": {"count": 8},
+    "training": {"batch_size": 4, "steps": 1, "learning_rate": 0.1},
+}
+ALARM = GRADES.index("serious")
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    asked = options(__doc__ or "", tables=("faults", "sound"))
+    warnings.simplefilter("ignore")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.table != "sound":
+            rows += [_fault_row(asked, fault, Path(folder)) for fault in FAULTS]
+        if asked.table != "faults":
+            rows += [_sound_row(asked, settings, Path(folder)) for settings in SOUND[:: 4 if asked.quick else 1]]
+    faults, sound = ([row for row in rows if row["kind"] == kind] for kind in ("fault", "sound"))
+    summary = {"faults": len(faults), "faults_named": sum(row["as expected"] for row in faults)}
+    summary |= {"sound": len(sound), "false_alarms": sum(not row["as expected"] for row in sound)}
+    told("audit", rows, summary, asked)
+
+
+def _fault_row(asked: Options, fault: Any, folder: Path) -> Row:
+    with planted(fault):
+        run = _federate(asked, fault.settings, folder / fault.name.replace(" ", "-"))
+    fault.report(run)
+    return _checked("fault", fault.name, run, lambda found: fault.rule in found)
+
+
+def _sound_row(asked: Options, settings: Mapping[str, Any], folder: Path) -> Row:
+    name = str(settings.get("defense") or settings["gradient"])
+    run = _federate(asked, settings, folder / f"sound-{SOUND.index(settings)}")  # type: ignore[arg-type]
+    return _checked("sound", name, run, lambda found: not found)
+
+
+def _checked(kind: str, name: str, run: Path, expected: Any) -> Row:
+    """Return the row of one recording: the rules of findings graded serious or worse, and whether they are as expected."""
+    with cpu_seconds() as clock:
+        results = check_recording(Recording(run / "recording"))
+    found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= ALARM]
+    rules = {one.rule for one in found}
+    evidence = "; ".join(one.evidence for one in found)
+    return {
+        "kind": kind,
+        "federation": name,
+        "named": ", ".join(sorted(rules)),
+        "as expected": expected(rules),
+        "cpu_seconds": clock.seconds,
+        "evidence": evidence,
+    }
+
+
+def _federate(asked: Options, settings: Mapping[str, Any], out: Path) -> Path:
+    """Run the federation with these settings, and return its folder."""
+    experiment = {**BASE, "seed": asked.seed, **settings}
+    if isinstance(experiment["model"], str):
+        models.admit(experiment["model"])
+    engines.run(
+        FederationRun(experiment=validate(experiment, source=out.name), out=out, device="cpu", client_seed=0), engine="local"
+    )
+    return out
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Modules that the benchmark scripts share. Importing this package first keeps packages from being hidden by scripts."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+
+def _import_package_before_script(name: str) -> None:
+    """Import a package before a script of the same name in benchmarks/, which Python would find first, can hide it."""
+    here = str(Path(__file__).parents[1])
+    before, sys.path[:] = list(sys.path), [entry for entry in sys.path if entry != here]
+    import_module(name)
+    sys.path[:] = before
+
+
+_import_package_before_script("defenses")

@@ -1,0 +1,98 @@
+"""Audits by the command line: verdict, formats, exit status, budget, resumption, and runs without truth."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from attacker.cli import app
+from attacker.commands.audit import EXIT_ABOVE, parse_budget
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+
+EXPERIMENT = {
+    "rounds": 1,
+    "model": {"name": "mlp", "hidden": [32]},
+    "data": "digits",
+    "clients": {"count": 4},
+    "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1},
+}
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, ["audit", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "open"
+    engines.run(FederationRun(experiment=validate(EXPERIMENT, source="test"), out=out, client_seed=1), engine="local")
+    return out
+
+
+def test_an_open_federation_is_graded_severe_in_every_format(run: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("audit.sarif", "audit.xml", "audit.html")]
+    result = call(
+        run, "--budget", "5s", "--fail-above", "moderate", *(word for file in files for word in ("--out", file)), "--json"
+    )
+    assert result.exit_code == EXIT_ABOVE, result.output
+    found = json.loads(result.stdout)
+    assert found["grade"] == "severe"
+    (leak, *_) = found["findings"]
+    assert (leak["rule"], leak["grade"]) == ("examples-recovered", "severe")
+    assert "recovered: 4 of 4 examples" in leak["evidence"]
+    sarif = json.loads(files[0].read_text())
+    assert {one["ruleId"] for one in sarif["runs"][0]["results"]} == {one["rule"] for one in found["findings"]}
+    suite = ElementTree.fromstring(files[1].read_text())
+    assert int(suite.get("failures", "")) == len(found["findings"]) == len(suite.findall("testcase/failure"))
+    assert int(suite.get("tests", "")) == len(suite.findall("testcase"))
+    page = (run / "audit.html").read_text()
+    assert page == files[2].read_text()
+    assert "Verdict: severe" in page
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_second_audit_attacks_nothing_again(run: Path) -> None:
+    assert call(run, "--budget", "5s").exit_code == 0
+    folder = next((run / "reconstructions").glob("exact-[!n]*"))
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+    assert call(run, "--budget", "5s").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")} == before
+
+
+def test_without_truth_the_confidence_of_closed_forms_decides(run: Path, tmp_path: Path) -> None:
+    blind = tmp_path / "blind"
+    shutil.copytree(run / "recording", blind / "recording")
+    found = json.loads(call(blind, "--budget", "5s", "--json").stdout)
+    assert (found["scored"], found["grade"]) == (False, "severe")
+    assert "There is no truth to compare them with" in found["findings"][0]["evidence"]
+
+
+def test_a_small_budget_is_said_to_leave_out_attacks(run: Path) -> None:
+    result = call(run, "--budget", "0.001s", "--plan")
+    assert result.exit_code == 0
+    assert "does not fit into what is left of the budget" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["--budget", "ten"], "write it as 90s, 10m or 2h"),
+        (["--budget", "0m"], "write it as 90s, 10m or 2h"),
+        (["--fail-above", "severe"], "Known: none, low, moderate, serious"),
+        (["--budget", "1s", "--out", "audit.pdf"], "Write the audit to a file ending in .html"),
+    ],
+)
+def test_nonsense_is_refused_with_the_mend(run: Path, words: list[str], mend: str) -> None:
+    result = call(run, *words)
+    assert result.exit_code == 2
+    assert mend in " ".join(result.stderr.split())
+
+
+def test_a_budget_is_seconds_minutes_or_hours() -> None:
+    assert [parse_budget(text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]

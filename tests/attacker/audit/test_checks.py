@@ -1,0 +1,207 @@
+"""Checks of an audit: each planted fault is named by its rule, and sound updates raise no alarm."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from attacker.audit import Finding, check_recording
+from attacker.audit.declared import measure_signature
+from attacker.audit.defense_checks import NEVER_BINDS, NOT_APPLIED, check_defense
+from attacker.audit.findings import order, worst
+from attacker.audit.noise_checks import MISSING, REUSED, check_noise
+from attacker.audit.privacy_checks import EPSILON
+from attacker.audit.weight_checks import MAX_PARALLEL, parallel_share
+from defenses import DefenseSpec
+from defenses.base import Update
+from fedsim.config.experiment import validate
+from fedsim.engine import engines
+from fedsim.engine.run import FederationRun
+from fedsim.recording import DataSpec, ModelSpec, Observation, Recording, Training
+from fedsim.recording.codec import encode
+from fedsim.recording.files import read_json_lines
+
+COUNT = 8
+SHAPES = {"hidden.weight": (24, 64), "hidden.bias": (24,), "head.weight": (10, 24), "head.bias": (10,)}
+STD = 0.3
+Sent = Callable[[Update, int], Update]
+
+
+def gradient(number: int) -> dict[str, Tensor]:
+    """Return the update of one example: weights of rank one, as every linear layer has."""
+    rng = Generator().manual_seed(number)
+    found = {}
+    for layer in ("hidden", "head"):
+        rows, columns = SHAPES[f"{layer}.weight"]
+        left, right = torch.randn(rows, generator=rng), torch.randn(columns, generator=rng)
+        found[f"{layer}.weight"], found[f"{layer}.bias"] = left[:, None] * right / 8, left / 32
+    return found
+
+
+def observed(defense: str, send: Sent) -> list[Observation]:
+    """Return updates under a declared defense; `send` is what the clients do in fact."""
+    spec = DefenseSpec.parse(defense)
+    weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    return [
+        Observation(
+            round=1,
+            client=f"c{i}",
+            cohort=(),
+            num_examples=1,
+            model=ModelSpec(name="mlp"),
+            data=DataSpec(shape=(64,), num_classes=10),
+            training=Training(learning_rate=0.1, batch_size=1, steps=1),
+            defenses=spec,
+            weights=weights,
+            payload=encode(dict(send(gradient(i), i))),
+        )
+        for i in range(COUNT)
+    ]
+
+
+def found(observations: list[Observation]) -> list[str]:
+    """Return the rules of all findings on the updates and their defense."""
+    signature = measure_signature(observations[0].defenses, observations[0].update)
+    results = [*check_defense(observations, signature), *check_noise(observations, signature)]
+    return [one.rule for one in results if isinstance(one, Finding)]
+
+
+def applied(defense: str) -> Sent:
+    built = DefenseSpec.parse(defense).build()
+    return lambda update, i: built.apply(update, built.init(update), Generator().manual_seed(100 + i))[0]
+
+
+SOUND = (
+    "clip(0.5)",
+    "clip_each(0.1)",
+    "top_k(0.1)",
+    "prune(0.8)",
+    "random_k(0.3)",
+    "gradient_dropout(0.7)",
+    "sign()",
+    "sign(scale='mean')",
+    "qsgd(levels=8)",
+    "uniform(4)",
+    f"gaussian({STD})",
+    f"laplace({STD})",
+    "gaussian(snr_db=0)",
+    "gaussian(snr_db=20)",
+    f"clip(1) | gaussian({STD})",
+    f"clip(1) | laplace({STD})",
+    "withhold(['head.*'])",
+    "dgc(0.1)",
+)
+
+
+@pytest.mark.parametrize("defense", SOUND)
+def test_a_sound_defense_raises_no_alarm(defense: str) -> None:
+    assert found(observed(defense, applied(defense))) == []
+
+
+@pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" not in one and "laplace" not in one])
+def test_a_defense_that_returns_its_input_is_named(defense: str) -> None:
+    assert found(observed(defense, lambda update, i: update)) == [NOT_APPLIED]
+
+
+@pytest.mark.parametrize("defense", [one for one in SOUND if "gaussian" in one or "laplace" in one])
+def test_noise_that_is_not_there_is_named(defense: str) -> None:
+    assert found(observed(defense, lambda update, i: update)) == [MISSING]
+
+
+@pytest.mark.parametrize("std", [STD, 0.003])
+def test_noise_of_the_same_seed_is_named_also_where_it_is_small(std: float) -> None:
+    """The smaller one is far below the gradient: only what lies beyond the gradient's rank shows it."""
+    built = DefenseSpec.parse(f"gaussian({std})").build()
+    assert found(observed(f"gaussian({std})", lambda u, i: built.apply(u, {}, Generator().manual_seed(5))[0])) == [REUSED]
+
+
+@pytest.mark.parametrize("left_out", ["hidden.bias", "hidden.weight"])
+def test_a_tensor_without_noise_is_named(left_out: str) -> None:
+    send = applied(f"gaussian({STD})")
+    assert found(observed(f"gaussian({STD})", lambda u, i: {**send(u, i), left_out: u[left_out]})) == [MISSING]
+
+
+def test_coordinates_without_noise_are_named() -> None:
+    """A twelfth of one tensor, whose mean square alone does not show it."""
+    send = applied("gaussian(2)")
+
+    def part(update: Update, i: int) -> Update:
+        noised = dict(send(update, i))
+        noised["hidden.weight"] = torch.cat([update["hidden.weight"][:2], noised["hidden.weight"][2:]])
+        return noised
+
+    assert found(observed("gaussian(2)", part)) == [MISSING]
+
+
+def test_noise_of_half_the_declared_size_is_named() -> None:
+    assert found(observed(f"gaussian({STD})", applied(f"gaussian({STD / 2})"))) == [MISSING]
+
+
+def test_a_bound_that_no_update_reaches_is_named() -> None:
+    assert found(observed("clip(1000)", lambda update, i: update)) == [NEVER_BINDS]
+
+
+def test_parallel_rows_are_the_mark_of_an_imprint_layer() -> None:
+    rng = Generator().manual_seed(0)
+    measured = torch.rand(64, generator=rng)
+    scales = torch.rand(32, generator=rng) + 0.1
+    assert parallel_share(scales[:, None] * measured) == 1.0
+    assert parallel_share(torch.randn(32, 64, generator=rng)) == 0.0
+    half = torch.cat([scales[:16, None] * measured, torch.randn(16, 64, generator=rng)])
+    assert math.isclose(parallel_share(half), (16 * 15) / (32 * 31))
+    assert parallel_share(half) < MAX_PARALLEL
+    assert parallel_share(torch.zeros(32, 64)) == 0.0
+
+
+def finding(grade: str) -> Finding:
+    return Finding(rule="r", grade=grade, title="t", evidence="e", advice="a")  # type: ignore[arg-type]
+
+
+def test_the_grade_of_an_audit_is_that_of_its_worst_finding() -> None:
+    findings = [finding("low"), finding("severe"), finding("moderate")]
+    assert worst(findings) == "severe"
+    assert worst([]) == "none found"
+    assert [one.grade for one in order(findings)] == ["severe", "moderate", "low"]
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of three rounds whose noise gives a finite epsilon."""
+    experiment = {
+        "rounds": 3,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": "digits",
+        "clients": {"count": 2},
+        "training": {"learning_rate": 0.1, "batch_size": 4, "steps": 1},
+        "defense": "clip(0.5) | gaussian(0.5)",
+    }
+    out = tmp_path_factory.mktemp("runs") / "noisy"
+    engines.run(FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1), engine="local")
+    return out
+
+
+def test_the_epsilon_that_a_sound_run_reports_is_believed(noisy: Path) -> None:
+    results = check_recording(Recording(noisy / "recording"))
+    assert [one for one in results if isinstance(one, Finding)] == []
+    assert EPSILON in [one.rule for one in results]
+
+
+@pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "leaves out")])
+def test_an_epsilon_that_does_not_add_up_is_named(noisy: Path, key: str | None, cause: str) -> None:
+    path = noisy / "metrics.jsonl"
+    before = path.read_text()
+    rows = read_json_lines(path)
+    for row in rows:
+        if "privacy" in row:
+            row["privacy"]["epsilon"] = row["privacy"][key] if key else 0.7 * row["privacy"]["epsilon"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    try:
+        (wrong,) = [one for one in check_recording(Recording(noisy / "recording")) if isinstance(one, Finding)]
+    finally:
+        path.write_text(before)
+    assert (wrong.rule, wrong.grade) == (EPSILON, "serious")
+    assert cause in wrong.evidence
