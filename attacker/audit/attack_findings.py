@@ -20,7 +20,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackResult:
+class AuditedAttack:
     """What one attack achieved on a sample of updates.
 
     outcome, words: verdict against the null, see `attacker.scoring.verdict`; "" without truth.
@@ -49,7 +49,7 @@ class AttackResult:
         return 0 < self.examples == self.recovered > self.null_recovered
 
     @classmethod
-    def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AttackResult":
+    def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AuditedAttack":
         """Return the result of a scored attack. rows: those of the attack, without its null."""
         verdict = summary.verdict
         best = max((row for row in rows if row.success and row.pair), key=lambda row: -(row.mse or 0.0), default=None)
@@ -76,7 +76,7 @@ def confident(folder: Path, rows: Sequence[Row]) -> int:
     return sum(int((Reconstruction.read(path).confidence >= CONFIDENT).sum()) for path in paths)
 
 
-def judge_results(attacks: Sequence[AttackResult], *, scored: bool) -> Iterator[CheckResult]:
+def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool) -> Iterator[CheckResult]:
     """Yield one finding for the strongest attack: what matters is the minimum of privacy over all attacks."""
     if not attacks:
         return
@@ -93,7 +93,7 @@ def judge_results(attacks: Sequence[AttackResult], *, scored: bool) -> Iterator[
     yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=ADVICE, picture=strongest.picture)
 
 
-def _grade(strongest: AttackResult) -> tuple[str, Grade, str] | None:
+def _grade(strongest: AuditedAttack) -> tuple[str, Grade, str] | None:
     """Return rule, grade and title for what an attack achieved; None for nothing."""
     if strongest.outcome == "recovered":
         return RECOVERED, "severe", "Private examples can be reconstructed from single updates."
@@ -104,7 +104,7 @@ def _grade(strongest: AttackResult) -> tuple[str, Grade, str] | None:
     return PARTLY, "serious", "Updates reveal part of the private examples."
 
 
-def _judge_confidence(strongest: AttackResult) -> CheckResult:
+def _judge_confidence(strongest: AuditedAttack) -> CheckResult:
     if not strongest.confident:
         return Passed(rule=RECOVERED, evidence="no reconstruction is confident; without truth, weaker leaks cannot be seen")
     return Finding(
@@ -117,7 +117,7 @@ def _judge_confidence(strongest: AttackResult) -> CheckResult:
     )
 
 
-def _strength(one: AttackResult) -> tuple[int, int, int]:
+def _strength(one: AuditedAttack) -> tuple[int, int, int]:
     """Return a key that orders attacks by what they achieved."""
     outcomes = ("no verdict", "not distinguishable from the null at this sample", "partly leaked", "recovered")
     return outcomes.index(one.outcome), one.recovered, len(one.leaked)

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from attacker.attacks import ATTACKS
-from attacker.audit.attack_findings import AttackResult, confident, judge_results
+from attacker.audit.attack_findings import AuditedAttack, confident, judge_results
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import check_defense
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, Passed, order, worst
@@ -41,7 +41,7 @@ class Audit:
     findings: tuple[Finding, ...]
     passed: tuple[Passed, ...]
     not_checked: tuple[NotChecked, ...]
-    attacks: tuple[AttackResult, ...]
+    attacks: tuple[AuditedAttack, ...]
     scored: bool
     seconds: float
 
@@ -104,7 +104,7 @@ def audit(
     plan = list(plan_attacks(recording, out, seconds=seconds))
     told(plan)
     scorer = Scorer(run, list(truth)) if truth else None
-    attacks: list[AttackResult] = []
+    attacks: list[AuditedAttack] = []
     for one in plan:
         if isinstance(one, NotChecked):
             results.append(one)
@@ -128,15 +128,15 @@ def audit(
     )
 
 
-def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | None) -> AttackResult:
+def _result(planned: PlannedAttack, folders: Sequence[Path], scorer: Scorer | None) -> AuditedAttack:
     """Return what an attack achieved. folders: of its reconstructions and of those of its null."""
     if scorer is None:
         found = confident(folders[0], planned.rows)
-        return AttackResult(spec=str(planned.spec), updates=len(planned.rows), confident=found)
+        return AuditedAttack(spec=str(planned.spec), updates=len(planned.rows), confident=found)
     keys = {row.key for row in planned.rows}
     rows = [row for folder in folders for row in scorer.score(folder) if row.case in keys]
     (summary,) = summarise(rows)
-    return AttackResult.of(summary, [row for row in rows if not row.null], len(planned.rows))
+    return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
 
 
 def _not_tried(tried: set[str]) -> list[NotChecked]:
