@@ -131,8 +131,8 @@ def _correlate(one: Values, other: Values) -> bool:
 def _smallest_power(count: int, probability: float) -> float:
     """Return a bound that the sum of `count` squares of unit noise falls below with at most the given probability.
 
-    It is the smaller of the bounds for Gaussian and for Laplace noise. Absolute values of Laplace noise add up to a gamma variable,
-    and the sum of squares is at least the square of that sum, divided by `count`.
+    It is the smaller of the bounds for Gaussian and for Laplace noise. The absolute values of Laplace noise add up to a
+    gamma variable, and the sum of squares is at least the square of that sum, divided by `count`.
     """
     laplace = gamma.ppf(probability, count) ** 2 / (2 * count)
     return float(min(chi2.ppf(probability, count), laplace))
