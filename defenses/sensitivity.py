@@ -102,9 +102,9 @@ def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
         hiding = _hiding(sent.length, family, scale)
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
     if step.name == "masked" and not sent.noise.multiplier:
-        inside = _through(given["defense"].steps, _Sent(length=1.0), tensors).noise
-        if inside != NO_NOISE:
-            sent = sent._replace(noise=inside if inside.why.startswith(NO_RULE) else IN_PART)
+        part = _through(given["defense"].steps, _Sent(length=1.0), tensors).noise
+        if part != NO_NOISE:
+            sent = sent._replace(noise=part if part.why.startswith(NO_RULE) else IN_PART)
     if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:
         sent = sent._replace(noise=no_rule(step.name))
     bound = NORM_BOUNDS.get(step.name, _unknown)
