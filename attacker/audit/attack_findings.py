@@ -27,7 +27,7 @@ class AuditedAttack:
     recovered, null_recovered, examples: numbers of examples; confident: those with a confidence of at least `CONFIDENT`.
     psnr, null_psnr: medians in dB; None for data that are not images.
     leaked:         names of the scores that show a leak.
-    picture:        path of the best recovered example beside its original, relative to the run.
+    picture:        path of the best example beside its original, one with contrast if there is any; relative to the run.
     """
 
     spec: str
@@ -52,8 +52,8 @@ class AuditedAttack:
     def of(cls, summary: Summary, rows: Sequence[ScoreRow], updates: int) -> "AuditedAttack":
         """Return the result of a scored attack. rows: those of the attack, without its null."""
         verdict = summary.verdict
-        best = max((row for row in rows if row.success and row.pair), key=lambda row: -(row.mse or 0.0), default=None)
-        shown = best or max((row for row in rows if row.pair), key=lambda row: -(row.mse or 0.0), default=None)
+        shown = [row for row in rows if row.pair and (row.success or not verdict or not verdict.recovered)]
+        best = min(shown, key=lambda row: (bool(row.flat), row.mse or 0.0), default=None)
         return cls(
             spec=summary.spec,
             updates=updates,
@@ -66,7 +66,7 @@ class AuditedAttack:
             psnr=summary.psnr.median if summary.psnr else None,
             null_psnr=summary.null.psnr.median if summary.null and summary.null.psnr else None,
             leaked=tuple(one.title for one in verdict.leaked) if verdict else (),
-            picture=(shown.pair or "") if shown else "",
+            picture=(best.pair or "") if best else "",
         )
 
 

@@ -46,6 +46,9 @@ def check_weights(recording: Recording) -> Iterator[CheckResult]:
                     advice="Refuse such weights on the client, and find out who changed the model.",
                 )
                 return
+    if not checked:
+        yield NotChecked(rule=TAMPERED, reason=f"no layer has at least {MIN_ROWS} rows of {MIN_COLUMNS} values")
+        return
     yield Passed(rule=TAMPERED, evidence=f"no layer of {checked} has mostly parallel rows")
 
 
