@@ -1,7 +1,20 @@
-"""Says at the end of every run, in one line, how many tests were skipped and why."""
+"""A line on skipped tests at the end of every run, and a fixture for small models."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models that are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,7 +1,7 @@
 """Observations as a server would make them, of one client that trains on known examples."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,15 +55,6 @@ def observe() -> Observe:
         )
 
     return make
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """For models that are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
