@@ -9,6 +9,7 @@ from defenses.accounting import epsilon
 from defenses.gradients import GradientSpec
 from defenses.sensitivity import Noise, noise_of, noise_of_gradient
 from fedsim.recording import Recording
+from fedsim.recording.masked_vectors import SUM
 from fedsim.training.privacy import most_uses
 
 EPSILON = "epsilon-understated"
@@ -24,6 +25,9 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     reported = [row for row in metrics if _reported(row) is not None]
     if not reported:
         yield NotChecked(rule=EPSILON, reason="the run reports no finite epsilon")
+        return
+    if _unit(reported[-1]) == "example" and not _sizes(recording):
+        yield NotChecked(rule=EPSILON, reason="the clients' numbers of examples are not recorded, which epsilon depends on")
         return
     low = [(row, expected) for row in reported if _value(row) < (1 - SLACK) * (expected := _expected(recording, row))]
     if not low:
@@ -62,11 +66,20 @@ def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
     tensors, delta = len(recording.sent(recording.rounds()[0]).weights), float(privacy.get("delta", 1e-5))
     client = noise_of(manifest.defense, tensors=tensors)
-    if privacy.get("unit") != "example":
+    if _unit(row) != "example":
         return _epsilon(client, delta, number)
-    sizes = [row.reported for row in recording.rows(rounds=[1]) if row.reported]
-    uses = most_uses(manifest.training, min(sizes, default=1), 1, number)
+    uses = most_uses(manifest.training, min(_sizes(recording)), 1, number)
     return _epsilon(noise_of_gradient(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
+
+
+def _unit(row: Mapping[str, Any]) -> str:
+    """Return what the reported epsilon protects: "client" or "example"."""
+    return str(row["privacy"].get("unit"))
+
+
+def _sizes(recording: Recording) -> list[int]:
+    """Return the numbers of examples that clients reported; empty under secure aggregation, which hides them."""
+    return [row.reported for row in recording.rows(on_damage=lambda error: None) if row.reported and row.client != SUM]
 
 
 def _epsilon(noise: Noise, delta: float, times: int) -> float:

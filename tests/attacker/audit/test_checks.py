@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from attacker.audit import Finding, check_recording
+from attacker.audit import Finding, NotChecked, check_recording
 from attacker.audit.declared import measure_signature
 from attacker.audit.defense_checks import NEVER_BINDS, NOT_APPLIED, check_defense
 from attacker.audit.findings import order, worst
@@ -188,6 +188,23 @@ def test_the_epsilon_that_a_sound_run_reports_is_believed(noisy: Path) -> None:
     results = check_recording(Recording(noisy / "recording"))
     assert [one for one in results if isinstance(one, Finding)] == []
     assert EPSILON in [one.rule for one in results]
+
+
+def test_an_epsilon_of_examples_whose_number_is_hidden_is_not_judged(tmp_path: Path) -> None:
+    experiment = {
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": "digits",
+        "clients": {"count": 3},
+        "training": {"learning_rate": 0.1, "batch_size": 32, "steps": 2},
+        "gradient": "dp_sgd(max_norm=1, noise=3)",
+        "secure_aggregation": {"threshold": 2, "clip": 1.0},
+    }
+    run = FederationRun(experiment=validate(experiment, source="test"), out=tmp_path / "run", client_seed=1)
+    engines.run(run, engine="local")
+    results = check_recording(Recording(run.out / "recording"))
+    assert [one for one in results if isinstance(one, Finding)] == []
+    assert any(isinstance(one, NotChecked) and one.rule == EPSILON and "not recorded" in one.reason for one in results)
 
 
 @pytest.mark.parametrize(("key", "cause"), [("epsilon_round", "the same in every round"), (None, "leaves out")])
