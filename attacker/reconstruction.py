@@ -1,4 +1,4 @@
-"""What an attack returns, and the files that hold it."""
+"""Reconstructions, the results of attacks, and their file format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ FACTS = {
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a reconstructed example belongs: 1-based round, client, 1-based local step, position in its batch.
+    """The place of a reconstructed example in the recording: 1-based round, client, 1-based local step, position in the batch.
 
-    A gradient is the same for any order of its batch: which position is which is a matter of scoring.
-    example: which row of the reconstruction fills it.
+    The position is arbitrary, since the order of a batch does not affect its gradient; scoring assigns examples to originals.
+    example: index of the example in the reconstruction.
     """
 
     round: int
@@ -43,21 +43,23 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """What an attack returns for one case.
+    """The result of an attack for one case.
 
-    x:          (N, *shape), not clamped to [0, 1]. y: (N,) int64.
-    confidence: (N,) in [0, 1]: the estimated probability that the example is recovered, by scoring's criterion; NaN where the
-                attack cannot tell. See `attacker.attacks.confidence`.
-    slots:      every place in the client's batches that the examples fill; more than N where they pass in several epochs.
-    loss:       (T,) the attack's own loss, once an iteration, of the restart that was kept.
-    iterations: in all restarts together; evaluations: of the simulated gradient.
-    seconds:    wall time; of cases attacked at once, each one's equal share.
-    route:      how the answer came about. attack: its name. oracles: what it was told beyond the threat model.
-    interrupted: whether the user stopped it: the best so far, to be done again.
-    notes:      what the attack says of this answer, in words.
-    explained:  (N,) in [0, 1]: the share of the observed gradient's power that the gradient of this answer explains; NaN or
-                None of an answer that does not say.
-    evidence:   what confidence was estimated from, by name, (N,) each.
+    x:          reconstructed examples, (N, *shape), not clamped to [0, 1]. y: labels, (N,) int64.
+    confidence: (N,) in [0, 1], the estimated probability that scoring counts the example as recovered; NaN if undecided. See
+                `attacker.attacks.confidence`.
+    slots:      all places in the client's batches that the examples fill; more than N if examples are used in several epochs.
+    loss:       (T,) the attack's own loss after each iteration, of the restart that was kept.
+    iterations: sum over all restarts. evaluations: number of evaluations of the simulated gradient.
+    seconds:    wall time; cases that were attacked at once get equal shares of it.
+    route:      the method that produced the examples, such as a closed form or a search. attack: the attack's name.
+    oracles:    names of the oracles that it was given: knowledge beyond the threat model.
+    interrupted: whether the user stopped the search; this is then the best result so far, and replay repeats the case.
+    notes:      the attack's remarks on this result, one sentence each.
+    explained:  (N,) in [0, 1], the share of the observed gradient's squared norm that the gradient of this result explains; NaN
+                or
+                None if the attack does not compute it.
+    evidence:   the features from which confidence was estimated, by name, (N,) each.
     """
 
     case: str
@@ -80,7 +82,7 @@ class Reconstruction:
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
-        """Write as one safetensors file, at once. below, settle: see `replacing`."""
+        """Write the reconstruction as one safetensors file, atomically. below, settle: see `replacing`."""
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
         facts: dict[str, Any] = {
@@ -102,9 +104,10 @@ class Reconstruction:
 
     @classmethod
     def read(cls, path: Path) -> "Reconstruction":
-        """Read what `write` wrote. Raises ValueError, naming the file, where it is something else.
+        """Read a file that `write` wrote. Raises ValueError, naming the file, if it is not a reconstruction.
 
-        In files without `explained`, what stands as confidence is the share explained: the confidence of those is undecided.
+        In files of old versions without `explained`, the field `confidence` holds that share; their confidence is read as
+        undecided.
         """
         try:
             with opened_tensors(path, limit=MAX_BYTES) as file:
@@ -124,7 +127,7 @@ class Reconstruction:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where the tensors of a file are of types or numbers of dimensions that no attack returns."""
+    """Raise ValueError if the tensors of a file have a dtype or a number of dimensions that no attack returns."""
     for name, tensor in tensors.items():
         good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
         if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
@@ -132,9 +135,9 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _checked(facts: Any, examples: int) -> dict[str, Any]:
-    """Return the facts of a file with so many examples as arguments of a `Reconstruction`.
+    """Return the metadata of a file of `examples` examples as arguments of a `Reconstruction`.
 
-    Raises ValueError or TypeError where one is of another type, or of other examples.
+    Raises ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of examples.
     """
     for key, kind in FACTS.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)
@@ -153,7 +156,10 @@ def _checked(facts: Any, examples: int) -> dict[str, Any]:
 
 
 def slots_of(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:
-    """The slots of all `examples` of one observation, by default one a place, in the order of their use: epoch after epoch."""
+    """Return the slots of one observation in the order of use, epoch after epoch, filled by `examples` examples in turn.
+
+    examples: number of examples; by default one per slot.
+    """
     count = examples or sum(batch_sizes)
     at = [(b, p) for b, size in enumerate(batch_sizes, start=1) for p in range(size)]
     return tuple(Slot(round, client, b, p, example % count) for example, (b, p) in enumerate(at))

@@ -19,7 +19,7 @@ ROUNDED = 1.0
 
 @dataclass(frozen=True)
 class CountEstimate:
-    """A number of examples, and how it was found, in words."""
+    """An estimated number of examples, and a sentence on how it was found."""
 
     examples: int
     words: str
@@ -104,7 +104,7 @@ def _rank(update: Tensor, rounding: Tensor | None) -> int:
 
 
 def _classes(observation: Observation) -> int:
-    """Return how many classes the last bias shows to be there, at least."""
+    """Return the smallest number of classes that the gradient of the last bias is evidence for."""
     _, bias = models.head(network_of(observation))
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:

@@ -240,7 +240,7 @@ class Bench:
         outcome.done[key] = reconstruction.route
 
     def _said_of(self, case: Case) -> list[str]:
-        """How the numbers of examples of a case were estimated, where they were."""
+        """Return notes on how the numbers of examples of a case were estimated; empty if the clients reported them."""
         places = [(observation.round, observation.client) for observation in case.observations]
         told = [(place, self._estimated[place]) for place in places if place in self._estimated]
         return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in told]

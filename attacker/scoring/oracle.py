@@ -18,7 +18,10 @@ from fedsim.truth import digest_of
 
 
 def digest_truth(folders: Sequence[Path]) -> str:
-    """Return a digest of all that folders of truth say: what oracles tell belongs to the identity of results."""
+    """Return a digest of all truth in these folders.
+
+    It is part of a replay's identity, because oracles supply truth to attacks.
+    """
     return digest_of(folders)
 
 

@@ -187,7 +187,10 @@ def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
 
 
 def _as_cell(value: Any) -> Any:
-    """A value, or a text that no spreadsheet takes for a formula: names and reasons may come from anybody."""
+    """Return a table cell for `value`; a text that a spreadsheet would run as a formula is escaped.
+
+    Names and reasons in score rows may come from untrusted clients.
+    """
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

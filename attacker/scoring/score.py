@@ -42,7 +42,7 @@ AttackFacts = dict[str, Any]
 
 
 class NoTruth(ValueError):
-    """Error for a round of which no folder of truth says which examples a client used."""
+    """Raised if no folder of truth contains the examples that a client used in a round."""
 
 
 class Scorer:

@@ -124,11 +124,14 @@ def single(both: Paired) -> float | None:
 
 
 def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
-    """Return the chance that an answer comes so near to its original, given how near the null's comes; None if it has none.
+    """Return the probability of a reconstruction this close to its original, corrected by that of the null.
 
-    An original in the middle of its data is near to any answer, so that the chance is divided by that of the null's answer: of
-    two independent uniform numbers, the ratio is at most c with the chance c / 2. Where the answer passes the threshold of
-    success and the null's does not, its own chance counts.
+    None if it is unknown.
+
+    An original in the middle of its data is close to any reconstruction. Therefore the chance is divided by the null's chance;
+    the
+    ratio of two independent uniform numbers is at most c with probability c / 2. If the attack recovers the example and the null
+    does not, the attack's chance is used unchanged.
     """
     if one.chance is None or other.chance is None or (one.success and not other.success):
         return one.chance

@@ -1,7 +1,7 @@
-"""Shares and means of examples that come in clusters, with intervals that hold the true value as often as they say.
+"""Estimates of shares and means, with confidence intervals for examples that come in clusters.
 
-The examples of one case succeed or fail together: one batch, one search. A cluster is what is tied by a case or by an example
-that several cases share, see `clusters_of`. benchmarks/calibration.py simulates their coverage.
+The examples of one case succeed or fail together, since they are one batch and one search. A cluster is a set of examples that
+are connected by common cases, see `clusters_of`. benchmarks/calibration.py measures the coverage of the intervals by simulation.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -28,9 +28,9 @@ MANY = 200
 
 @dataclass(frozen=True)
 class Estimate:
-    """value with its two-sided 95 % confidence interval, over `count` examples in `clusters` independent groups.
+    """A value with its two-sided 95 % confidence interval, over `count` examples in `clusters` independent groups.
 
-    is_interval: False where so few groups tell nothing of the uncertainty; low and high are then the range of the values.
+    is_interval: False if there are too few groups for an interval; low and high are then the range of the values.
     """
 
     value: float
@@ -43,7 +43,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Distribution(Estimate):
-    """A mean, beside the median, the first decile and the ninth one of the same values."""
+    """A mean with its interval, and the median, first decile and ninth decile of the same values."""
 
     median: float = 0.0
     p10: float = 0.0
@@ -51,9 +51,11 @@ class Distribution(Estimate):
 
 
 def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, int]:
-    """Number the groups of examples that are tied to each other, by the example.
+    """Return the number of each example's cluster.
 
-    pairs: (example, case) of every row. Two examples are tied where a case holds both, and two cases where they share an example.
+    pairs: (example, case) of every row. Two examples are in the same cluster if they are connected by cases that contain both,
+           also
+    via other examples.
     """
     parent: dict[Hashable, Hashable] = {}
 
@@ -73,13 +75,16 @@ def clusters_of(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, in
 
 
 def share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Estimate:
-    """Estimate a share of examples in clusters: the mid-p interval of the effective number of examples.
+    """Estimate a share of examples in clusters, with the mid-p interval for the effective number of examples.
 
-    values:   in [0, 1]; an example attacked often may count in part. clusters: of each; None where each is one of its own.
-    The number of examples is divided by the design effect 1 + (m - 1) r, where r is the correlation within clusters of m by the
-    analysis of variance (Kish 1965; Donner and Klar 1993), see `_effective`, and by the squared ratio of the quantiles of t and
-    the normal distribution, for r is estimated (Korn and Graubard 1998). It is never less than the number of clusters, which it
-    is where clusters succeed or fail as a whole, and where all values are equal: then nothing shows that they vary within one.
+    values:   in [0, 1], one per example; between 0 and 1 for an example that was attacked several times with different success.
+    clusters: cluster of each example; None if every example is its own cluster.
+
+    The effective number is the number of examples divided by the design effect 1 + (m - 1) r, where m is the cluster size and r
+    the correlation within clusters by the analysis of variance (Kish 1965; Donner and Klar 1993), see `_effective`. It is also
+    divided by the squared ratio of the quantiles of the t and the normal distribution, because r is estimated (Korn and Graubard
+    1998). It is at least the number of clusters. It equals that number if clusters succeed or fail as a whole, and if all values
+    are equal, since the data then give no evidence that examples of a cluster vary.
     """
     if not len(values):
         raise ValueError("a share of no examples")
@@ -90,16 +95,18 @@ def share(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *
 
 @lru_cache(maxsize=4096)
 def mid_p(value: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Compute the mid-p interval of a share of so many independent examples, which need be no whole number (Lancaster 1961).
+    """Return the mid-p confidence interval of a share of `count` independent examples (Lancaster 1961).
 
-    It holds every share for which so many successes, counted half, or more, and so many or fewer, have a chance of at least
-    (1 - level) / 2. Unlike Wilson's it holds shares near 0 and 1 as often as it says; unlike Clopper and Pearson's it does not
-    hold those in between too often.
+    `count` may be fractional.
+
+    The interval contains every share p for which both tails have a probability of at least (1 - level) / 2: at least as many
+    successes as observed, and at most as many, where the observed number itself counts half. For shares near 0 and 1 its coverage
+    is nearer to `level` than that of Wilson's interval, and between them it is less conservative than Clopper and Pearson's.
     """
     successes, tail = value * count, (1 - level) / 2
 
     def least(successes: float) -> float:
-        """Solve for the share at which so many successes or more have the chance `tail`; the last of them counts half."""
+        """Return the share at which `successes` or more have the probability `tail`, where exactly `successes` counts half."""
 
         def excess(p: float) -> float:
             more = betainc(successes + 1, count - successes, p) if count - successes > 1e-9 else 0.0
@@ -111,10 +118,14 @@ def mid_p(value: float, count: float, *, level: float = 0.95) -> tuple[float, fl
 
 
 def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, level: float = 0.95) -> Distribution:
-    """Estimate a mean of examples in clusters, with the wider of the t and the bootstrap-t interval over clusters on either side.
+    """Estimate a mean of examples in clusters.
 
-    clusters: of each value; None where each is one of its own. Of more than `MANY`, the t interval. Where all clusters are equal,
-    it spans the values. Of fewer than `FEWEST_CLUSTERS` there is no interval.
+    On each side, the wider of the t and the bootstrap-t interval over clusters is used.
+
+    clusters: cluster of each value; None if every value is its own cluster.
+    With more than `MANY_CLUSTERS` clusters, only the t interval is used. If all cluster means are equal, or if there are fewer
+    than
+    `FEWEST_CLUSTERS` clusters, low and high are the range of the values; in the second case `is_interval` is False.
     """
     if not len(values):
         raise ValueError("a mean over no examples")
@@ -135,7 +146,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
 
 
 def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """The values, the sizes of the clusters, and the number of each value's cluster."""
+    """Return the values as an array, the sizes of the clusters, and the cluster index of each value."""
     array = np.asarray(values, dtype=np.float64)
     numbers: dict[Hashable, int] = {}
     own = [numbers.setdefault(name, len(numbers)) for name in (range(len(array)) if clusters is None else clusters)]
@@ -146,11 +157,13 @@ def _grouped(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
 
 
 def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: float) -> float:
-    """How many independent examples say as much.
+    """Return the effective number of examples: the number of independent examples with the same variance of their share.
 
-    Of a share near 0 or 1, few clusters tell how they vary, and the analysis of variance finds too little correlation. `PSEUDO`
-    clusters that succeed and as many that fail as a whole are added to the variance between clusters, by (2 share - 1)^2 of them.
-    The quantile of t is that of twice as many degrees of freedom as clusters have: the binomial variance itself is known.
+    For a share near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
+    correlation. Therefore `PSEUDO_CLUSTERS` clusters of successes and as many of failures, times (2 share - 1)^2, are added to
+    the
+    variance between clusters. The quantile of t has twice as many degrees of freedom as there are clusters, less two, since the
+    binomial variance itself is known.
     """
     total, count = float(sizes.sum()), len(sizes)
     least = total**2 / float((sizes**2).sum())
@@ -168,7 +181,11 @@ def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: floa
 
 
 def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """Means and their standard errors by clusters, of samples (B, K) in which clusters stand so many times."""
+    """Return means and cluster-robust standard errors (B,) of B resamples.
+
+    totals, sizes: sum and number of the values of each of K clusters. times: how often each resample contains each cluster, (B,
+                   K).
+    """
     count = times.shape[1]
     size = (times * sizes).sum(axis=1)
     means = (times * totals).sum(axis=1) / size
@@ -177,9 +194,9 @@ def _error(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats
 
 
 def _quantiles(totals: Floats, sizes: Floats, value: float, error: float, level: float) -> tuple[float, float]:
-    """Lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
+    """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
-    No resample's error counts for less than 0.3 of the sample's own: of few clusters, some resamples hold next to one alone.
+    The error* of a resample is at least 0.3 times `error`: with few clusters, some resamples contain nearly only one of them.
     """
     means, errors = _error(totals[None], sizes[None], _resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)
@@ -189,5 +206,5 @@ def _quantiles(totals: Floats, sizes: Floats, value: float, error: float, level:
 
 @lru_cache(maxsize=32)
 def _resamples(count: int) -> Floats:
-    """How often each cluster stands in each resample, (RESAMPLES, count)."""
+    """Return how often each cluster occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
     return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(np.float64)

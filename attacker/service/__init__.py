@@ -1,1 +1,1 @@
-"""The attacker as a service: recordings below one folder, jobs that survive, and a page that shows what leaks."""
+"""The attacker as a web service: an index of recordings, a durable job queue, an HTTP API, and a web page of the results."""

@@ -1,4 +1,4 @@
-"""The token of the service, the host names under which it may be addressed, and the security headers of every answer."""
+"""Access control of the service: its token, the host names it may be addressed by, and the security headers of responses."""
 
 import os
 import secrets
@@ -33,9 +33,9 @@ HEADERS = {
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file `path`, which is made at the first start, readable by its owner only.
+    """Return the token in the file `path`, which is created at the first start with access for its owner only.
 
-    Raises ValueError where others may read or have made it, or it is too short to be one.
+    Raises ValueError if other users can read it or may have created it, or if the token is too short.
     """
     make_private(path.parent)
     try:
@@ -58,9 +58,9 @@ def _checked(path: Path) -> str:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Return whether a Host header names this machine by a loopback name or address.
+    """Return whether a Host header is a loopback name or address of this machine.
 
-    A web page of another site whose own name was made to resolve to 127.0.0.1 (DNS rebinding) sends that name, and is refused.
+    This prevents DNS rebinding: a foreign web page whose host name resolves to 127.0.0.1 sends that host name and is refused.
     """
     name = hostname(host)
     if name is None:
@@ -74,7 +74,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def hostname(host: str) -> str | None:
-    """Return the name in a Host header without its port, or None where the header is malformed."""
+    """Return the name in a Host header without its port, or None if the header is malformed."""
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")
         port = port.removeprefix(":") if port.startswith(":") else port and "?"
@@ -91,6 +91,6 @@ def hostname(host: str) -> str | None:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Return whether an Origin header names the service itself, by the host that the client sent its request to."""
+    """Return whether an Origin header names the service itself, that is the host that the client sent its request to."""
     scheme, separator, name = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and name.lower() == host.lower()

@@ -1,4 +1,4 @@
-"""The background work of the service: watching the recordings, running jobs, and submitting jobs by the rules of a file."""
+"""Background threads of the service: watch the recordings, run jobs, and submit jobs by the rules of a file."""
 
 import logging
 import sqlite3
@@ -17,9 +17,9 @@ log = logging.getLogger("attacker.service")
 
 
 class Works:
-    """The watcher, the supervisor of jobs and the rules of one service.
+    """The watcher, the supervisor of jobs, and the rules of one service.
 
-    Raises ValueError where the file of rules cannot be read, or sets a budget that this system cannot measure.
+    Raises ValueError if the file of rules cannot be read, or sets a budget that this system cannot measure.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -39,19 +39,19 @@ class Works:
     def start(self) -> None:
         """Start the threads, and return when every recording has been read once.
 
-        Raises ValueError where another service is at work on the same folder.
+        Raises ValueError if another service works on the same folder.
         """
         self._supervisor.start()
         self._watcher.start()
 
     def stop(self) -> None:
-        """Stop all threads and workers. Jobs that are running go back into the queue, and wait for the next start."""
+        """Stop all threads and workers. Running jobs go back into the queue until the next start."""
         self._watcher.stop()
         self._supervisor.stop()
         self._parts.queue.close()
 
     def arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Have the rules follow new rounds, and those that the queue had no room for at an earlier look."""
+        """Apply the rules to new rounds, and to earlier ones for which the queue had no room."""
         if rounds:
             self._parts.metrics.arrived(rounds)
         if self._rules is None:

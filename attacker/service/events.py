@@ -1,4 +1,4 @@
-"""The feed of server-sent events about changes. A page that lost its connection continues with the event after its last one."""
+"""Feed of server-sent events about changes. A page that reconnects receives the events that it missed."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ COMMENT = b": still here\n\n"
 
 
 class TooMany(RuntimeError):
-    """Raised where the largest number of listeners is reached."""
+    """Raised if the maximum number of listeners is reached."""
 
 
 class Event(NamedTuple):
@@ -61,7 +61,7 @@ class Feed:
         self._lock = threading.Lock()
 
     def publish(self, kind: str, key: str, data: Any) -> None:
-        """Tell everyone who listens."""
+        """Send an event to all listeners."""
         with self._lock:
             self._number += 1
             event = Event(self._number, kind, key, json.dumps(data, allow_nan=False, separators=(",", ":")))
@@ -69,7 +69,7 @@ class Feed:
             self._tell(event)
 
     def close(self) -> None:
-        """End all listeners, and accept no more."""
+        """End all listeners, and refuse new ones."""
         with self._lock:
             self._closed = True
             self._tell(None)
@@ -122,7 +122,7 @@ class Feed:
         return f"{self.run}-{event.number}"
 
     def _missed(self, last: str | None) -> list[Event] | None:
-        """Return the events after the one with id `last`; None where that id is unknown or its successors are no longer kept."""
+        """Return the events after the one with id `last`; None if that id is unknown or its successors are no longer stored."""
         if last is None or last.partition("-")[0] != self.run:
             return None
         number = _number(last)

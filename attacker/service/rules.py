@@ -1,4 +1,4 @@
-"""Rules of a TOML file: which attacks run on new rounds without being asked, within which budget."""
+"""Rules of a TOML file: attacks that run on new rounds automatically, within a budget."""
 
 import logging
 import threading
@@ -22,10 +22,10 @@ EVERY = "every="
 
 
 class Budget(BaseModel):
-    """Limits of a rule; None is no limit.
+    """Limits of a rule; None for no limit.
 
-    jobs_per_hour: over all recordings. cpu_seconds: for each recording. behind: rounds of a recording whose jobs may wait or run
-    at a time; above it the oldest waiting jobs are dropped.
+    jobs_per_hour: over all recordings. cpu_seconds: CPU seconds for each recording.
+    behind: maximum number of rounds of a recording whose jobs wait or run; above it, the oldest waiting jobs are dropped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,12 +36,13 @@ class Budget(BaseModel):
 
 
 class Rule(BaseModel):
-    """An attack that runs without being asked.
+    """An attack that runs automatically on new rounds.
 
-    name:       identifies the rule in its history: under a new name it begins again with the first round.
-    attack, arguments, seed, null, priority: of its jobs, see `JobSpec`.
-    recordings, clients: shell patterns; those that match any of them are attacked.
-    rounds:     all, first (the first one there), last (the newest; skipped ones are left out), every=K (1, 1 + K, ...), or 1-3,7.
+    name:       identifies the rule in its history; a renamed rule begins again with the first round.
+    attack, arguments, seed, null, priority: as in `JobSpec`.
+    recordings, clients: shell patterns; a recording or client is attacked if it matches any of them.
+    rounds:     "all", "first" (the earliest round in the recording), "last" (the newest; rounds that it skips are left out),
+                "every=K" (rounds 1, 1 + K, ...), or a selection such as "1-3,7".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,7 +73,7 @@ class Rule(BaseModel):
         return any(fnmatchcase(recording, pattern) for pattern in self.recordings)
 
     def chosen(self, known: Iterable[int]) -> set[int]:
-        """Return the rounds that the rule applies to, of all rounds that are there."""
+        """Return the rounds that the rule applies to, given all recorded rounds."""
         rounds = set(known)
         if self.rounds == "all" or not rounds:
             return rounds
@@ -85,16 +86,16 @@ class Rule(BaseModel):
         return rounds & (parse_rounds(self.rounds) or rounds)
 
     def spec(self, recording: str, rounds: str, clients: tuple[str, ...] = ()) -> JobSpec:
-        """Return the job for some rounds.
+        """Return the job for a selection of rounds.
 
-        Raises ValidationError for an unknown attack, and for arguments that it does not take.
+        Raises ValidationError for an unknown attack, and for arguments that it does not have.
         """
         given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
         return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
 
 
 def read(path: Path) -> tuple[Rule, ...]:
-    """Read the rules of a file. Raises ValueError, naming file, rule and key, for anything else."""
+    """Read the rules of a file. Raises ValueError, naming file, rule and key, if a rule is invalid."""
     try:
         found = read_toml(path)
     except OSError as error:
@@ -124,7 +125,7 @@ def _rule(path: Path, number: int, fields: Any) -> Rule:
 
 
 class Rules:
-    """The rules of a file, applied to rounds as they arrive. root: folder of the recordings."""
+    """The rules of a file, applied to rounds as they are recorded. root: folder of the recordings."""
 
     def __init__(self, path: Path, queue: Queue, root: Path) -> None:
         self.rules, self.root = read(path), root
@@ -132,13 +133,12 @@ class Rules:
         self._turn = threading.Lock()
 
     def follow(self, recording: Recorded, attempts: Mapping[int, int], *, created: str = "") -> None:
-        """Submit jobs for the rounds of a recording that no job was submitted for yet.
+        """Submit jobs for those rounds of a recording for which no job was submitted yet.
 
-        attempts: of all rounds that are there now, see `Taken`. Each rule takes a round once, also over restarts of the service,
-        and
-        again when the round was recorded again. created: time at which the recording was begun, see `Ledger.adopt`.
+        Each rule takes a round once, also if the service is restarted, and again if the round was recorded again.
+        attempts: of all recorded rounds, see `Taken`. created: time at which the recording was begun, see `Ledger.adopt`.
 
-        Raises Full where too many jobs wait; the rounds that are left are tried again with the next one that arrives.
+        Raises Full if too many jobs wait; the remaining rounds are tried again when the next round arrives.
         """
         with self._turn:
             self._ledger.adopt(recording, created, attempts)
@@ -186,7 +186,7 @@ class Rules:
         return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in rule.clients)) or None
 
     def _spent(self, rule: Rule, recording: Recorded) -> str:
-        """Return why the budget allows no further job; empty where it does."""
+        """Return why the budget allows no further job; empty if it allows one."""
         budget = rule.budget
         hour = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
         if budget.jobs_per_hour is not None and self._ledger.submitted_since(rule.name, hour) >= budget.jobs_per_hour:
@@ -196,7 +196,7 @@ class Rules:
         return ""
 
     def _catch_up(self, rule: Rule, recording: Recorded) -> None:
-        """Drop the oldest waiting jobs where too many rounds wait."""
+        """Drop the oldest waiting jobs if more rounds wait than the budget allows."""
         if rule.budget.behind is None:
             return
         surplus = self._ledger.unfinished(rule.name, recording) - rule.budget.behind

@@ -1,6 +1,6 @@
-"""Types of the answers of the API, from which its OpenAPI document is made.
+"""Types of the API's responses, from which its OpenAPI document is made.
 
-Scores, originals and true labels are null where the service was given no truth.
+Scores, originals and true labels are null if the service was given no truth.
 """
 
 from typing import Any, Literal
@@ -20,7 +20,7 @@ class Data(TypedDict):
 
 
 class RecordingTold(TypedDict):
-    """One recording. Fields from its manifest are null where that cannot be read; `trouble` says why."""
+    """One recording. Fields from its manifest are null if that cannot be read; `trouble` then states the reason."""
 
     id: str
     name: str
@@ -42,8 +42,10 @@ class RecordingTold(TypedDict):
 
 
 class Recordings(TypedDict):
-    """trouble: what lies below the root and cannot be served, in words. root: the folder that is watched, told while it holds
-    no recording."""
+    """A page of the list of recordings.
+
+    trouble: messages about folders below the root that cannot be served. root: the watched folder, given if it has no recording.
+    """
 
     items: list[RecordingTold]
     next: Text
@@ -52,7 +54,7 @@ class Recordings(TypedDict):
 
 
 class ObservationTold(TypedDict):
-    """What the server received from one client in one round.
+    """The message that the server received from one client in one round.
 
     status: complete, masked (seen only within a secure sum), failed or late.
     time:   when the server received the client's reply, UTC.
@@ -83,10 +85,10 @@ class TrainingRows(TypedDict):
 class AttackOnRecording(TypedDict):
     """Results of an attack on a recording.
 
-    success: share of the `examples` recovered, which are distinct ones, of finished and scored cases; null where there are none.
-    labels: share of their labels that were read; null where they were told.
-    psnr: their mean in dB. scored: cases. waiting: those that the attack is at among them.
-    outcome, verdict: of the comparison with the null, in a few words and in a sentence; null where there is none, as of a null.
+    examples: number of distinct examples in finished and scored cases. success: share of them that was recovered, or null.
+    labels: share of their labels that was recovered; null if an oracle supplied the labels. psnr: their mean PSNR in dB.
+    scored: number of scored cases. waiting: number of waiting cases, including those that are being attacked.
+    outcome, verdict: comparison with the null, in a few words and as a sentence; null if there is none, and for a null.
     """
 
     source: str
@@ -120,9 +122,12 @@ CellState = Literal["none", "waiting", "running", "interrupted", "done", "failed
 
 
 class Cell(TypedDict):
-    """One client in one round. leak: what colours it, in [0, 1]: the share of examples recovered where that is scored, or else
-    the attack's own confidence. attack: the one it is of. state: of the cases; none where nothing attacks it.
-    null_success, null_psnr: of the attack's null on the same update; null where there is none."""
+    """One client in one round.
+
+    leak: in [0, 1], the colour of the cell: the share of examples recovered if scored, otherwise the attack's own confidence.
+    attack: the attack with this leak. state: of its cases; "none" if no attack uses the observation.
+    null_success, null_psnr: of the attack's null on the same update; null if there is none.
+    """
 
     client: str
     round: int
@@ -145,9 +150,11 @@ class Grid(TypedDict):
 
 
 class CaseTold(TypedDict):
-    """One case of an attack. attack: its source. loss: the attack's own, at the end. reason: why there is no answer.
-    null: whether the attack is a null.
-    null_success, null_psnr: of the attack's null on the same case; null where there is none."""
+    """One case of an attack.
+
+    attack: the attack's source. null: whether it is a null. loss: the attack's own final loss. reason: why there is no
+    reconstruction. null_success, null_psnr: of the attack's null on the same case; null if there is none.
+    """
 
     attack: str
     case: str
@@ -183,7 +190,7 @@ class ValueTold(TypedDict):
 
 
 class NullTold(TypedDict):
-    """What the null of an attack made of the same example. values: by column; null for images."""
+    """The null's reconstruction of the same example. values: by column; null for images."""
 
     image: Text
     values: dict[str, str] | None
@@ -193,10 +200,10 @@ class NullTold(TypedDict):
 
 
 class ExampleTold(TypedDict):
-    """One example of a case: a reconstruction or, where the case is scored, a true example and the reconstruction assigned to it.
+    """One example of a case: a reconstruction or, if the case is scored, a true example with the reconstruction assigned to it.
 
-    image, original: addresses of PNG files; null for tables (`values` then), and where there is none.
-    rounds: in which the attack says that it was. null: of the attack's null; null where there is none, as of a null itself.
+    image, original: addresses of PNG files; null if there is no picture, as for tables, which have `values`.
+    rounds: rounds to which the attack assigns the example. null: the null's reconstruction of it, or null.
     """
 
     n: int
@@ -243,7 +250,7 @@ class CaseWhole(TypedDict):
 
 
 class ShownExample(TypedDict):
-    """An example of a case, and which case that is. attack: its source."""
+    """An example with the case that it belongs to. attack: the attack's source."""
 
     attack: str
     case: str
@@ -253,14 +260,13 @@ class ShownExample(TypedDict):
 
 
 class Headline(TypedDict):
-    """What the attacks on a recording come to.
+    """The conclusion from all attacks on a recording.
 
-    sentence: the verdict, as the report words it. attack: the `source` that it is of; null where nothing is scored.
-    updates: that can be attacked, of which so many are `attacked`; absent: replies of clients that held none.
-    cases, finished, failed: of all attacks together, nulls left out.
-    psnr, null_psnr: means of the attack and of its null. examples: how many they are of.
-    worst: the examples that the attack came nearest to, each distinct one once; of an attack that is not scored, those that it is
-    surest of.
+    sentence: the verdict, as in the report. attack: the source of the attack that it is about; null if nothing is scored.
+    updates: number of updates that can be attacked. attacked: how many of them were. absent: number of replies without an update.
+    cases, finished, failed: numbers over all attacks, nulls excluded.
+    psnr, null_psnr: means of the attack and of its null, over `examples` examples.
+    worst: the examples that the attack reconstructed best, each distinct one once; without scores, those of highest confidence.
     """
 
     sentence: str
@@ -281,7 +287,7 @@ class Headline(TypedDict):
 
 
 class Leak(TypedDict):
-    """Results of one attack in one round: share recovered and mean PSNR of its examples, null where not scored."""
+    """Results of one attack in one round: share recovered and mean PSNR of its examples, null if not scored."""
 
     attack: str
     spec: str
@@ -344,9 +350,9 @@ class Health(TypedDict):
 
 
 class Wrong(TypedDict):
-    """message: what is wrong, and how to mend it.
+    """An error. message: what is wrong, and how to correct it.
 
-    field: of the request, if one is wrong. known: values that it may have, if listed.
+    field: the wrong field of the request, if any. known: its allowed values, if they can be listed.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""Server of the application on a socket, with time limits for slow clients."""
+"""Web server of the application, with time limits for slow clients."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ MAX_CONNECTIONS = 500
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP protocol that closes connections without a request in time, and adds the usual headers to its own answers."""
+    """HTTP protocol that closes connections without a request in time, and adds security headers to its own error responses."""
 
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -40,7 +40,7 @@ class PatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest without a whole request; this one, where all others are answered."""
+        """Close the connection that has waited longest for a complete request; if no connection waits, close this one."""
         waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
         longest = min(waiting, key=lambda one: one._since, default=self)
         longest.transport.abort()
@@ -93,14 +93,14 @@ class PatientProtocol(H11Protocol):
 
 
 class UvicornServer(uvicorn.Server):
-    """Server that stops within seconds even while pages hold event streams open."""
+    """Server that stops within seconds even while pages keep event streams open."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._feed = app.state.parts.feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop in order at the first signal, with exit status 0, and at once at the second."""
+        """Stop regularly at the first signal, with exit status 0, and at once at the second."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,7 +109,7 @@ class UvicornServer(uvicorn.Server):
 
 
 def listening(settings: ServiceSettings) -> socket.socket:
-    """Return a listening socket at the address of the settings. Raises ValueError with the reason and the mend."""
+    """Return a listening socket at the address of the settings. Raises ValueError with the reason and a remedy."""
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
     try:
@@ -130,7 +130,7 @@ def listening(settings: ServiceSettings) -> socket.socket:
 
 
 def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
-    """Return a server of the application for a socket of `listening`. Raises ValueError where the TLS files cannot be used."""
+    """Return a server of the application for a socket of `listening`. Raises ValueError if the TLS files cannot be used."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
@@ -159,11 +159,11 @@ def server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
 
 
 def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Start the background work and answer requests until a signal arrives.
+    """Start the background threads and answer requests until a signal arrives.
 
-    ready: called when all recordings have been read once.
+    ready: callback after all recordings have been read once.
 
-    Raises ValueError where another service works on the same folder, or the TLS files cannot be used.
+    Raises ValueError if another service works on the same folder, or the TLS files cannot be used.
     """
     answering, works = server(app, settings), Works(app.state.parts)
     try:
@@ -177,10 +177,10 @@ def serve_until_told(app: FastAPI, settings: ServiceSettings, listener: socket.s
 
 
 def _settle() -> None:
-    """Have the collector of garbage leave alone what is loaded now.
+    """Exclude all present objects from garbage collection.
 
-    PyTorch and what comes with it are some hundred thousand objects that stay: to look through them, as it does now and then,
-    holds up all answers for up to half a second.
+    PyTorch and its dependencies create some hundred thousand permanent objects. A full collection over them delays all responses
+    by up to half a second.
     """
     gc.collect()
     gc.freeze()

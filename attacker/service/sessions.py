@@ -1,4 +1,4 @@
-"""Sessions of the web page: cookies in exchange for the token, valid until they expire or their user logs out."""
+"""Sessions of the web page: cookies in exchange for the token, valid until they expire or the user logs out."""
 
 import hmac
 import json
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The token and the open sessions. Both are compared in constant time, and the token never becomes part of a cookie.
+    """The token and the open sessions. Both are compared in constant time, and cookies never contain the token.
 
-    path: file that keeps hashes of the open sessions over restarts; None keeps them in memory.
+    path: file that stores hashes of the open sessions across restarts; None keeps them in memory.
     """
 
     def __init__(self, token: str, path: Path | None = None) -> None:
@@ -34,7 +34,10 @@ class Keys:
 
     @property
     def name(self) -> str:
-        """Part of the cookie's name that differs between services on one host, whose cookies browsers send to all of them."""
+        """Part of the cookie's name that differs between services on one host.
+
+        Browsers send the cookies of a host to all its ports.
+        """
         return self._signed("name")[:12]
 
     def opens(self, given: str) -> bool:
@@ -42,7 +45,7 @@ class Keys:
         return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def session(self, now: float | None = None) -> str:
-        """Open a session, and return its cookie: until when it is good, an id, and the proof that it was made here."""
+        """Open a session, and return its cookie: expiry time, id, and a signature of this service."""
         now = time.time() if now is None else now
         until = int(now) + SESSION_SECONDS
         id = f"{until}.{secrets.token_urlsafe(16)}"
@@ -59,7 +62,7 @@ class Keys:
         return ours and self._open.get(_hash(id), 0) > (time.time() if now is None else now)
 
     def close(self, cookie: str) -> None:
-        """End the session of `cookie`, if it is one."""
+        """End the session of `cookie`, if it is open."""
         if self.admits(cookie):
             with self._turn:
                 self._open = {key: end for key, end in self._open.items() if key != _hash(cookie.rpartition(".")[0])}
@@ -82,7 +85,7 @@ def _hash(id: str) -> str:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return the open sessions of a file; none where it is missing or damaged, so that users have to enter the token again."""
+    """Return the open sessions of a file; none if it is missing or damaged, so that users must enter the token again."""
     try:
         found = json.loads(read_private(path, MAX_FILE_BYTES))
         return {str(key): int(end) for key, end in found.items()}

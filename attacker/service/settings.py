@@ -18,28 +18,30 @@ UNMEASURED = "its tasks run in processes of the cluster's own, where nobody meas
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """The service of the recordings below one folder.
+    """Settings of the service for the recordings below one folder.
 
     root:        folder of runs.
-    host, port:  address to listen on; port 0 takes a free one.
-    token:       whether requests need one. False is for loopback alone: every user and program of this machine can then read
-                 all that the service shows, and start jobs.
-    token_file:  where it lies; by default in `state`. It is made at the first start.
-    certfile, keyfile: of TLS, both or none.
-    truth:       folders of what clients used, or OWN: each run's own `truth/`. By default none: nothing is scored, and neither
-                 originals nor scores are shown.
-    rules:       file that says which attacks run on new rounds by themselves.
-    workers:     processes that do jobs; None: one for each GPU, or as many as `threads` fit into the cores; 0: none.
-    threads:     of PyTorch, for each worker.
-    stand_by:    whether one more worker is kept that has no job, so that the next one need not wait for its start.
-    device, ray, model: as `attacker replay` has them.
-    state:       folder of the service's own files, readable by its owner only; by default `.attacker` below the root.
-    adopt_state: whether a folder of state that this service did not make is taken, because the user says that it is theirs.
-    max_queued:  jobs that wait at most.
-    job_seconds, job_megabytes: what one job may take. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the
-                 machine's memory where it can be measured. job_limits: False for no limits but those given.
-    max_body:    bytes of the largest request.
-    every:       seconds between two looks at the folders.
+    host, port:  address to listen on; port 0 selects a free one.
+    token:       whether requests need a token. False is allowed for loopback addresses only: every user and program of this
+                 machine
+                 can then read all results and start jobs.
+    token_file:  path of the token, by default in `state`; created at the first start.
+    certfile, keyfile: TLS certificate and key; both or none.
+    truth:       folders of truth, or OWN for each run's own `truth/`. By default none: nothing is scored, and neither originals
+                 nor
+                 scores are shown.
+    rules:       file of the rules that start attacks automatically.
+    workers:     number of processes that run jobs. None: one per GPU, or as many as fit into the cores with `threads` each.
+    threads:     PyTorch threads per worker.
+    stand_by:    whether to keep one additional idle worker, so that the next job starts at once.
+    device, ray, model: as for `attacker replay`.
+    state:       folder of the service's own files, accessible to its owner only; by default `.attacker` below the root.
+    adopt_state: whether to accept a state folder that this service did not create, because the user vouches for it.
+    max_queued:  maximum number of waiting jobs.
+    job_seconds, job_megabytes: limits of one job. None: `JOB_SECONDS`, and an equal share of `JOB_MEMORY_SHARE` of the machine's
+                 memory, if it can be measured. job_limits: False applies only limits that are given.
+    max_body:    maximum size of a request in bytes.
+    every:       seconds between two scans of the folders.
     """
 
     root: Path
@@ -67,7 +69,7 @@ class ServiceSettings:
     every: float = 0.25
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a missing folder or file, a number out of range, or a limit that cannot be measured here."""
+        """Raise ValueError for a missing folder or file, a number out of range, or a limit that this system cannot measure."""
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is no folder: name the one that holds the runs, or make it with mkdir")
         for option, file in (("--certfile", self.certfile), ("--keyfile", self.keyfile), ("--rules", self.rules)):
@@ -120,13 +122,13 @@ class ServiceSettings:
 
     @property
     def longest_job(self) -> float | None:
-        """Seconds that a job may take; None for no limit."""
+        """Time limit of a job in seconds; None for no limit."""
         return self.job_seconds if self.job_seconds is not None or not self.job_limits else JOB_SECONDS
 
     def largest_job(self, memory: float | None, workers: int) -> float | None:
-        """Return the megabytes that each of `workers` parallel jobs may take; None for no limit.
+        """Return the memory limit in megabytes of each of `workers` parallel jobs; None for no limit.
 
-        memory: of the machine in megabytes; None where it is unknown.
+        memory: of the machine in megabytes; None if unknown.
         """
         if self.job_megabytes is not None:
             return self.job_megabytes
@@ -137,7 +139,7 @@ class ServiceSettings:
 
     @property
     def measures(self) -> bool:
-        """Whether a job runs in its worker and that worker's children only, so that its time and memory can be measured."""
+        """Whether a job runs only in its worker and that worker's children, so that its time and memory can be measured."""
         return self.ray in (None, "local")
 
     @property
@@ -145,7 +147,7 @@ class ServiceSettings:
         return "https" if self.certfile else "http"
 
     def truth_of(self, run: Path) -> tuple[Path, ...]:
-        """Return the folders of truth that the service may read for `run`; empty where it was given none."""
+        """Return the folders of truth that the service may read for `run`; empty if it was given none."""
         if self.truth != OWN:
             return self.truth
         own = run / "truth"

@@ -1,9 +1,10 @@
-"""The service's own folder `.attacker` with token, sessions, queue and previews. It is used only if this service made it.
+"""The service's own folder `.attacker` with token, sessions, queue and previews. It is used only if this service created it.
 
-Runs come from archives and from other users of the machine. A `.attacker` that came with them could hold a token that somebody
-else knows, or jobs that somebody else wrote. The folder must therefore belong to this user, be closed to everyone else, hold
-neither links nor special files, and hold the mark that the service wrote when it made the folder. The mark is the folder's inode
-number: a copy or an unpacked archive has another one. `--adopt-state` marks a folder that the user vouches for.
+Runs come from archives and from other users of the machine. A `.attacker` folder among them could hold a token that somebody
+else knows, or jobs that somebody else wrote. The folder must therefore belong to this user, be closed to everyone else, contain
+neither links nor special files, and contain the marker file that the service writes when it creates the folder. The marker holds
+the folder's inode number, which differs in a copy or an unpacked archive. `--adopt-state` marks a folder that the user vouches
+for.
 """
 
 import json
@@ -19,10 +20,11 @@ MAX_MARK = 1000
 
 
 def own_folder(folder: Path, *, adopt: bool = False) -> Path:
-    """Make `folder`, or take the one that the service made there before; return it.
+    """Create `folder`, or check that the service created it before, and return it.
 
-    adopt: mark a folder without a mark of its own: the user says that an earlier version wrote it, or that they moved it.
-    Raises ValueError, with the mend, for a folder that somebody else may have made, filled or replaced.
+    adopt: write the marker into a folder without one, because the user says that an earlier version wrote it or that they moved
+           it.
+    Raises ValueError, with a remedy, for a folder that somebody else may have created, filled or replaced.
     """
     if not os.path.lexists(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,7 +56,7 @@ def own_folder(folder: Path, *, adopt: bool = False) -> Path:
 def read_private(path: Path, most: int) -> bytes:
     """Read up to `most` bytes of a regular file that belongs to this user and is closed to others; links are not followed.
 
-    Raises ValueError for any other file, FileNotFoundError where there is none.
+    Raises ValueError for any other file, and FileNotFoundError if there is none.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | FLAGS)

@@ -1,4 +1,4 @@
-"""Watcher of folders and queue: looks at both at regular intervals, and publishes changes."""
+"""Watcher of folders and queue: polls both at regular intervals, and publishes changes."""
 
 import logging
 import threading
@@ -19,7 +19,10 @@ log = logging.getLogger("attacker.service")
 
 
 class Watcher:
-    """Two threads. arrived: called with the new rounds after each look. changed: called with each job that changed."""
+    """Two threads that poll the folders and the queue.
+
+    arrived: callback with the new rounds after each scan of the folders. changed: callback with each job that has changed.
+    """
 
     def __init__(
         self,
@@ -43,14 +46,14 @@ class Watcher:
         ]
 
     def start(self) -> None:
-        """Start both threads, and return after the first look at the folders."""
+        """Start both threads, and return after the first scan of the folders."""
         self.look()
         self.queue.tell(self._called.set)
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Stop both threads, and wait for their end."""
+        """Stop both threads, and wait until they have ended."""
         self._end.set()
         self._called.set()
         for thread in self._threads:
@@ -58,16 +61,16 @@ class Watcher:
                 thread.join(5)
 
     def look(self) -> None:
-        """Look once at the folders."""
+        """Scan all folders once, and publish changes."""
         self._tell(self.catalogue.look)
         self._hand_on()
 
     def look_at(self, recording: str) -> None:
-        """Look once at one recording: requests after this returned are answered with its present state."""
+        """Scan one recording. Requests that begin after this method returns get its present state."""
         self._tell(lambda: self.catalogue.look_at(recording))
 
     def look_at_jobs(self) -> None:
-        """Look once at the queue."""
+        """Publish the jobs that have changed since the last call."""
         if self.queue.version() == self._version:
             return
         self._version, jobs = self.queue.changes(self._version)
@@ -76,7 +79,10 @@ class Watcher:
             self.feed.publish("job", job.id, job.model_dump(mode="json"))
 
     def _tell(self, look: Callable[[], Changes]) -> None:
-        """Look, and publish what changed before anybody looks again: of two events of a recording the last is the newer one."""
+        """Call `look` and publish the changes that it returns.
+
+        Both happen under a lock, so that events of a recording are in chronological order.
+        """
         with self._telling:
             changes = look()
             for run in changes.changed:
@@ -86,13 +92,13 @@ class Watcher:
             self._new += changes.arrived
 
     def _hand_on(self) -> None:
-        """Tell of the rounds that were found since this was last done, by whatever look."""
+        """Pass the new rounds of all scans since the last call to the callback `arrived`."""
         with self._telling:
             new, self._new = self._new, []
         self._arrived(new)
 
     def _peek(self) -> None:
-        """Look once at the recordings that are being written."""
+        """Scan the recordings that are being written."""
         for id in self.catalogue.stirred():
             self.look_at(id)
         if self._new:

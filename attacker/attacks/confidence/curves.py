@@ -23,7 +23,8 @@ class Curve:
     facts:     ranges of features that do not depend on the answer, such as the number of examples; the curve does not apply
                outside of them.
     answers, recovered: number of answers on which it was fitted, and how many of them were recovered.
-    unsure:    interval of probabilities that are not told, since they were wrong for cells that were left out of the fit.
+    unsure:    interval of probabilities that are replaced by NaN (undecided), since they were wrong for groups of cases that were
+               left out of the fit.
     """
 
     features: tuple[str, ...]

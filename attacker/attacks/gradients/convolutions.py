@@ -70,7 +70,7 @@ def derivatives(output: Tensor, x: Tensor, weight: Tensor, setting: Setting, wan
 class Geometry:
     """The sizes of a convolution; pairs are (rows, columns).
 
-    kernel, padding: of the convolution. stride: of rows and columns alike. sides: height and width of the input images.
+    kernel, padding: of the convolution. stride: the same for rows and columns. sides: height and width of the input images.
     A cell is a block of stride x stride pixels of the input.
     """
 

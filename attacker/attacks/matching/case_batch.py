@@ -165,7 +165,8 @@ class CaseBatch:
     def _disagreement(self, problem: ProblemRow, x: Tensor, y: Tensor) -> Tensor:
         """Return the squared distance between the candidate's predicted probabilities and its labels.
 
-        If an oracle supplies the logits of the true examples, it is the squared distance between logits instead.
+        If an oracle supplies the logits of the true examples, it is the squared distance between those and the candidate's
+        logits.
         """
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)

@@ -1,1 +1,1 @@
-"""The HTTP API, version 1: one router a module."""
+"""The HTTP API, version 1, with one module per router."""

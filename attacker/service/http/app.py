@@ -1,4 +1,4 @@
-"""The HTTP application, put together from catalogue, job queue and feed."""
+"""The HTTP application, composed of catalogue, job queue and event feed."""
 
 import sqlite3
 
@@ -28,9 +28,9 @@ DESCRIPTION = (
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Return the application. `app.state.parts` holds its parts; `background.Works` starts the threads that watch and work.
+    """Return the application. `app.state.parts` holds its parts; `background.Works` starts the background threads.
 
-    Raises ValueError where the state folder was not made by this service, or the file of the token cannot be used.
+    Raises ValueError if the state folder was not created by this service, or the token file cannot be used.
     """
     app = routes()
     app.state.parts = parts_of(settings)
@@ -38,7 +38,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 
 def parts_of(settings: ServiceSettings) -> Parts:
-    """Return the objects that routes work with. Raises ValueError as `create_app` does."""
+    """Return the objects that the routes use. Raises ValueError as `create_app` does."""
     try:
         state = own_folder(settings.state_folder, adopt=settings.adopt_state)
         keys = Keys(read_token(settings.token_path), state / "sessions.json") if settings.token else None
@@ -61,7 +61,7 @@ def parts_of(settings: ServiceSettings) -> Parts:
 def routes(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     """Return the application with its routes, which read their parts from `app.state` at each request.
 
-    patience: seconds that a client may take to send a request, or to receive a piece of an answer.
+    patience: seconds that a client may take to send a request, or to receive a piece of the response.
     """
     app = FastAPI(
         title="fedleak",

@@ -1,4 +1,4 @@
-"""Answers of the API as bytes with an entity tag, kept until the files that they were made from change."""
+"""Cache of the API's responses with entity tags. A response is made again after the files behind it have changed."""
 
 import json
 import secrets
@@ -25,17 +25,17 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """Answers by method and address, within a limit of bytes."""
+    """Responses by method and address, up to a total size in bytes."""
 
     def __init__(self, most: int = MAX_BYTES) -> None:
         self._run = secrets.token_hex(3)
         self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
     async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON) -> Response:
-        """Return the answer to `request`, made by `make` where none of this version is kept.
+        """Return the response to `request` from the cache, or the response that `make` returns if this version is not cached.
 
-        version: identifies the state of the files behind the answer. make: returns a value to be written as JSON, or bytes.
-        kind:    content type of the answer.
+        version: identifies the state of the files behind the response. make: returns a value to be encoded as JSON, or bytes.
+        kind:    content type of the response.
         """
         key = (request.url.path, request.url.query)
         tag = f'"{self._run}-{version}"'
@@ -49,12 +49,12 @@ class ResponseCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all answers that are kept."""
+        """Total size of all cached responses in bytes."""
         return self._shelf.weight
 
 
 def tagged(request: Request, content: bytes, kind: str, headers: dict[str, str]) -> Response:
-    """Return an answer with the hash of its content as entity tag, or 304 where the client has that content already."""
+    """Return a response with the hash of its content as entity tag, or status 304 if the client has that content already."""
     tag = f'"{sha256(content).hexdigest()[:20]}"'
     headers = {**headers, "ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
@@ -68,7 +68,7 @@ def _made(make: Callable[[], Any], kind: str) -> CachedResponse:
 
 
 def written(value: Any) -> bytes:
-    """Return a value as JSON. Long lists of an object are encoded piece by piece, so that other threads can run in between."""
+    """Return a value as JSON. Long lists are encoded piece by piece, so that other threads can run in between."""
     if not isinstance(value, dict):
         return _dumped(value)
     return b"{" + b",".join(_dumped(key) + b":" + _listed(part) for key, part in value.items()) + b"}"

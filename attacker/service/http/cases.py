@@ -1,4 +1,4 @@
-"""Routes of the cases of attacks: the state of each, its examples, and their images."""
+"""Routes of the cases of attacks: their states, examples, and images."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -50,7 +50,7 @@ async def cases(
     limit: Limit = 100,
     after: AfterCase = None,
 ) -> Response:
-    """List the cases of all attacks, or of one, by attack and case."""
+    """List the cases of all attacks, or of one attack, sorted by attack and case."""
     run = service.catalogue.run(id)
     last = _place(after)
 
@@ -82,7 +82,7 @@ async def cases(
 
 @router.get("/{source}/{case}", response_model=CaseWhole)
 async def one_case(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
-    """Return one case: its examples, beside the originals where the service has the truth, and its loss curve."""
+    """Return one case: its loss curve, and its examples, beside the originals if the service has the truth."""
     run = service.catalogue.run(id)
 
     def make() -> CaseWhole:
@@ -92,7 +92,7 @@ async def one_case(request: Request, service: Service, id: Name, source: Name, c
 
 
 def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> CaseWhole:
-    """One case with its examples, and what the attack's null made of them. Raises Unknown."""
+    """Return one case with its examples and the reconstructions of the attack's null. Raises Unknown."""
     of, facts, rows = _case(service, run, source, case)
     null = service.catalogue.null_of(run, of)
     answer = _answer(run, of, case, rows)
@@ -107,7 +107,7 @@ def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> Cas
 async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """Return a reconstruction as PNG, by its number in the answer of the attack."""
+    """Return a reconstruction as PNG, by its index in the attack's result."""
     run = service.catalogue.run(id)
 
     def make() -> bytes:
@@ -121,7 +121,7 @@ async def image(
 async def assigned(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """Return as PNG the reconstruction that scoring assigned to the true example with that number."""
+    """Return as PNG the reconstruction that scoring assigned to the true example with this index."""
     return await _half(request, service, id, source, case, n, original=False)
 
 
@@ -129,7 +129,7 @@ async def assigned(
 async def original(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
-    """Return as PNG the true example with that number, where the service was given the truth."""
+    """Return as PNG the true example with this index, if the service has the truth."""
     return await _half(request, service, id, source, case, n, original=True)
 
 
@@ -147,7 +147,7 @@ async def _half(request: Request, service: Parts, id: str, source: str, case: st
 
 
 def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
-    """Return an attack's results, one case of it, and the scores of that case. Raises Unknown where there is no such case."""
+    """Return an attack's results, one case of it, and the scores of that case. Raises Unknown if there is no such case."""
     of = service.catalogue.source(run, source)
     if case not in of.cases:
         raise UnknownName(f"there is no case {case[:100]!r} of {source}")
@@ -155,12 +155,15 @@ def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[So
 
 
 def state_of(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
-    """Return a string that changes with what is shown of a case: image addresses hold it, as browsers cache by address."""
+    """Return a string that changes when the displayed data of a case change.
+
+    It is part of image addresses, since browsers cache images by address.
+    """
     return sha256(repr((source.marks.get(f"{case}.safetensors", ())[:1], rows)).encode()).hexdigest()[:8]
 
 
 class _Answer(NamedTuple):
-    """What one attack left of a case. whole: None where there is no answer that can be read."""
+    """The stored result of one attack for a case. whole: the reconstruction; None if there is none that can be read."""
 
     source: str
     whole: Whole | None

@@ -17,9 +17,9 @@ from attacker.service.settings import ServiceSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Catalogue, queue, feed and caches of one service.
+    """The objects that all routes share: catalogue, queue, feed and caches of one service.
 
-    keys: None where no token is required. replies: cache of answers. reporting: lock, as one report is made at a time.
+    keys: None if no token is required. replies: cache of responses. reporting: lock that lets only one report be made at a time.
     """
 
     settings: ServiceSettings

@@ -1,4 +1,4 @@
-"""Errors of the API in one format: what is wrong, in which field, and which values are allowed."""
+"""Errors of the API in one format: the message, the wrong field, and the allowed values."""
 
 import re
 import sqlite3
@@ -25,7 +25,7 @@ RETRY_LATER = {"Retry-After": "10"}
 
 
 class RequestError(Exception):
-    """A request that cannot be carried out. field: the field to change; known: the values that it may have."""
+    """A request that cannot be carried out. field: name of the wrong field. known: its allowed values."""
 
     def __init__(self, message: str, *, status: int = 422, field: str | None = None, known: Sequence[str] | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class RequestError(Exception):
 
 
 def tell_errors(app: FastAPI) -> None:
-    """Have `app` answer errors as `shapes.Problem`."""
+    """Register handlers with `app` that return errors as `schemas.Problem`."""
     for kind, status in ((UnknownRecording, 404), (UnknownJob, 404), (NoImage, 404), (NotNow, 409), (Full, 429), (TooMany, 503)):
         app.add_exception_handler(kind, _plainly(status))
 
@@ -66,7 +66,7 @@ def _plainly(status: int) -> Any:
 
 
 def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
-    """Return the first of pydantic's errors in the format of this API. spec: the job that was sent, if any."""
+    """Return the first of pydantic's errors in the format of this API. spec: the job in the request, if any."""
     error = errors[0]
     where, *path = error["loc"]
     names = [str(part)[:100] for part in path if not (isinstance(part, str) and "[" in part)]
@@ -82,7 +82,7 @@ def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
 
 
 def _argument(message: str, spec: Any) -> list[str]:
-    """Return the path of the attack's argument that a message is about; empty where the message names none."""
+    """Return the path of the attack argument that a message is about; empty if the message names none."""
     given = spec.get("arguments") if isinstance(spec, dict) else None
     given = given if isinstance(given, dict) else {}
     named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]

@@ -1,4 +1,4 @@
-"""Routes of the state of the service, its metrics, the list of attacks, and log-in and log-out."""
+"""Routes of the service's health, its metrics, the list of attacks, login and logout."""
 
 from functools import cache
 from importlib.metadata import version
@@ -27,7 +27,7 @@ METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sc
 
 
 class Token(BaseModel):
-    """The token that a user types into the page."""
+    """The token that a user enters on the page."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class Token(BaseModel):
 
 @router.get("/health", response_model=Health)
 async def health(service: Service) -> Health:
-    """Return whether the service answers, and whether its other routes need a token. Needs no token itself."""
+    """Return the status of the service, and whether its other routes need a token. This route needs none."""
     return Health(status="ok", version=version("fedleak"), token=service.keys is not None)
 
 
@@ -69,7 +69,7 @@ def _attacks() -> list[AttackKnown]:
 
 @router.post("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
 async def open_session(service: Service, given: Annotated[Token, Body()]) -> Response:
-    """Exchange the token for a session cookie that scripts cannot read. Does nothing where no token is required."""
+    """Exchange the token for a session cookie that scripts cannot read. Does nothing if no token is required."""
     response = Response(status_code=204)
     if service.keys is None:
         return response
@@ -85,7 +85,7 @@ async def open_session(service: Service, given: Annotated[Token, Body()]) -> Res
 
 @router.delete("/session", status_code=204, response_class=Response, responses=REFUSED_CHANGE)
 async def close_session(request: Request, service: Service) -> Response:
-    """End the session: its cookie is worth nothing from now on, and streams of events that it opened end."""
+    """End the session: its cookie becomes invalid, and the event streams that it opened end."""
     response = Response(status_code=204)
     if service.keys is not None:
         await run_in_threadpool(service.keys.close, session_of(request.headers, service))

@@ -41,7 +41,7 @@ def jobs(
 
 @router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | FULL)
 async def submit(request: Request, response: Response, service: Service, spec: JobSpec) -> Job:
-    """Attack a recording, and its null beside it; scored after that, where the service was given truth."""
+    """Submit a job that attacks a recording and runs the null, and then scores both if the service has the truth."""
     await run_in_threadpool(_check, service, spec)
     job = await run_in_threadpool(service.queue.submit, spec)
     response.headers["Location"] = f"{API}/jobs/{job.id}"
@@ -56,18 +56,18 @@ def job(service: Service, id: Name) -> Job:
 
 @router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW, openapi_extra=BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """End a job: one that waits at once, one that runs when its best so far is written."""
+    """Cancel a job. A waiting job ends at once; a running one ends after its best results so far are written."""
     return service.queue.cancel(id)
 
 
 @router.post("/{id}/retry", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW | FULL, openapi_extra=BODY)
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
-    """Have a job done again that failed, was cancelled or set aside."""
+    """Put a job that failed, was cancelled or was set aside back into the queue."""
     return service.queue.retry(id)
 
 
 def _check(service: Parts, spec: JobSpec) -> None:
-    """Raise RequestError where the recording, a client or every round that a job names does not exist."""
+    """Raise RequestError if the recording, a client, or every round that a job names does not exist."""
     runs = service.catalogue.runs()
     try:
         run = service.catalogue.run(spec.recording)

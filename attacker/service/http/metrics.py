@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests, jobs, and how many rounds the attacks are behind the recording."""
+"""Metrics for Prometheus: requests, jobs, and by how many rounds the attacks lag behind the recording."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -47,14 +47,14 @@ class Metrics:
         return generate_latest(self.registry)
 
     def arrived(self, rounds: Sequence[Arrived]) -> None:
-        """Count rounds; the lag only of those that came while somebody watched."""
+        """Count new rounds. The lag is measured only for rounds that arrived while the service was running."""
         self.arrivals.inc(len(rounds))
         for lag in (round.lag for round in rounds):
             if lag is not None and 0 <= lag < GAUGE_SECONDS:
                 self.lag.observe(lag)
 
     def changed(self, job: Job) -> None:
-        """Count what became of a job."""
+        """Count a job's new state."""
         created, started, ended = (_seconds(text) for text in (job.created, job.started, job.ended))
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
             self._started.add(job.id)
@@ -72,7 +72,7 @@ class _Asked:
         self._queue, self._catalogue = queue, catalogue
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges, as `prometheus_client` calls it."""
+        """Yield the gauges; `prometheus_client` calls this method."""
         jobs = GaugeMetricFamily("fedleak_jobs", "Jobs by state.", labels=["state"])
         for state, count in self._queue.counts().items():
             jobs.add_metric([state], count)
@@ -92,14 +92,14 @@ class _Asked:
 
 
 def rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """Return by how many rounds the newest result of any attack is behind the newest round; nulls do not count."""
+    """Return by how many rounds the newest result of any attack, nulls excluded, is behind the newest recorded round."""
     attacks = [source for source in catalogue.sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
     return max(0, (run.told["last_round"] or 0) - max(answered, default=0))
 
 
 class Timed:
-    """ASGI middleware that counts and times requests by the template of their route; no value of a request becomes a label."""
+    """ASGI middleware that counts and times requests, labelled by the path template of their route and not by its values."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses requests that are not allowed, limits sizes and times, and sets the security headers."""
+"""ASGI middleware that refuses forbidden requests, limits sizes and times, and sets the security headers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Headers = MutableMapping[str, str]
 
 
 class Refused(Exception):
-    """A request that the middleware answers itself with an error."""
+    """Raised for a request that the middleware refuses with an error response."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -35,15 +35,15 @@ class Refused(Exception):
 
 
 class LoggedOut(Exception):
-    """Raised where the session of a request ended before its answer was complete."""
+    """Raised if the session of a request ended before the response was complete."""
 
 
 class TooSlow(Exception):
-    """Raised where a client sends or receives too slowly."""
+    """Raised if a client sends or receives too slowly."""
 
 
 class ServiceParts(Protocol):
-    """The attributes of the application's `state.parts` that the middleware reads. keys: None where no token is required."""
+    """The attributes of the application's `state.parts` that the middleware reads. keys: None if no token is required."""
 
     @property
     def settings(self) -> ServiceSettings: ...
@@ -84,10 +84,10 @@ class Guard:
 
 
 def _check(scope: Scope, headers: Headers, known: ServiceParts) -> Callable[[], bool]:
-    """Check whether a request is allowed; return a function that tells whether its answer may still be sent.
+    """Check whether a request is allowed; return a function that returns whether its response may still be sent.
 
-    The method, the length of the address, the host, and the token or session are checked. The returned function gives
-    False once the session has ended; a request by token, or one that needs none, is always answered.
+    The method, the length of the address, the host, and the token or session are checked. The returned function returns
+    False once the session has ended; for requests with a token, or without need of one, it always returns True.
     Raises Refused if the request is not allowed.
     """
     method, path = scope["method"], scope["path"]
@@ -116,9 +116,9 @@ def _check_host(headers: Headers, settings: ServiceSettings) -> None:
 
 
 def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> None:
-    """Refuse a changing request of another site's page.
+    """Raise Refused for a changing request that comes from another site's page.
 
-    Without permission by CORS a browser lets such a page send forms and plain text, but neither JSON nor DELETE requests.
+    Without permission by CORS, browsers let such a page send forms and plain text, but neither JSON nor DELETE requests.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
     if (origin is not None and not is_own(origin, headers["host"])) or site not in ("same-origin", "none"):
@@ -144,7 +144,7 @@ def session_of(headers: Mapping[str, str], known: ServiceParts) -> str:
 
 
 def needs_token(method: str, path: str) -> bool:
-    """Return whether a request needs the token. The files of the page need none: they hold no results, and ask for the token."""
+    """Return whether a request needs the token. The files of the page need none, since they contain no results."""
     return (method, path) not in WITHOUT_TOKEN and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 
@@ -158,7 +158,7 @@ def cookie_name(known: ServiceParts) -> str:
 
 
 def _headers(scope: Scope) -> Headers:
-    """Return headers by lower-case name. Raises Refused where they are too long, or a unique one is repeated."""
+    """Return headers by lower-case name. Raises Refused if they are too long, or a header that must be unique is repeated."""
     found: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
         raise Refused(400, f"the headers are longer than {MAX_HEADERS} bytes")
@@ -179,7 +179,7 @@ def _cookie(header: str, name: str) -> str:
 
 
 async def _body(receive: Receive, most: int, patience: float) -> bytes:
-    """Return the body of a request. Raises Refused above `most` bytes, whatever the headers say, and TooSlow."""
+    """Return the body of a request. Raises Refused above `most` bytes, whatever its headers claim, and TooSlow."""
     body = bytearray()
 
     async def read() -> None:
@@ -198,7 +198,7 @@ async def _body(receive: Receive, most: int, patience: float) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a receiver that gives the body that was read already, and then the rest, such as that the client disconnected."""
+    """Return a receiver that first returns the body that was read already, and then further messages such as a disconnect."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -208,7 +208,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _Answer:
-    """A sender that adds the headers to an answer. admitted: returns whether the session is still open."""
+    """A sender that adds the security headers to a response. admitted: returns whether the session is still open."""
 
     admitted: Callable[[], bool] = staticmethod(lambda: True)
 

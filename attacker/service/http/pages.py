@@ -1,4 +1,4 @@
-"""Routes of the web page's files, one for each file of the package; no path of a request is looked up on disk."""
+"""Routes of the web page's files, one route per file of the package; paths of requests are never looked up on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent.parent / "web"
 
 
 def page_routes(folder: Path = HERE) -> APIRouter:
-    """Return routes of the files that are in `folder` now: index.html at /, all others below /page/."""
+    """Return routes of the files that are now in `folder`: index.html at /, all others below /page/."""
     router = APIRouter(include_in_schema=False)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in KINDS}
 

@@ -24,7 +24,7 @@ Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state
 
 @router.get("", response_model=PreviewTold)
 def preview(service: Service, id: Name) -> PreviewTold:
-    """Return the best reconstructions so far; empty where the attack gives none, or the job has ended."""
+    """Return the best reconstructions so far; empty if the attack provides none, or the job has ended."""
     seen = _seen(service, id)
     address = f"{API}/jobs/{id}/preview"
     return PreviewTold(
@@ -58,7 +58,7 @@ def preview_image(service: Service, id: Name, n: Number, version: Version = None
 
 
 def stamp(service: Parts, id: str) -> int:
-    """Return a number that changes with each preview of a job; 0 where there is none. Reads no preview."""
+    """Return a number that changes with each preview of a job; 0 if there is none. The preview itself is not read."""
     try:
         return os.stat(previews.path_of(service.settings.state_folder, id)).st_mtime_ns
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def stamp(service: Parts, id: str) -> int:
 
 
 def version_of(service: Parts, id: str) -> int | None:
-    """Return the version of a job's preview; None where there is none."""
+    """Return the version of a job's preview; None if there is none."""
     seen = previews.read(service.settings.state_folder, id)
     return seen.version if seen else None
 

@@ -47,7 +47,10 @@ def only_known(request: Request) -> None:
 
 
 def complete_client(given: str | None, known: Collection[str]) -> str | None:
-    """Return the name that a name or its beginning stands for. Raises RequestError where it is the beginning of several."""
+    """Return the full name of a client, given its name or a unique beginning of it.
+
+    Raises RequestError if several names begin with it.
+    """
     if given is None:
         return None
     try:
@@ -75,7 +78,7 @@ def page(
 
 
 def place(after: str | None) -> tuple[int, str] | None:
-    """Round and client of an `AfterRow`."""
+    """Return round and client of a cursor `AfterRow`; None without a cursor."""
     if after is None:
         return None
     number, _, client = after.partition("-")

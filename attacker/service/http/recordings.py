@@ -1,4 +1,4 @@
-"""Routes of recordings: their contents, and how much attacks recovered of them."""
+"""Routes of recordings: their contents, and the results of attacks on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -66,7 +66,7 @@ async def _of_run(request: Request, service: Parts, id: str, make: Callable[[Cat
 
 @router.get("/{id}", response_model=RecordingTold)
 async def recording(request: Request, service: Service, id: Name) -> Response:
-    """Return one recording, with everything that is wrong with its files."""
+    """Return one recording, with messages about everything that is wrong with its files."""
     return await _of_run(request, service, id, lambda run: {**run.told, "trouble": service.catalogue.trouble_of(run)})
 
 
@@ -81,7 +81,7 @@ async def observations(
     limit: Limit = 100,
     after: AfterRow = None,
 ) -> Response:
-    """List the observations: what the server received, by round and client."""
+    """List the observations, which are the messages that the server received, by round and client."""
     last = place(after)
 
     def make(run: CatalogueRun) -> Observations:
@@ -100,13 +100,13 @@ async def observations(
 
 @router.get("/{id}/training", response_model=TrainingRows)
 async def training(request: Request, service: Service, id: Name) -> Response:
-    """Return what the server logged of each round: held-out loss and accuracy, and bytes."""
+    """Return the server's log of each round: held-out loss and accuracy, and bytes."""
     return await _of_run(request, service, id, lambda run: TrainingRows(items=service.catalogue.training(run), next=None))
 
 
 @router.get("/{id}/attacks", response_model=AttacksOnRecording)
 async def attacks(request: Request, service: Service, id: Name) -> Response:
-    """Return the results of each attack on a recording in numbers, nulls included."""
+    """Return the results of each attack on a recording as numbers, nulls included."""
 
     def make(run: CatalogueRun) -> AttacksOnRecording:
         scores = service.catalogue.scores(run)
@@ -120,7 +120,7 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
 
 @router.get("/{id}/headline", response_model=Headline)
 async def verdict_first(request: Request, service: Service, id: Name) -> Response:
-    """The verdict on a recording in a sentence, how much of it was attacked, and the examples that leaked most."""
+    """Return the verdict on a recording as a sentence, how much of it was attacked, and the examples that leaked most."""
 
     def make(run: CatalogueRun) -> Headline:
         catalogue = service.catalogue
@@ -141,7 +141,7 @@ async def verdict_first(request: Request, service: Service, id: Name) -> Respons
 def _worst(
     service: Parts, run: CatalogueRun, source: Source, scores: Mapping[str, Sequence[ShownScore]]
 ) -> Iterator[ShownExample]:
-    """The examples that `source` came nearest to, each case read once."""
+    """Return the examples that `source` reconstructed best; each case is read only once."""
     cases: dict[str, CaseWhole] = {}
     for key, n in worst_examples(source, scores):
         if key not in cases:
@@ -155,10 +155,10 @@ def _worst(
 
 @router.get("/{id}/grid", response_model=Grid)
 async def of_clients_and_rounds(request: Request, service: Service, id: Name, attack: SourceQuery = None) -> Response:
-    """Return a table of clients by rounds, whose cells say how much leaked in that round (`leak`, from 0 to 1).
+    """Return a table of clients by rounds with the leak of each observation, `leak`, from 0 to 1.
 
-    attack: name of the attack or null that is shown. By default, each cell shows the attack with the highest leak.
-            Nulls, which are attacks without the clients' messages, are not among these.
+    attack: name of the attack or null that is shown. By default, each cell shows the attack with the highest leak, nulls
+            excluded.
     """
 
     def make(run: CatalogueRun) -> Grid:
@@ -173,7 +173,7 @@ async def of_clients_and_rounds(request: Request, service: Service, id: Name, at
 
 @router.get("/{id}/leakage", response_model=Leakage)
 async def over_rounds(request: Request, service: Service, id: Name) -> Response:
-    """Return what each attack and null recovered in each round."""
+    """Return the results of each attack and null by round."""
 
     def make(run: CatalogueRun) -> Leakage:
         scores = service.catalogue.scores(run)

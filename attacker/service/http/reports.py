@@ -1,4 +1,4 @@
-"""Route of a run's report, which is made in a process of its own and kept until the run changes."""
+"""Route of a run's report, which is made in a separate process and cached until the run changes."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ ANSWER = REFUSED | {
 
 @router.get("/{id}/report", response_class=Response, responses=ANSWER)
 async def report(request: Request, service: Service, id: Name) -> Response:
-    """Return the page that `attacker report` writes; without scores and originals where the service was given no truth."""
+    """Return the page that `attacker report` writes; without scores and originals if the service was given no truth."""
     run = service.catalogue.run(id)
     name = sha256(run.id.encode()).hexdigest()[:20]  # an id may be longer than the name of a file
     path = make_private(service.settings.state_folder / "reports") / f"{name}.{run.version}.html"
@@ -45,7 +45,7 @@ async def report(request: Request, service: Service, id: Name) -> Response:
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
-    """Write the report of a run to `path`. Raises RequestError where it cannot be made."""
+    """Write the report of a run to `path`. Raises RequestError if it cannot be made."""
     if foreign := await asyncio.to_thread(lambda: next(find_foreign(run.folder), None)):
         raise RequestError(f"{os.path.relpath(foreign.path, run.folder)} {foreign.reason}", status=409)
     for old in path.parent.glob(f"{path.name.partition('.')[0]}.*.html"):

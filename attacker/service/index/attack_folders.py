@@ -28,9 +28,9 @@ ShownState = Literal["none", "waiting", "running", "interrupted", "done", "faile
 
 
 class CaseFacts(NamedTuple):
-    """A case as attack.json describes it.
+    """A case as described in attack.json.
 
-    examples: their number, where the client reported it. status, reason: of the observation.
+    examples: number of examples, if the client reported it. status, reason: of the observation.
     """
 
     key: str
@@ -45,9 +45,9 @@ class CaseFacts(NamedTuple):
 class Source:
     """The results of one attack or null, in its folder below `reconstructions/`.
 
-    cases:    by key. answers: reconstructions by case, also the best so far of interrupted ones. failures: reasons by case.
+    cases:    by key. answers: reconstructions by case, including unfinished ones of interrupted cases. failures: reasons by case.
     running:  keys of the cases that are being attacked.
-    marks:    by file name, what tells whether a file that was read has changed.
+    marks:    by file name, a value that changes when the file changes.
     trouble:  messages about files that cannot be read.
     """
 
@@ -81,7 +81,7 @@ class Source:
 
 
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
-    """Return the null among `sources` that belongs to an attack; None where there is none, and for a null itself."""
+    """Return the null among `sources` that belongs to an attack; None if there is none, and for a null itself."""
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
     mine = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
     return None if source.null else next(mine, None)
@@ -90,7 +90,7 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
     """Read the folder `name` below `reconstructions/` of `run`; files that have not changed since `before` are not read again.
 
-    Raises ValueError with a message for users where the folder holds no attack on this recording.
+    Raises ValueError with a message for users if the folder holds no attack on this recording.
     """
     folder = run / "reconstructions" / name
     facts = mark(time.time(), folder / "attack.json")
@@ -175,7 +175,7 @@ def _under_way(run: Path, path: str) -> set[str]:
 
 
 def _told(run: Path, name: str, manifest: Manifest | None) -> Source:
-    """Return what `attack.json` says about an attack and its cases."""
+    """Return the description of an attack and its cases in `attack.json`."""
     where = f"reconstructions/{name}/attack.json"
     try:
         told = parse_json(read_bytes(run, where, limit=MAX_BYTES))

@@ -1,4 +1,4 @@
-"""A cache of limited weight; a value that several threads ask for at the same time is made once."""
+"""Thread-safe LRU cache of limited weight. A value that several threads request at the same time is made only once."""
 
 import threading
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class _Place(Generic[T]):
 
 
 class Shelf(Generic[T]):
-    """Values by key, each with a version. The least recently used are dropped first.
+    """Values by key, each with a version. The least recently used ones are dropped first.
 
     most:   largest sum of weights. weight: weight of a value; 1 by default, so that `most` is a number of values.
     """
@@ -39,7 +39,7 @@ class Shelf(Generic[T]):
             return place.value
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[T | None], T]) -> T:
-        """Return the value of a key in this version, and make it where it is missing.
+        """Return the value of a key in this version; call `make` if it is not cached.
 
         make: gets the value of the previous version, or None if that was dropped.
         """
@@ -69,7 +69,7 @@ class Shelf(Generic[T]):
         return self._total
 
     def _forget(self, key: Hashable, place: _Place[T]) -> None:
-        """Drop a value of an old version, and the place of a value that could not be made."""
+        """Drop a value of an old version, or the entry of a value that could not be made."""
         with self._lock:
             if self._places.get(key) is place:
                 self._drop(key)

@@ -1,4 +1,7 @@
-"""All recordings below the root folder in their present state. It only reads, and looks names up in a list, never as paths."""
+"""Catalogue of all recordings below the root folder in their present state. It only reads files.
+
+Names in requests are looked up in lists and never used as paths.
+"""
 
 import hashlib
 import threading
@@ -44,8 +47,8 @@ class UnknownName(LookupError):
 class CatalogueRun:
     """One run at the time of the last look.
 
-    identity: differs between recordings that had the same id one after the other; empty where the manifest cannot be read.
-    marks:    of manifest, index, training, scores and each attack's folder: what tells whether they have changed.
+    identity: differs between recordings that had the same id one after the other; empty if the manifest cannot be read.
+    marks:    for manifest, index, training, scores and each attack's folder, a value that changes when they change.
     version:  differs between any two states of the run's files, also after a restart of the service.
     """
 
@@ -61,9 +64,9 @@ class CatalogueRun:
 
 
 class Arrived(NamedTuple):
-    """A round that is new since the last look, or was recorded again, by another recording or after a resume.
+    """A round that is new since the last look, or was recorded again after a resume or in a new recording.
 
-    lag: seconds since its last reply arrived; None where unknown.
+    lag: seconds since its last reply arrived; None if unknown.
     """
 
     recording: str
@@ -126,7 +129,7 @@ class Catalogue:
     def stirred(self) -> list[str]:
         """Return the ids of runs that are being recorded and whose index has changed since the last look.
 
-        Cheap enough to call often.
+        It is cheap enough to be called several times a second.
         """
         now = time.time()
         lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < RECORDING_SECONDS]
@@ -159,7 +162,7 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the attacks on the run, sorted by name. Folders that hold none are mentioned by `trouble_of`."""
+        """Return the attacks on the run, sorted by name. Folders without an attack are reported by `trouble_of`."""
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def source(self, run: CatalogueRun, name: str) -> Source:
@@ -170,18 +173,18 @@ class Catalogue:
         return found
 
     def scores(self, run: CatalogueRun) -> Scores:
-        """Return scores by attack and case; empty where the service was given no truth."""
+        """Return scores by attack and case; empty if the service was given no truth."""
         return self._read_scores(run)[0] if run.told["truth"] else {}
 
     def verdicts(self, run: CatalogueRun) -> RunVerdicts:
-        """None at all where the service was given no truth."""
+        """Return the verdicts on the run's attacks; empty if the service was given no truth."""
         if not run.told["truth"]:
             return RunVerdicts()
         marks = run.marks["scores"], run.marks["manifest"]
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
 
     def null_of(self, run: CatalogueRun, source: Source) -> Source | None:
-        """The null of an attack: the same attack without the update; None where it was not run, and of a null itself."""
+        """Return the null of an attack, the same attack without the update; None if it was not run, and for a null itself."""
         return find_null(source, self.sources(run))
 
     def training(self, run: CatalogueRun) -> list[dict[str, Any]]:

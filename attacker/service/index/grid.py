@@ -1,4 +1,4 @@
-"""The grid of clients by rounds, coloured by the leak of each observation. Pure functions of rows, attacks and scores."""
+"""The grid of clients by rounds, coloured by the leak of each observation. All functions are pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -30,7 +30,10 @@ class CellVerdict(NamedTuple):
 
 
 def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()) -> Grid:
-    """A cell for each row of the index, under the worst of what `sources` made of it: the highest leak. nulls: of `sources`."""
+    """Return a cell for each row of the index, with the attack of `sources` that has the highest leak on it.
+
+    nulls: nulls of these attacks.
+    """
     verdicts = [_verdicts(source, scores.get(source.name, {})) for source in sources]
     beside = {source.name: find_null(source, nulls) for source in sources}
     guessed = {null.name: _verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
@@ -48,7 +51,7 @@ def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scor
 
 
 def leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[Leak]:
-    """Return what an attack recovered in each round. A case of several rounds counts in each of them."""
+    """Return the results of an attack by round. A case of several rounds counts in each of them."""
     by_round: dict[int, list[str]] = {}
     for case in source.cases.values():
         if source.state(case.key) in ("done", "failed"):
@@ -97,7 +100,7 @@ def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[s
 
 
 def _confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean confidence of an attack in its answers to these cases; cases that failed do not count."""
+    """Return the mean confidence of an attack over these cases, with 0 for cases that failed; None if none has ended."""
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 

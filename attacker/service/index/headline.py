@@ -1,4 +1,4 @@
-"""The headline of a run: the verdict on its strongest attack, how much was attacked, and the examples that are shown first."""
+"""The headline of a run: the verdict on its strongest attack, how much was attacked, and the examples to show first."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ SHOWN_FIRST = 6
 
 
 def strongest_source(sources: Sequence[Source], verdicts: RunVerdicts) -> Source | None:
-    """Return the attack that the headline is of: the strongest scored one, else the first that has an answer."""
+    """Return the attack that the headline describes: the strongest scored one, or else the first one with a reconstruction."""
     scored = (source for source in sources if source.name == verdicts.strongest)
     return next(scored, None) or next((source for source in sources if source.answers and not source.null), None)
 
 
 def worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> list[tuple[str, int]]:
-    """Return the case and the number of the examples that an attack came nearest to, each distinct one once.
+    """Return case and index of the examples that an attack reconstructed best, each distinct example once.
 
-    Recovered ones come first, then those of higher PSNR. Of an attack without scores: the first example of the cases that it is
-    surest of.
+    Recovered examples come first, then those with higher PSNR. For an attack without scores, it is the first example of the cases
+    with the highest confidence.
     """
     rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
     if not rows:
@@ -48,7 +48,7 @@ def headline(
     truth: bool,
     worst: list[ShownExample],
 ) -> Headline:
-    """Put the headline of a run together. truth: whether the service was given any."""
+    """Return the headline of a run. truth: whether the service was given truth."""
     attacks = [source for source in sources if not source.null]
     states = Counter(source.state(key) for source in attacks for key, case in source.cases.items() if case.status == "complete")
     finished = states["done"] + states["failed"]
@@ -78,7 +78,7 @@ def headline(
 
 
 def _attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
-    """Rounds and clients whose update some attack came to the end of."""
+    """Return round and client of each update on which some attack has finished."""
     return {
         (number, case.client)
         for source in attacks
@@ -91,7 +91,7 @@ def _attacked(attacks: Sequence[Source]) -> set[tuple[int, str]]:
 def _sentence(
     attacks: Sequence[Source], states: Mapping[ShownState, int], updates: int, verdicts: RunVerdicts, *, truth: bool
 ) -> str:
-    """The verdict, or in a sentence why there is none."""
+    """Return the verdict as a sentence, or a sentence on why there is none."""
     if not attacks:
         return (
             f"{updates:,} update{'s were' if updates != 1 else ' was'} recorded, and none attacked yet: what leaks is not known."

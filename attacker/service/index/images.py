@@ -1,4 +1,4 @@
-"""Images and table rows of reconstructions and of their originals, read from files that are not trusted."""
+"""Images and table rows of reconstructions and of their originals, read from untrusted files."""
 
 import io
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_ROWS = 200
 
 
 class NoImage(ValueError):
-    """Raised where there is no image to show; the message says why."""
+    """Raised if there is no image to show; the message states the reason."""
 
 
 class Halves(NamedTuple):
@@ -84,7 +84,10 @@ def _alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:
 
 
 def _pair(run: Path, file: str, data: DataSpec) -> ExamplePair:
-    """Return the pair in `file`, if it has the size that scoring writes: a few bytes can declare an image of any size."""
+    """Return the pair in `file`, if it has the size that scoring writes.
+
+    The size is checked first, since a file of a few bytes can declare an image of any size.
+    """
     try:
         content = read_bytes(run, file, limit=MAX_BYTES)
         if data.is_image:

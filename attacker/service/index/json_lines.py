@@ -1,4 +1,4 @@
-"""Readers of the two JSON lines files of a run: metrics of the training, and scores."""
+"""Readers of the two JSON lines files of a run: training metrics, and scores."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
@@ -19,9 +19,9 @@ Place = tuple[tuple[int, ...], int, int, int]
 
 
 class ShownScore(NamedTuple):
-    """The fields of a row of scores that the page shows: a true example, and what the attack made of it.
+    """The fields of a score row that the page shows: a true example, and the scores of its reconstruction.
 
-    state: of the case when it was scored; shares are of finished cases only. pair: image file, relative to the run.
+    state: of the case when it was scored; shares are over finished cases only. pair: image file, relative to the run.
     example: index in the client's data set, which identifies the example in several rounds.
     """
 
@@ -45,12 +45,12 @@ class ShownScore(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Tells the same example of the case in another attack."""
+        """Key of the example that is equal for the same example of the case in another attack."""
         return self.rounds, self.batch, self.position, self.example
 
     @property
     def finished(self) -> bool:
-        """Whether the attack on the case ended."""
+        """Whether the attack on the case has ended."""
         return self.state in FINISHED
 
 
@@ -86,7 +86,10 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
 
 
 def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, one a line. A last line without its end is left out: it is still being written."""
+    """Yield the objects of a file with one JSON object per line.
+
+    An incomplete last line is left out: it is still being written.
+    """
     if not (run / name).exists():
         return
     bad = 0

@@ -10,18 +10,21 @@ PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None where there are none."""
+    """Return the mean of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def success(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples that were recovered. One that was attacked several times counts with its mean."""
+    """Return the share of distinct examples that were recovered.
+
+    An example that was attacked several times counts with its mean.
+    """
     return _by_example((row.example, float(row.success)) for row in scores if row.finished)
 
 
 def labels(scores: Sequence[ShownScore]) -> float | None:
-    """The share of labels that were read, over distinct examples."""
+    """Return the share of labels that were recovered, over distinct examples."""
     return _by_example((row.example, float(row.label_success)) for row in scores if row.finished)
 
 
@@ -32,7 +35,7 @@ def psnr(scores: Sequence[ShownScore]) -> float | None:
 
 
 def count_finished(scores: Sequence[ShownScore]) -> int:
-    """Return the number of distinct examples in finished cases, of which `success` is a share."""
+    """Return the number of distinct examples in finished cases, the denominator of `success`."""
     return len({row.example for row in scores if row.finished})
 
 

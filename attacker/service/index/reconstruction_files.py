@@ -1,4 +1,4 @@
-"""Readers of parts of a reconstruction file, for a page that asks for thousands of files and one image at a time."""
+"""Readers of parts of a reconstruction file. A page requests thousands of files, and one image at a time."""
 
 from collections.abc import Mapping
 from io import FileIO
@@ -27,7 +27,7 @@ TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
 class ReconstructionSummary(NamedTuple):
     """One case's reconstruction in numbers.
 
-    loss: at the end. confidence: the mean. Each is None where there is no finite number.
+    loss: the final loss. confidence: the mean. Both are None if they are not finite.
     """
 
     examples: int
@@ -42,7 +42,7 @@ class ReconstructionSummary(NamedTuple):
 class Whole(NamedTuple):
     """A case's reconstruction without its images.
 
-    labels, confidence: (N,). rounds: the rounds of each example. losses: pairs of iteration and value.
+    labels, confidence: (N,). rounds: the rounds of each example. losses: pairs of iteration and loss.
     """
 
     answer: ReconstructionSummary
@@ -57,14 +57,14 @@ class Whole(NamedTuple):
 
 
 def read_answer(run: Path, name: str) -> ReconstructionSummary:
-    """Read the summary of the file `name` below `run`. Raises DamagedFile where it is no reconstruction."""
+    """Read the summary of the file `name` below `run`. Raises DamagedFile if it is not a reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, facts = _header(file)
         return _answer(file, layout, facts)
 
 
 def read_whole(run: Path, name: str) -> Whole:
-    """Read the file `name` below `run` without its images. Raises DamagedFile where it is no reconstruction."""
+    """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, facts = _header(file)
         answer = _answer(file, layout, facts)
@@ -90,9 +90,9 @@ def read_whole(run: Path, name: str) -> Whole:
 
 
 def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
-    """Read the reconstruction with that number, values as the attack returned them.
+    """Return one reconstructed example, with values as the attack returned them.
 
-    Raises DamagedFile, and IndexError where there is no such number.
+    number: its index. Raises DamagedFile, and IndexError if there is no such example.
     """
     with opened(run, name, limit=MAX_BYTES) as file:
         layout, _ = _header(file)
@@ -107,13 +107,13 @@ def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
 
 
 def read_metadata(run: Path, name: str) -> dict[str, Any]:
-    """Read the metadata in the header of a tensor file. Raises DamagedFile where it is none."""
+    """Read the metadata in the header of a tensor file. Raises DamagedFile if it is not one."""
     with opened(run, name, limit=MAX_BYTES) as file:
         return _described(file)[0]
 
 
 def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int, float], ...]:
-    """Return at most `most` points (iteration, counted from 1, and loss) of a curve, its ends among them; NaN is left out."""
+    """Return at most `most` points (iteration from 1, loss) of a loss curve, including both ends; NaN is left out."""
     if not len(losses):
         return ()
     chosen = np.unique(np.linspace(0, len(losses) - 1, min(most, len(losses))).round().astype(int))
@@ -136,7 +136,7 @@ def _answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> Rec
 
 
 def _confidence(file: FileIO, layout: TensorLayout) -> NDArray[np.float64]:
-    """Read the estimated probabilities, (N,), NaN where undecided. Files of old versions hold none, and give NaN."""
+    """Read the estimated probabilities, (N,); NaN if undecided, and in files of old versions, which contain none."""
     known = _values(file, layout, "confidence")
     return known if "explained" in layout else np.full_like(known, np.nan)
 

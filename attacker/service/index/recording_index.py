@@ -1,4 +1,4 @@
-"""Reader of a recording's index, which reads again only the rounds that changed."""
+"""Reader of a recording's index, which reads only the rounds again that have changed."""
 
 import hashlib
 from collections import Counter
@@ -41,10 +41,10 @@ RoundMarks = Mapping[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Numbers of an index.
+    """The numbers of an index.
 
-    rounds:   see `RoundMarks`. complete: by round, the observations that hold an update. clients: all, sorted; a sum of secure
-              aggregation is no client.
+    rounds:   see `RoundMarks`. complete: by round, the number of observations that hold an update. clients: names of all clients,
+              sorted; a secure sum is no client.
     damage:   by round, messages about rows that cannot be read; under 0, messages about the whole index.
     """
 
@@ -58,7 +58,10 @@ class Index:
 
     @property
     def attempts(self) -> dict[int, int]:
-        """By round, how often the federation had been started when it was recorded, as a resume may record a round again."""
+        """For each round, the number of times that the federation had been started when it was recorded.
+
+        A resume may repeat a round.
+        """
         return {number: marks[2] for number, marks in self.rounds.items()}
 
     @property
@@ -79,17 +82,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def identity_of(folder: Path) -> str:
-    """Return a digest of the manifest, which identifies the recording in `folder` if another one takes its place later.
+    """Return a digest of the manifest, which distinguishes the recording in `folder` from a later one in the same place.
 
-    A resumed run keeps its manifest. Raises ValueError, naming the file, where it cannot be read.
+    A resumed run keeps its manifest. Raises ValueError, naming the file, if it cannot be read.
     """
     return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
 
 
 def read_index(folder: Path, before: Index | None = None) -> Index:
-    """Read the index of the run in `folder`; of rows, only those of rounds that changed since `before`.
+    """Read the index of the run in `folder`. Of its rows, only those of rounds that changed since `before` are read.
 
-    Damage is reported, not raised.
+    Damage is reported in the result, not raised.
     """
     before = before or Index()
     try:
@@ -135,7 +138,7 @@ def _rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
 def _rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
 ) -> list[IndexRow]:
-    """Return the rows of `rounds`, or of all for None; messages about those that cannot be read are added to `damage`."""
+    """Return the rows of `rounds`, or of all rounds for None. Messages about unreadable rows are added to `damage`."""
     if rounds is not None and not rounds:
         return []
     told: Counter[int] = Counter()
@@ -164,6 +167,9 @@ def _round_in(reason: str) -> int:
 
 
 def words_of(error: Exception, folder: Path) -> str:
-    """Return the message of an error without the path of the run, which would tell users of the page about this machine."""
+    """Return the message of an error without the path of the run.
+
+    Paths would disclose the folders of this machine to the users of the page.
+    """
     words = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
     return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."

@@ -1,4 +1,4 @@
-"""Search for runs below a folder, and marks that tell whether their files changed. Opens no file, and follows no link."""
+"""Search for runs below a folder, and marks that change with their files. Opens no file and follows no link."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ Mark = tuple[object, ...]
 
 @dataclass
 class FoundRuns:
-    """runs: folders by id, sorted. trouble: messages about what cannot be served."""
+    """The result of a search for runs. runs: folders by id, sorted. trouble: messages about folders that cannot be served."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def mark(now: float, *paths: Path) -> Mark:
-    """Return what tells whether any of these files or folders, which may be missing, has changed.
+    """Return a value that changes when one of these files or folders changes; they may be missing.
 
     now: the present time, in seconds.
     """
@@ -93,7 +93,7 @@ def mark_of_work(now: float, folder: Path, *files: Path, alive: float) -> Mark:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the folders in `folder`, sorted; none where it is missing, no folder, or a link."""
+    """Return the folders in `folder`, sorted; none if it is missing, not a folder, or a link."""
     if folder.is_symlink():
         return []
     try:

@@ -18,14 +18,17 @@ MAX_VERDICT = 2000
 
 
 class VerdictSummary(NamedTuple):
-    """outcome: the verdict in a few words. words: the verdict in full sentences."""
+    """A verdict as text. outcome: in a few words. words: in full sentences."""
 
     outcome: str
     words: str
 
 
 class RunVerdicts(NamedTuple):
-    """Verdicts by source. sentence: on the run, as the report words it; "" where nothing is scored. strongest: its source."""
+    """The verdicts on the attacks of a run, by source.
+
+    sentence: the verdict on the run, as in the report; "" if nothing is scored. strongest: source of the attack it is about.
+    """
 
     by_source: Mapping[str, VerdictSummary] = {}
     sentence: str = ""
@@ -33,7 +36,7 @@ class RunVerdicts(NamedTuple):
 
 
 def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
-    """The verdicts on a run's attacks; none at all where the rows are too many, or are no scores."""
+    """Return the verdicts on a run's attacks; empty if there are too many score rows, or they cannot be read."""
     rows: list[ScoreRow] = []
     try:
         for row in islice(read_lines(run, "scores.jsonl", []), MAX_ROWS + 1):

@@ -1,4 +1,4 @@
-"""Answers of the API about recordings, attacks and cases, put together from what was read. Pure functions."""
+"""Responses of the API about recordings, attacks and cases, composed from data that were read. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ NO_NULLS: Mapping[Any, NullTold] = {}
 
 
 def moment(seconds: float | None) -> str | None:
-    """Return a time of a recording as ISO 8601 in UTC, or None where no calendar has it."""
+    """Return a time of a recording as ISO 8601 in UTC, or None if it is out of range."""
     if seconds is None or not isfinite(seconds):
         return None
     try:
@@ -111,7 +111,7 @@ def attack(
 
 
 def case(source: Source, facts: CaseFacts, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore] = ()) -> CaseTold:
-    """One case in short. null_scores: of the attack's null on the same case."""
+    """Return one case without its examples. null_scores: scores of the attack's null on the same case."""
     answer = source.answers.get(facts.key)
     return CaseTold(
         attack=source.name,
@@ -147,7 +147,7 @@ def whole_case(
     null_scores: Sequence[ShownScore],
     examples: list[ExampleTold],
 ) -> CaseWhole:
-    """One case at length; without `whole` where there is no answer."""
+    """Return one case with its examples. whole: its reconstruction; None if there is none."""
     short = case(source, facts, scores, null_scores)
     return CaseWhole(
         attack=short["attack"],
@@ -227,7 +227,10 @@ def scored(
     images: bool,
     nulls: Mapping[Place, NullTold] = NO_NULLS,
 ) -> Iterator[ExampleTold]:
-    """The examples of a case beside what was made of them: one for each true one. nulls: of the attack's null, by place."""
+    """Yield the true examples of a case, each with the reconstruction assigned to it.
+
+    nulls: reconstructions of the attack's null, by the key of the true example.
+    """
     for n, row in enumerate(scores):
         pair = row.pair is not None and images
         yield ExampleTold(
@@ -253,7 +256,7 @@ def scored(
 def scored_nulls(
     scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
 ) -> dict[Place, NullTold]:
-    """What a null made of each true example of a case, by place."""
+    """Return the null's reconstruction of each true example of a case, by the key of the example."""
     return {
         row.place: NullTold(
             image=links.to("pairs", n) if row.pair is not None and images else None,
@@ -267,7 +270,7 @@ def scored_nulls(
 
 
 def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool) -> dict[int, NullTold]:
-    """Return what a null reconstructed in a case without scores, by number of the example; for `found`."""
+    """Return the null's reconstructions in a case without scores, by their index; for `found`."""
     return {
         n: NullTold(
             image=links.to("images", n) if images else None,
@@ -281,7 +284,7 @@ def found_nulls(whole: Whole, links: PictureLinks, cells: Mapping[int, ExamplePa
 
 
 def reconstructed(pair: ExamplePair) -> dict[str, str]:
-    """The values of a reconstructed table row, by column."""
+    """Return the values of a reconstructed table row by column name."""
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 

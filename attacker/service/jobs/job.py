@@ -1,4 +1,4 @@
-"""Jobs as plain data: what was requested, progress and results. Checked where requests and workers' messages come in."""
+"""Jobs as plain data: request, progress and results. Requests and workers' messages are validated when they are parsed."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,8 +21,8 @@ class JobSpec(BaseModel):
 
     recording: its id below the root. attack, arguments: see `AttackSpec`; only registered attacks, and only arguments that
                cannot name a file, a module or an address (`attacker.attacks.arguments`).
-    rounds:    as `attacker replay --rounds`. clients: names; empty for all. null: whether the null runs as well.
-    priority:  of the waiting jobs the one with the highest runs first; of equal ones, the oldest.
+    rounds:    as in `attacker replay --rounds`. clients: names; empty for all. null: whether the null runs as well.
+    priority:  the waiting job with the highest priority runs first; among equal ones, the oldest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,10 @@ class JobSpec(BaseModel):
 
     @classmethod
     def kept(cls, fields: dict[str, Any]) -> "JobSpec":
-        """Return a spec that was checked when it was submitted, without the check: its attack may have been uninstalled since."""
+        """Return a spec that was validated when it was submitted, without validating it again.
+
+        Its attack may have been uninstalled since.
+        """
         return cls.model_construct(**{**fields, "clients": tuple(fields["clients"])})
 
     @field_validator("attack")
@@ -90,7 +93,7 @@ class FrozenModel(BaseModel):
 
 
 class JobProgress(FrozenModel):
-    """share: part of the work that is done, in [0, 1]. words: what is being done."""
+    """The progress of a job. share: part of the work that is done, in [0, 1]. words: description of the current step."""
 
     share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     words: Annotated[str, Field(max_length=500)] = ""
@@ -117,9 +120,9 @@ class Attacked(FrozenModel):
 
 
 class Result(FrozenModel):
-    """attacks: the attack and, where it was requested, its null.
+    """The result of a job. attacks: the attack and, if requested, its null.
 
-    scored: whether truth was there; score_note: why not, or remarks.
+    scored: whether it was scored. score_note: the reason if not, or remarks.
     """
 
     attacks: tuple[Attacked, ...] = ()
@@ -128,11 +131,11 @@ class Result(FrozenModel):
 
 
 class Job(BaseModel):
-    """A job as the API shows it.
+    """A job as the API returns it.
 
-    attempts: number of workers that began it; crashes: number of those that died. origin: `request`, or `rule NAME`.
-    version: grows with each change of any job. created, started, ended: UTC, ISO 8601.
-    error: a line that says what went wrong, then a traceback where there is one.
+    attempts: number of workers that began it. crashes: number of those that died. origin: `request`, or `rule NAME`.
+    version: increases with each change of any job. created, started, ended: UTC, ISO 8601.
+    error: the reason of a failure in one line, followed by a traceback if there is one.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,4 @@
-"""The durable queue of jobs. Whichever process dies, each job runs at least once, and its result is published exactly once."""
+"""Durable queue of jobs. Whichever process dies, each job runs at least once, and its result is published exactly once."""
 
 import builtins
 import json
@@ -16,23 +16,26 @@ __all__ = ["Claim", "Fenced", "Full", "Limits", "NotNow", "Queue", "UnknownJob"]
 
 
 class Full(RuntimeError):
-    """Raised where the largest number of waiting jobs is reached."""
+    """Raised if the maximum number of waiting jobs is reached."""
 
 
 class NotNow(ValueError):
-    """Raised where a job is not in a state that allows the request."""
+    """Raised if the state of a job does not allow the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """max_queued: largest number of waiting jobs. crashes: workers that may die during a job before it is set aside."""
+    """Limits of a queue. max_queued: maximum number of waiting jobs.
+
+    Crashes: number of workers that may die before a job is set aside.
+    """
 
     max_queued: int = 1000
     crashes: int = 3
 
 
 class Queue:
-    """Jobs in one SQLite file. Safe with several threads and processes; every change is on disk when its method returns."""
+    """Jobs in one SQLite file, for several threads and processes. Every change is on disk when its method returns."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -42,7 +45,7 @@ class Queue:
         self.store.close()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Have `told` called after each change by this process; see `Store.tell`."""
+        """Register a callback that is called after each change by this process; see `Store.tell`."""
         self.store.tell(told)
 
     # asking
@@ -59,7 +62,7 @@ class Queue:
     ) -> builtins.list[Job]:
         """Return jobs, the newest first.
 
-        after: id of the last job of the previous page. Raises UnknownJob where it does not exist.
+        after: id of the last job of the previous page. Raises UnknownJob if it does not exist.
         """
         parts, values = [], list[str | int]()
         for column, value in (("state", state), ("recording", recording)):
@@ -94,18 +97,18 @@ class Queue:
         return (rows[-1]["version"] if rows else after), [job_of(row) for row in rows]
 
     def publications(self) -> dict[str, int]:
-        """Return by job the attempt whose result was published."""
+        """Return, by job, the number of the attempt whose result was published."""
         return {row[0]: row[1] for row in self.store.read("SELECT job, attempt FROM publications")}
 
     # what users do
 
     def submit(self, spec: JobSpec, origin: str = "request") -> Job:
-        """Add a job. Raises Full where too many jobs wait."""
+        """Add a job. Raises Full if too many jobs wait."""
         with self.store.writing() as db:
             return self.added(db, spec, origin)
 
     def added(self, db: sqlite3.Connection, spec: JobSpec, origin: str) -> Job:
-        """Add a job within a transaction of the store. Raises Full where too many jobs wait."""
+        """Add a job within a transaction of the store. Raises Full if too many jobs wait."""
         self._check_room(db)
         id = secrets.token_hex(8)
         told = (id, spec.recording, spec.model_dump_json(), spec.priority, origin, now(), changed(db))
@@ -122,9 +125,9 @@ class Queue:
             raise Full(f"{waiting} jobs wait, and no more than {self.limits.max_queued} may: try again later")
 
     def cancel(self, id: str) -> Job:
-        """Cancel a job. A waiting one ends at once, a running one when its worker has saved the best reconstructions so far.
+        """Cancel a job. A waiting one ends at once, a running one after its worker has saved the best reconstructions so far.
 
-        Raises UnknownJob, and NotNow where the job has ended.
+        Raises UnknownJob, and NotNow if the job has ended.
         """
         with self.store.writing() as db:
             job = one(db, id)
@@ -137,7 +140,7 @@ class Queue:
             return one(db, id)
 
     def leave_out(self, id: str, reason: str) -> bool:
-        """Cancel a job, with a reason, if it still waits; whether it did."""
+        """Cancel a waiting job with a reason, and return whether it was waiting."""
         with self.store.writing() as db:
             waits = one(db, id).state == "queued"
             if waits:
@@ -146,9 +149,9 @@ class Queue:
             return waits
 
     def retry(self, id: str) -> Job:
-        """Have a job wait again that failed, was cancelled or set aside; what it wrote is gone on from.
+        """Put a job that failed, was cancelled or was set aside back into the queue; it resumes from its files.
 
-        Raises Unknown, NotNow where it is in another state, Full where too many jobs wait.
+        Raises UnknownJob, NotNow if it is in another state, and Full if too many jobs wait.
         """
         with self.store.writing() as db:
             job = one(db, id)
@@ -165,9 +168,10 @@ class Queue:
     # what the supervisor does
 
     def recover(self, owner: str) -> int:
-        """Have jobs of dead owners wait again, or end where that was asked for; their number. It is no crash of theirs.
+        """Put the running jobs of other owners back into the queue, or end those that were cancelled, and return their number.
 
-        owner: who is alive. Only to be called where no other owner can be.
+        It does not count as a crash of these jobs. owner: the id of the present owner. Call it only while no other owner can be
+        alive.
         """
         with self.store.writing() as db:
             rows = db.execute("SELECT id, asked_to_end FROM jobs WHERE state = 'running' AND owner != ?", (owner,)).fetchall()
@@ -176,7 +180,7 @@ class Queue:
             return len(rows)
 
     def claim(self, owner: str) -> Claim | None:
-        """Return the next waiting job as a claim, and mark it as running; None where no job waits."""
+        """Mark the next waiting job as running and return the claim on it; None if no job waits."""
         if not self.store.read("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1"):  # asked often: writes nothing
             return None
         with self.store.writing() as db:
@@ -191,7 +195,7 @@ class Queue:
             return Claim(id=row["id"], attempt=attempt, owner=owner, spec=JobSpec.kept(json.loads(row["spec"])))
 
     def progress(self, claim: Claim, told: JobProgress) -> None:
-        """Save the progress of a job. Raises Fenced where the claim is no longer valid."""
+        """Save the progress of a job. Raises Fenced if the claim is no longer valid."""
         with self.store.writing() as db:
             check(db, claim)
             db.execute(
@@ -200,7 +204,7 @@ class Queue:
             )
 
     def asked_to_end(self, claims: Iterable[Claim]) -> set[str]:
-        """Return the ids of the jobs that were cancelled, of those that are claimed."""
+        """Return the ids of those claimed jobs that were cancelled."""
         ids = json.dumps([claim.id for claim in claims])
         query = "SELECT id FROM jobs WHERE asked_to_end AND state = 'running' AND id IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self.store.read(query, ids)}
@@ -208,26 +212,26 @@ class Queue:
     def publish(self, claim: Claim, result: Result, *, cpu: float = 0.0) -> None:
         """Save the result of a job that is done.
 
-        cpu: CPU seconds that it took. Raises Fenced where the claim is no longer valid.
+        cpu: CPU seconds that it took. Raises Fenced if the claim is no longer valid.
         """
         with self.store.writing() as db:
             end(db, claim, "done", result=result, cpu=cpu, share=1.0)
             db.execute("INSERT INTO publications VALUES (?, ?, ?)", (claim.id, claim.attempt, now()))
 
     def failed(self, claim: Claim, error: str, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """End a job with an error that a second attempt would not avoid. Raises Fenced where the claim is no longer valid."""
+        """End a job with an error that a second attempt would not avoid. Raises Fenced if the claim is no longer valid."""
         with self.store.writing() as db:
             end(db, claim, "failed", error=error, result=result, cpu=cpu)
 
     def cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """End a job that was cancelled. Raises Fenced where the claim is no longer valid."""
+        """End a job that was cancelled. Raises Fenced if the claim is no longer valid."""
         with self.store.writing() as db:
             end(db, claim, "cancelled", result=result, cpu=cpu)
 
     def crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
-        """Put a job whose worker died back into the queue or, after too many such deaths, set it aside with this message.
+        """Put a job whose worker died back into the queue or, after too many crashes, set it aside with the message `words`.
 
-        Returns the job's new state. Raises Fenced where the claim is no longer valid.
+        Returns the job's new state. Raises Fenced if the claim is no longer valid.
         """
         with self.store.writing() as db:
             row = check(db, claim)
@@ -243,9 +247,9 @@ class Queue:
             return one(db, claim.id).state
 
     def released(self, claim: Claim, *, cpu: float = 0.0) -> None:
-        """Put a job back into the queue because its service stops, which counts as no crash.
+        """Put a running job back into the queue, because its service stops. This does not count as a crash.
 
-        Raises Fenced where the claim is invalid.
+        Raises Fenced if the claim is no longer valid.
         """
         with self.store.writing() as db:
             row = check(db, claim)

@@ -19,7 +19,7 @@ class UnknownJob(KeyError):
 
 
 class Fenced(RuntimeError):
-    """Raised where a claim is no longer valid: the job was given to another attempt, or has ended."""
+    """Raised if a claim is no longer valid, because the job was claimed by another attempt or has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Claim:
 
 
 def check(db: sqlite3.Connection, claim: Claim) -> sqlite3.Row:
-    """Return the row of a claimed job. Raises Fenced where the claim is no longer valid."""
+    """Return the row of a claimed job. Raises Fenced if the claim is no longer valid."""
     query = "SELECT * FROM jobs WHERE id = ? AND attempts = ? AND owner = ? AND state = 'running'"
     row: sqlite3.Row | None = db.execute(query, (claim.id, claim.attempt, claim.owner)).fetchone()
     if row is None:
@@ -51,7 +51,7 @@ def end(
     result: Result | None = None,
     share: float | None = None,
 ) -> None:
-    """Write the end of a claimed job. Raises Fenced where the claim is no longer valid."""
+    """Write the end of a claimed job. Raises Fenced if the claim is no longer valid."""
     check(db, claim)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, error = ?, result = ?, share = coalesce(?, share), cpu = cpu + ?, "
@@ -70,7 +70,7 @@ def end(
 
 
 def wait_again(db: sqlite3.Connection, id: str, *, cancelled: bool = False, cpu: float = 0.0) -> None:
-    """Put a job back into the queue, or end it where it was cancelled."""
+    """Put a job back into the queue, or end it if it was cancelled."""
     state, ended = ("cancelled", now()) if cancelled else ("queued", None)
     db.execute(
         "UPDATE jobs SET state = ?, ended = ?, owner = NULL, cpu = cpu + ?, version = ? WHERE id = ?",

@@ -1,4 +1,4 @@
-"""The history of rules: the rounds that each has submitted jobs for, and the CPU time that these took."""
+"""History of rules: the rounds for which each rule has submitted jobs, and the CPU time of these jobs."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ WHICH = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?
 
 
 class Recorded(NamedTuple):
-    """One recording. identity: tells it from other recordings that have had the same id."""
+    """One recording. identity: distinguishes it from earlier recordings with the same id."""
 
     id: str
     identity: str
@@ -33,9 +33,10 @@ class Ledger:
         self._queue, self._store = queue, queue.store
 
     def adopt(self, recording: Recorded, created: str, attempts: Mapping[int, int]) -> None:
-        """Count what was taken before ledgers told recordings of one id apart for this one, unless it is younger than that.
+        """Assign entries of old versions, which did not store the identity of recordings, to this recording.
 
-        created: the recording's own word for it, in ISO 8601; where that is none, all of it counts. attempts: of its rounds.
+        Entries made before the recording was created are left out. attempts: of its rounds.
+        created: creation time according to the recording, ISO 8601; if it is invalid, all entries are assigned.
         """
         if not self._store.read("SELECT 1 FROM taken WHERE recording = ? AND identity = '' LIMIT 1", recording.id):
             return
@@ -48,11 +49,12 @@ class Ledger:
             )
 
     def take(self, rule: str, recording: Recorded, rounds: Iterable[Taken], spec: JobSpec | None) -> Job | None:
-        """Submit one job of a rule for rounds of a recording, and note these rounds as taken by the rule.
+        """Submit one job of a rule for rounds of a recording, and store these rounds as taken by the rule.
 
-        A rule submits jobs by itself as rounds are recorded. If it took all `rounds` before, nothing is done; if it
-        took some, the job is submitted as `spec` says, and the other rounds are noted.
-        spec: the job; None notes the rounds as left out, without a job.
+        If all `rounds` were taken before, nothing happens. If some were, the job is submitted as `spec` says, and the other
+        rounds are
+        stored.
+        spec: the job; None stores the rounds as left out, without a job.
         Returns the job, or None if none was submitted. Raises Full as `Queue.submit` does.
         """
         with self._store.writing() as db:
@@ -69,12 +71,12 @@ class Ledger:
             return job
 
     def taken(self, rule: str, recording: Recorded) -> set[Taken]:
-        """Return the rounds that a rule has submitted a job for, or left out."""
+        """Return the rounds for which a rule has submitted a job, and those that it has left out."""
         query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
         return {Taken(*row) for row in self._store.read(query, rule, *recording)}
 
     def waiting(self, rule: str, recording: Recorded) -> list[tuple[int, str]]:
-        """Return rounds whose jobs wait, the oldest first, with the ids of the jobs."""
+        """Return rounds with waiting jobs, the oldest first, with the ids of the jobs."""
         query = (
             "SELECT round, job FROM taken JOIN jobs ON job = id "
             "WHERE rule = ? AND taken.recording = ? AND identity = ? AND state = 'queued' ORDER BY round, attempt"
@@ -97,7 +99,7 @@ class Ledger:
 
 
 def _instant(created: str) -> str:
-    """Return a time in the format of jobs; "", which sorts before all times, where it is invalid."""
+    """Return a time in the format of jobs; "", which sorts before all times, if it is invalid."""
     try:
         at = datetime.fromisoformat(created)
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).isoformat(timespec="milliseconds")

@@ -13,7 +13,7 @@ PATTERN = rf"^{PART}(~{PART}){{0,{DEPTH - 1}}}$"
 def folder_of(root: Path, recording: str) -> Path:
     """Return the folder of a recording by its id.
 
-    Raises ValueError where it is no folder, or its path contains a symbolic link.
+    Raises ValueError if it is not a folder, or its path contains a symbolic link.
     """
     if re.fullmatch(PATTERN[1:-1], recording) is None:
         raise ValueError(f"{recording!r} is no recording's id: names of folders below the root, with ~ between them")
@@ -28,6 +28,9 @@ def folder_of(root: Path, recording: str) -> Path:
 
 
 def id_of(root: Path, folder: Path) -> str | None:
-    """Return the id of a run below `root`; None where it lies too deep, or its name holds characters that ids do not."""
+    """Return the id of a run below `root`.
+
+    None if it is too many folders deep, or its name has characters that ids cannot have.
+    """
     name = "~".join(folder.relative_to(root).parts)
     return name if re.fullmatch(PATTERN[1:-1], name) else None

@@ -1,4 +1,4 @@
-"""The SQLite file of the queue: tables, and transactions that stay intact when a process dies."""
+"""SQLite file of the queue: tables, and transactions that stay intact when a process dies."""
 
 import os
 import sqlite3
@@ -64,7 +64,7 @@ DROP TABLE taken_before;
 
 
 class Store:
-    """One file, shared by all threads of this process and by other processes.
+    """One SQLite file, shared by all threads of this process and by other processes.
 
     A write waits for others to finish, and is on disk when it returns. Reads never wait.
     """
@@ -93,7 +93,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction; where the block raises, none of it is written."""
+        """Open a transaction for a `with` block; if the block raises an exception, nothing is written."""
         with self._turn:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -107,7 +107,10 @@ class Store:
             told()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Have `told` called after each change by this process, in the thread that made it: it should only wake another one."""
+        """Register a callback that is called after each change by this process.
+
+        It runs in the thread that made the change, so it must be fast, such as setting an event.
+        """
         self._told += (told,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:

@@ -20,7 +20,9 @@ STAND_BY_RETRY_SECONDS = 60.0
 
 
 class IdleWorkers:
-    """size:  number of jobs that may run at once; at most as many idle workers are kept, and one on stand-by.
+    """The idle workers of a service.
+
+    size:  maximum number of jobs that run at once, and of idle workers besides the one on stand-by.
     heard: queue for the messages of workers.
     """
 
@@ -32,11 +34,10 @@ class IdleWorkers:
         self._gpus = shared_gpus(settings)
 
     def take(self, recording: str, busy: Collection[JobWorker]) -> JobWorker:
-        """Return a worker for a recording: one that has done jobs of it before, the one on stand-by, or a new one.
+        """Return a worker for a recording: one that has run jobs on it before, the one on stand-by, or a new one.
 
-        An idle worker of another recording is ended to make room. busy: workers that have a job. Raises OSError and others where
-        no
-        process can be started.
+        If there are too many, an idle worker of another recording is ended. busy: workers that have a job.
+        Raises OSError, among others, if no process can be started.
         """
         for worker in self._idle:
             if worker.recording == recording and worker.is_alive:
@@ -53,7 +54,7 @@ class IdleWorkers:
         return ready
 
     def keep(self, worker: JobWorker) -> None:
-        """Keep a worker that has done its job, or end it where it has done many."""
+        """Keep a worker that has finished a job, or end it after `MAX_TASKS` jobs."""
         if worker.is_alive and worker.tasks < MAX_TASKS:
             worker.idle_since = time.monotonic()
             self._idle.append(worker)
@@ -61,7 +62,7 @@ class IdleWorkers:
             worker.end()
 
     def fire(self, worker: JobWorker) -> None:
-        """End one that has no job."""
+        """End an idle worker."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker is self._ready:
@@ -70,7 +71,7 @@ class IdleWorkers:
         worker.end()
 
     def tend(self, busy: Collection[JobWorker]) -> None:
-        """End workers that have waited long, and see to it that one is on stand-by; to be called again and again."""
+        """End workers that have been idle for too long, and start one on stand-by if there is none. To be called regularly."""
         now = time.monotonic()
         for worker in [worker for worker in self._idle if now - worker.idle_since > IDLE_SECONDS]:
             self.fire(worker)
@@ -96,6 +97,6 @@ class IdleWorkers:
         return JobWorker(self._heard, threads=self.settings.threads, gpu=gpu, scores=scores)
 
     def _free(self, busy: Collection[JobWorker]) -> str | None:
-        """Return a GPU that no worker uses; None where there is none."""
+        """Return a GPU that no worker uses; None if there is none."""
         used = {worker.gpu for worker in [*busy, *self._idle]}
         return next((gpu for gpu in self._gpus if gpu not in used), None)

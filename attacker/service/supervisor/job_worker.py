@@ -1,4 +1,4 @@
-"""A worker process of the service: runs jobs of one recording, on one GPU where there are several."""
+"""Worker process of the service: runs jobs on one recording and, if there are several GPUs, on one of them."""
 
 import os
 import time
@@ -15,10 +15,11 @@ Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 
 
 class JobWorker(WorkerProcess[WorkerMessage]):
-    """A process that runs jobs, one at a time.
+    """A process that runs one job at a time, all on the same recording.
 
-    recording: the only one whose jobs it runs, set by its first job. Recordings are not trusted: what one may do to the process
-    that reads it must not reach another one. gpu: the only one that it sees. scores: whether it will read truth.
+    A worker is never used for a second recording: recordings are not trusted, and one that took over the process must not reach
+    another one.
+    recording: set by the first job. gpu: the only GPU that the process sees. scores: whether it will read truth.
     """
 
     def __init__(self, heard: Heard, *, threads: int, gpu: str | None = None, scores: bool = True) -> None:
@@ -36,12 +37,12 @@ class JobWorker(WorkerProcess[WorkerMessage]):
         )
 
     def begin(self, task: JobTask) -> None:
-        """Hand it a job."""
+        """Send a job to the worker."""
         self.give(task.as_json())
 
 
 def shared_gpus(settings: ServiceSettings) -> list[str]:
-    """Return the GPUs that are distributed among workers; none where the user named a device, or works on the CPU."""
+    """Return the GPUs that are distributed among workers; none if the user named a device, or on the CPU."""
     if settings.device != "cuda":
         return []
     import torch

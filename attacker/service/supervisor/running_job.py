@@ -1,4 +1,4 @@
-"""A running job: its measured time and memory, its limits, and how its end is written."""
+"""A running job: its measured time and memory, its limits, and the transition to its final state."""
 
 import logging
 import time
@@ -22,9 +22,11 @@ CANCELLED = "cancelled"
 
 
 class RunningJob:
-    """seconds, megabytes: limits of the job; None for none.
+    """A job that a worker is running.
 
-    asked: why its worker was told to end it, or was ended. end: writes the end of the job into the queue; None while it runs.
+    seconds, megabytes: limits of the job; None for none.
+    asked: why the supervisor told the worker to stop, or killed it; None if it did not.
+    end:   function that writes the job's final state into the queue; None while it runs.
     """
 
     def __init__(self, queue: Queue, claim: Claim, worker: JobWorker, *, seconds: float | None, megabytes: float | None) -> None:
@@ -38,18 +40,18 @@ class RunningJob:
         self._until = float("inf")
 
     def ready(self) -> None:
-        """Note that the worker has begun the job."""
+        """Store that the worker has begun the job."""
         self._began = time.monotonic()
 
     def progress(self, told: JobProgress) -> None:
-        """Write it down, where that was not done just before. Raises Fenced where another attempt has the job."""
+        """Save the job's progress, at most once per `PROGRESS_SECONDS`. Raises Fenced if another attempt has claimed the job."""
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
             self.queue.progress(self.claim, told)
 
     def answered(self, answer: JobOutcome) -> None:
-        """Note how the job ended, as the worker reports."""
+        """Store the outcome of the job that the worker reports."""
         self._seen, result = self.worker.usage(), answer.result
         if answer.state == "done":
             self.end = partial(self.queue.publish, self.claim, result, cpu=self._cpu)
@@ -63,7 +65,7 @@ class RunningJob:
             self.released()
 
     def died(self, words: str) -> None:
-        """Note that the worker died, with a message on what is known of it."""
+        """Store that the worker died. words: what is known about the reason."""
         if self.asked is not None:
             self.end = self._cut_off()
         else:
@@ -71,7 +73,7 @@ class RunningJob:
             self.end = partial(self.queue.crashed, self.claim, words, cpu=self._cpu)
 
     def released(self) -> None:
-        """Note that the job goes back into the queue."""
+        """Store that the job goes back into the queue."""
         self.end = partial(self.queue.released, self.claim, cpu=self._cpu)
 
     def _cut_off(self, result: Result | None = None) -> Callable[[], object]:
@@ -85,7 +87,7 @@ class RunningJob:
         return max(0.0, self._seen.cpu_seconds - self._before.cpu_seconds)
 
     def settle(self) -> bool:
-        """Write down what became of it; whether that is known."""
+        """Write the job's final state into the queue, and return whether it has one."""
         if self.end is None:
             return False
         try:
@@ -95,7 +97,7 @@ class RunningJob:
         return True
 
     def watch(self, *, cancelled: bool) -> None:
-        """Have it end where somebody cancelled it, or it takes more than it may."""
+        """Interrupt the job if it was cancelled or exceeds a limit, and kill its worker if that does not end in time."""
         now = time.monotonic()
         if self.end is not None:
             return
@@ -111,7 +113,10 @@ class RunningJob:
             self.worker.kill()
 
     def _too_large(self, megabytes: float) -> None:
-        """End its worker. What earlier jobs left in that is not the job's own: only a fresh one shows what the job takes."""
+        """Kill the worker, because it uses too much memory.
+
+        If the worker has run other jobs before, their leftovers may be the reason, so that the job is repeated in a new worker.
+        """
         if self.asked is None:
             self.asked = f"it took {self._seen.megabytes:.0f} MB of memory, and a job may take {megabytes:.0f}"
             if self.worker.tasks > 1:

@@ -31,8 +31,8 @@ POLL_SECONDS = 0.1
 class Supervisor:
     """The workers of a service, managed by one thread of its process.
 
-    before_end: called with the recording of a job just before the job's end is written, so that whoever reads of the end finds
-    the job's results in the catalogue.
+    before_end: callback with a job's recording just before the job's end is written. It updates the catalogue, so that a client
+    who learns that the job has ended also finds its results.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class Supervisor:
         return len(self._running)
 
     def start(self) -> None:
-        """Put the jobs of a service that was killed back into the queue, and start the thread that works the queue off.
+        """Put the jobs of a service that was killed back into the queue, and start the thread that processes the queue.
 
-        Raises ValueError if another service uses the same folder of state, or if a limit `--job-megabytes` is set on a
-        system that does not tell how much memory a process uses (no /proc).
+        Raises ValueError if another service uses the same state folder, or if `--job-megabytes` is set on a system that does not
+        tell
+        how much memory a process uses (no /proc).
         """
         if self.settings.job_megabytes is not None and not measurable():
             raise ValueError("--job-megabytes needs a system that tells in /proc what a process takes")
@@ -94,7 +95,7 @@ class Supervisor:
             self._thread.start()
 
     def stop(self) -> None:
-        """End all workers. Their jobs wait for the next service, which goes on from their checkpoints."""
+        """End all workers. Their jobs stay in the queue for the next service, which resumes from their checkpoints."""
         self._stopping.set()
         self._wake()
         if self._thread is not None:
@@ -132,7 +133,7 @@ class Supervisor:
                 self.queue.released(self._claimed)
 
     def _listen(self) -> None:
-        """Read all messages of workers, and write the ends of jobs."""
+        """Read all messages of workers, and write the final states of jobs that have ended."""
         try:
             worker, said = self._heard.get(timeout=POLL_SECONDS)
             while True:
@@ -172,7 +173,7 @@ class Supervisor:
                 worker.kill()
 
     def _over(self, running: RunningJob) -> None:
-        """Write the end of a job into the queue."""
+        """Remove the files of a job that has ended, and keep its worker for further jobs or end it."""
         worker, claim = running.worker, running.claim
         del self._running[worker]
         preview = path_of(self.settings.state_folder, claim.id)
@@ -189,7 +190,7 @@ class Supervisor:
             running.watch(cancelled=running.claim.id in cancelled)
 
     def _begin_waiting(self) -> None:
-        """Give jobs that wait to workers, as long as there are any of both."""
+        """Give waiting jobs to workers, up to the maximum number of running jobs."""
         while len(self._running) < self.size and (claim := self._claimed or self.queue.claim(self.owner)):
             self._claimed = claim  # where there is no worker to be had, or nothing can be written, it is tried again
             with suppress(Fenced):
@@ -197,7 +198,7 @@ class Supervisor:
             self._claimed = None
 
     def _begin(self, claim: Claim) -> None:
-        """Give a job to a worker. Raises OSError, and others, where there are no more processes, say."""
+        """Give a job to a worker. Raises OSError, among others, if no process can be started."""
         try:
             task = self._task(claim)
         except ValueError as error:
@@ -209,7 +210,7 @@ class Supervisor:
         worker.begin(task)
 
     def _task(self, claim: Claim) -> JobTask:
-        """Return the task for a worker. Raises ValueError where the recording is no longer there."""
+        """Return the task for a worker. Raises ValueError if the recording no longer exists."""
         settings, run = self.settings, folder_of(self.settings.folder, claim.spec.recording)
         return JobTask(
             job=claim.id,

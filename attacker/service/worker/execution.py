@@ -1,4 +1,4 @@
-"""Execution of one job: the replay, the null's replay, and scoring where there is truth."""
+"""Execution of one job: the replay, the null's replay, and scoring if there is truth."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -38,7 +38,10 @@ Watch = Callable[[float, str], None]
 
 
 def do_job(task: JobTask, interrupt: Interrupt, watch: Watch) -> JobOutcome:
-    """Do a job, and say how it ended, however that was. What an earlier attempt has done is skipped."""
+    """Run a job and return its outcome; exceptions become the outcome "failed".
+
+    Finished cases of earlier attempts are skipped.
+    """
     work = _Work(task, watch)
     try:
         with interrupt, alone(Path(task.lock), wait=True):  # an older attempt may still be dying
@@ -60,7 +63,7 @@ WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
 
 
 def warm(*, scores: bool) -> None:
-    """Load what the first job would have to wait for; reads no recording. scores: whether jobs are scored."""
+    """Import the modules that the first job needs, without reading a recording. scores: whether jobs are scored."""
     torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # loads PyTorch's compiler with it
     for name in (*WARM_MODULES, *(WARM_SCORING_MODULES if scores else ())):
         import_module(name)
@@ -80,7 +83,7 @@ class _Work:
         return Result(attacks=tuple(self.parts), scored=self.scored, score_note=self.note)
 
     def attack(self) -> None:
-        """Run the attack, then its null. Raises RuntimeError where no case could be attacked, and what `Replay.run` raises."""
+        """Run the attack, then its null. Raises RuntimeError if no case could be attacked, and the errors of `Replay.run`."""
         spec, recording = JobSpec.kept(self.task.spec), Recording(Path(self.task.run) / "recording")
         if self.task.model is not None:
             models.admit(self.task.model, name=recording.manifest.model.name)
@@ -95,7 +98,7 @@ class _Work:
                     raise RuntimeError(f"no case could be attacked: {reasons}")
 
     def _cluster(self) -> AbstractContextManager[None]:
-        """Return the Ray cluster of the job, shared by its replays; an empty context where nothing is left to do."""
+        """Return a context that connects to the job's Ray cluster, shared by its replays; an empty one if no case is left."""
         if self.task.ray is None or all(_done(replay) == len(replay.plan.cases) for replay in self.replays):
             return nullcontext()
         return ray_cluster.joined(self.task.ray)
@@ -132,7 +135,7 @@ class _Work:
         self.parts.append(_part(replay, replayed))
 
     def score(self) -> None:
-        """Compare what was done with truth, where the service has it for this run."""
+        """Score the reconstructions, if the service has the truth of this run."""
         if not self.task.truth:
             self.note = "the service was given no truth of this recording"
             return

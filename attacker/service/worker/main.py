@@ -1,4 +1,4 @@
-"""Main program of a worker: reads jobs from stdin and writes progress and outcomes to stdout, one JSON document a line."""
+"""Main program of a worker: reads jobs from stdin and writes progress and outcomes to stdout, one JSON document per line."""
 
 import sys
 from typing import Any
@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def prepare(channel: WorkerChannel) -> Work:
-    """Load what jobs need; more of it where nobody waits yet."""
+    """Import the modules that jobs need, more of them while no job is waiting, and return the function that runs a job."""
     from attacker.service.jobs.job import JobProgress
     from attacker.service.worker.execution import do_job, warm
     from attacker.service.worker.messages import JobTask

@@ -1,4 +1,4 @@
-"""Messages between service and worker, one a line: tasks to the worker, progress and one outcome for each back."""
+"""Messages between service and worker, one per line: tasks to the worker, and progress and one outcome per task back."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -42,7 +42,7 @@ class JobTask:
 
 
 class JobOutcome(FrozenModel):
-    """How a job ended. error: in state `failed` the reason in one line, then a traceback where it helps."""
+    """The outcome of a job. error: for the state "failed", the reason in one line, followed by a traceback if it helps."""
 
     state: Literal["done", "failed", "interrupted"]
     result: Result

@@ -34,9 +34,10 @@ class ImagePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """images: (n, H, W, C), 8 bit, C 1 or 3. places: of each image. loss: median over the running searches, if finite.
+    """The best images of a running job so far.
 
-    iteration: of `most`, within one restart. version: grows with each preview of a job.
+    images: (n, H, W, C), 8 bit, C 1 or 3. places: of each image. loss: median over the running searches, if finite.
+    iteration: the current one of `most`, within one restart. version: increases with each preview of a job.
     """
 
     images: NDArray[np.uint8]
@@ -48,14 +49,14 @@ class Preview:
 
 
 def path_of(state: Path, job: str) -> Path:
-    """Return the path of a job's preview in the state folder. Raises ValueError where `job` is no id."""
+    """Return the path of a job's preview in the state folder. Raises ValueError if `job` is not a valid id."""
     if re.fullmatch("[0-9a-f]{16}", job) is None:
         raise ValueError(f"{job!r} is no job's id")
     return state / "previews" / f"{job}.safetensors"
 
 
 def read(state: Path, job: str) -> Preview | None:
-    """Return the preview of a running job; None where there is none, as for closed forms and tables."""
+    """Return the preview of a running job; None if there is none, as for closed forms and tables."""
     try:
         with safe_open(path_of(state, job), framework="numpy") as file:
             about = json.loads(file.metadata()["about"])

@@ -10,7 +10,7 @@ UNWRITTEN = 74
 
 
 def main(run: str, out: str, unscored: str = "") -> None:
-    """Write the page. unscored: as if there were neither truth nor scores."""
+    """Write the report page of a run. unscored: "--unscored" leaves out scores and originals."""
     from attacker.report.gather import gather  # the service asks for the status above, and need not load these
     from attacker.report.render import render
 

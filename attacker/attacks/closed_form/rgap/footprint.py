@@ -1,5 +1,6 @@
-"""The footprint of a layer: which input values each of its equations involves, for one channel, since all channels are alike.
+"""The footprint of a layer: which input values each of its equations involves.
 
+It is computed for one channel, since it is the same for all channels.
 A tap is one position inside the kernel, a place is one position of the kernel on the image.
 """
 
