@@ -15,7 +15,7 @@ from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json,
 
 MAX_BYTES = 8 * 2**30
 """Size of the largest file of a reconstruction that is read."""
-FACTS = {
+METADATA_TYPES = {
     "case": str,
     "route": str,
     "attack": str,
@@ -139,7 +139,7 @@ def _checked(facts: Any, examples: int) -> dict[str, Any]:
 
     Raises ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of examples.
     """
-    for key, kind in FACTS.items():
+    for key, kind in METADATA_TYPES.items():
         value = facts[key] if key != "interrupted" else facts.get(key, False)
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{key} is to be {kind.__name__}, got {shorten(value)}")
@@ -152,7 +152,7 @@ def _checked(facts: Any, examples: int) -> dict[str, Any]:
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if any(slot.example >= examples for slot in slots) or any(len(values) != examples for values in evidence.values()):
         raise ValueError(f"slots or evidence are of other than its {examples} examples")
-    return {**{key: facts[key] for key in FACTS if key in facts}, **words, "slots": slots, "evidence": evidence}
+    return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
 
 
 def slots_of(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:

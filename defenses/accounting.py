@@ -18,8 +18,8 @@ from typing import Any
 
 from defenses.sensitivity import Noise
 
-ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for i in range(18)), *range(11, 64), 128, 256, 512)
-SAMPLED_ORDERS = tuple(order for order in ORDERS if order >= 2 and (order > 4 or order == int(order)))
+RENYI_ORDERS = (1.02, 1.05, *(1 + i / 10 for i in range(1, 10)), *(2 + i / 2 for i in range(18)), *range(11, 64), 128, 256, 512)
+SAMPLED_ORDERS = tuple(order for order in RENYI_ORDERS if order >= 2 and (order > 4 or order == int(order)))
 """Orders of Renyi divergence for sampled noise. Small fractional orders are left out, since their series may not converge."""
 MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-3, 1e4
 """Range of noise multipliers in which the formulas are numerically exact. Below it, the bound by Renyi divergence is used instead
@@ -110,7 +110,7 @@ def _of_gaussian(multiplier: float, delta: float) -> float:
 
 
 def _of_renyi(rho: float, delta: float) -> float:
-    return _of_divergences(1, tuple((order, rho * order) for order in ORDERS), delta)
+    return _of_divergences(1, tuple((order, rho * order) for order in RENYI_ORDERS), delta)
 
 
 def _of_divergences(times: int, divergences: tuple[tuple[float, float], ...], delta: float) -> float:

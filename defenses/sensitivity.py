@@ -97,8 +97,8 @@ def _step(step: Step, sent: _Sent, tensors: int) -> _Sent:
         return inside._replace(length=inside.length * rate)
     if inspect.isfunction(written := getattr(papers, step.name, None)):
         return _through(DefenseSpec.parse(written(**given)).steps, sent, tensors)
-    if step.name in SCALES:
-        family, scale = SCALES[step.name](given)
+    if step.name in NOISE_SCALES:
+        family, scale = NOISE_SCALES[step.name](given)
         hiding = _hiding(sent.length, family, scale)
         return _Sent(sent.length if scale == 0 else math.inf, max(hiding, sent.noise, key=lambda noise: noise.multiplier))
     if step.name == "masked" and not sent.noise.multiplier:
@@ -137,7 +137,7 @@ def _rescaled(length: float, given: StepArguments, kept: float) -> float:
     return length / kept if given["rescale"] and kept else length
 
 
-SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] = {
+NOISE_SCALES: dict[str, Callable[[StepArguments], tuple[Family, float | None]]] = {
     "gaussian": lambda given: ("gaussian", given["std"]),
     "laplace": lambda given: ("laplace", given["scale"]),
 }

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST = 8
+MAX_EXAMPLES = 8
 """Examples that are drawn where nobody asks for more."""
-CELL = 1.2
+CELL_INCHES = 1.2
 """Inches of one image."""
 
 
@@ -39,7 +39,7 @@ def grid(rows: Mapping[str, Tensor | Sequence[Tensor | None]], data: DataSpec, c
     columns = max(len(examples) for examples in rows.values())
     if not columns:
         raise ValueError("there are no examples to draw")
-    figure = Figure(figsize=(CELL * columns + 1, (CELL + 0.15) * len(rows) + 0.2), layout="constrained")
+    figure = Figure(figsize=(CELL_INCHES * columns + 1, (CELL_INCHES + 0.15) * len(rows) + 0.2), layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (title, examples) in enumerate(rows.items()):
         for column in range(columns):

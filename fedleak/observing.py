@@ -11,13 +11,13 @@ from fedsim import models
 from fedsim.recording import DataSpec, Observation, Training
 from fedsim.recording.codec import encode
 
-KNOWN: tuple[tuple[object, str], ...] = (
+KNOWN_LOSSES: tuple[tuple[object, str], ...] = (
     (nn.CrossEntropyLoss, "cross_entropy"),
     (nn.functional.cross_entropy, "cross_entropy"),
     (nn.BCEWithLogitsLoss, "logistic"),
     (nn.functional.binary_cross_entropy_with_logits, "logistic"),
 )
-LOSSES = "'cross_entropy', 'logistic', torch.nn.CrossEntropyLoss() or torch.nn.BCEWithLogitsLoss()"
+ACCEPTED_LOSSES = "'cross_entropy', 'logistic', torch.nn.CrossEntropyLoss() or torch.nn.BCEWithLogitsLoss()"
 
 
 def observe(
@@ -78,13 +78,13 @@ def _loss(loss: str | nn.Module | Callable[..., Tensor]) -> tuple[Any, str]:
     if isinstance(loss, str):
         models.loss_of(loss)
         return loss, "mean"
-    name = next((name for known, name in KNOWN if loss is known or type(loss) is known), None)
+    name = next((name for known, name in KNOWN_LOSSES if loss is known or type(loss) is known), None)
     if name is None:
-        raise ValueError(f"loss must be {LOSSES}, got {loss!r}")
+        raise ValueError(f"loss must be {ACCEPTED_LOSSES}, got {loss!r}")
     changed = {"weight": None, "pos_weight": None, "label_smoothing": 0.0, "ignore_index": -100}
     for key, default in changed.items():
         if (value := getattr(loss, key, default)) is not default and value != default:
-            raise ValueError(f"loss has {key}={value!r}, which an attack cannot simulate; use {LOSSES}")
+            raise ValueError(f"loss has {key}={value!r}, which an attack cannot simulate; use {ACCEPTED_LOSSES}")
     return name, str(getattr(loss, "reduction", "mean"))
 
 

@@ -85,7 +85,7 @@ class AttackResult:
             ]
         )
 
-    def plot(self, x: Tensor | None = None, *, most: int = figures.MOST) -> "Figure":
+    def plot(self, x: Tensor | None = None, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
         """Draw the first `most` examples, and above them the originals x, if given, in the same order.
 
         The order of examples within a batch does not affect its gradient; `fedleak.score` assigns originals to reconstructions.

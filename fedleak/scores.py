@@ -55,7 +55,7 @@ class ScoreTable:
         """Write the rows as CSV."""
         write_csv(self.rows, Path(path))
 
-    def plot(self, *, most: int = figures.MOST) -> "Figure":
+    def plot(self, *, most: int = figures.MAX_EXAMPLES) -> "Figure":
         """Draw the first `most` originals above their reconstructions. Nulls of a recording are left out."""
         shown = [(row, pair) for row, pair in zip(self.rows, self._pairs(), strict=True) if not row.null or self.run is None]
         rows, pairs = zip(*shown[:most], strict=True) if shown else ((), ())

@@ -12,7 +12,7 @@ from typing import Any
 from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, make_private, read_json_lines, write_json
 from fedsim.recording.safe_files import DamagedFile, read_bytes, read_json, shorten
 
-DESCRIBED = {"name": str, "arguments": dict, "content_hash": str}
+DATASET_KEYS = {"name": str, "arguments": dict, "content_hash": str}
 """Required keys of `dataset.json`, which describes the data set, and their types."""
 
 
@@ -49,7 +49,7 @@ def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> N
 
 
 def digest_of(folders: Sequence[Path]) -> str:
-    """Return a digest of all that folders of truth say, wherever they lie and in whichever order they are given."""
+    """Return a digest of the contents of folders of truth, independent of their paths and their order."""
     each = []
     for folder in folders:
         names = sorted(name for name in os.listdir(folder) if name == "dataset.json" or name.endswith(".jsonl"))
@@ -72,7 +72,7 @@ class TruthReader:
 
     def check_described(self) -> None:
         """Raise DamagedFile if `dataset.json` lacks name, arguments or content hash of the data set."""
-        if wrong := [key for key, kind in DESCRIBED.items() if not isinstance(self.dataset.get(key), kind)]:
+        if wrong := [key for key, kind in DATASET_KEYS.items() if not isinstance(self.dataset.get(key), kind)]:
             words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
             raise DamagedFile(self.folder / "dataset.json", words)
 

@@ -94,7 +94,7 @@ def by_service(root: Path) -> object:
     """A job of the service on the same recording, done by a worker process of its own."""
     from attacker.service.background import Works
     from attacker.service.http.app import parts_of
-    from attacker.service.jobs.job import ENDED, JobSpec
+    from attacker.service.jobs.job import FINAL_STATES, JobSpec
     from attacker.service.settings import ServiceSettings
 
     parts = parts_of(ServiceSettings(root=root, truth="own", workers=1, stand_by=False))
@@ -103,7 +103,7 @@ def by_service(root: Path) -> object:
     try:
         job = parts.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
         until = time.monotonic() + 240
-        while parts.queue.get(job.id).state not in ENDED:
+        while parts.queue.get(job.id).state not in FINAL_STATES:
             assert time.monotonic() < until, parts.queue.get(job.id)
             time.sleep(0.1)
         return parts.queue.get(job.id)

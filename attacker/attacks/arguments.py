@@ -11,7 +11,7 @@ from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-SCALARS = (bool, int, float, NoneType)
+SCALAR_TYPES = (bool, int, float, NoneType)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def settable(factory: Callable[..., Any]) -> dict[str, Settable]:
 def _declared(hint: Any) -> Settable | None:
     """Return the values that a type hint allows; None if it allows a text or an object that the attack did not declare."""
     origin = get_origin(hint)
-    if any(hint is scalar for scalar in SCALARS):
+    if any(hint is scalar for scalar in SCALAR_TYPES):
         return Settable()
     if origin is Annotated:
         inner, *marks = get_args(hint)
@@ -70,7 +70,7 @@ def _declared(hint: Any) -> Settable | None:
         return Settable(words[0], scalar=False) if inner is str and words else _declared(inner)
     if origin is Literal:
         values = get_args(hint)
-        return Settable(tuple(v for v in values if isinstance(v, str)), scalar=any(type(v) in SCALARS for v in values))
+        return Settable(tuple(v for v in values if isinstance(v, str)), scalar=any(type(v) in SCALAR_TYPES for v in values))
     if origin in (Union, UnionType):
         parts = [_declared(part) for part in get_args(hint)]
         if all(part is not None for part in parts):

@@ -10,7 +10,7 @@ from attacker.attacks.base import Attack, Case, Effort, Memory, Need, Progress, 
 from attacker.attacks.linking import Links
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.codec import encode
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
 
@@ -67,7 +67,7 @@ def linked_by_sizes(observations: Sequence[Observation]) -> Links:
     examples have no slots.
     """
     training, start = observations[0].training, 0
-    changing = observations[0].client == SUM and len({observation.cohort for observation in observations}) > 1
+    changing = observations[0].client == SUM_CLIENT and len({observation.cohort for observation in observations}) > 1
     places = []
     for observation in observations:
         size = observation.num_examples or 0

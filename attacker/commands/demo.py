@@ -17,11 +17,11 @@ from fedsim.config.experiment import read
 from fedsim.recording import Recording
 
 EXPERIMENT = Path(__file__).with_name("demo.toml")
-SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 60})
+DEMO_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 60})
 """CPL with a weak smoothness prior. The prior's weight was chosen on photographs and on other faces of LFW."""
 SHORT_SEARCH = ("cpl", {"optimiser": "wolfe", "tv": 3e-5, "steps": 20})
-"""`SEARCH` with fewer iterations, for updates that were computed from many examples."""
-BATCHES = {"training.batch_size": 8, "training.steps": 2, "rounds": 30}
+"""`DEMO_SEARCH` with fewer iterations, for updates that were computed from many examples."""
+BATCH_OVERRIDES = {"training.batch_size": 8, "training.steps": 2, "rounds": 30}
 """Changes of demo.toml that make each update the result of two steps on batches of eight."""
 Attacks = tuple[tuple[str, Mapping[str, Any]], ...]
 
@@ -38,7 +38,7 @@ class Federation:
 
     shows: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    attacks: Attacks = (SEARCH,)
+    attacks: Attacks = (DEMO_SEARCH,)
 
     @property
     def knowledge(self) -> tuple[dict[str, Any], ...]:
@@ -49,7 +49,7 @@ class Federation:
 FEDERATIONS: dict[str, Federation] = {
     "single": Federation(
         shows="One step on one photograph: every photograph can be computed from the update.",
-        attacks=(("exact", {}), SEARCH),
+        attacks=(("exact", {}), DEMO_SEARCH),
     ),
     "compressed": Federation(
         shows="Only the largest tenth of each update is sent: this protects against an attack that ignores it, not against one "
@@ -59,13 +59,13 @@ FEDERATIONS: dict[str, Federation] = {
     ),
     "batches": Federation(
         shows="Two steps on batches of eight, a more usual training setting: much less leaks.",
-        overrides=BATCHES,
+        overrides=BATCH_OVERRIDES,
         attacks=(SHORT_SEARCH,),
     ),
     "noisy": Federation(
         shows="Batches of eight with clipped and noised updates: the noise averages out over clients, and the model still "
         "learns.",
-        overrides={**BATCHES, "defense": "clip(0.1) | gaussian(0.02)"},
+        overrides={**BATCH_OVERRIDES, "defense": "clip(0.1) | gaussian(0.02)"},
         attacks=(SHORT_SEARCH,),
     ),
 }

@@ -191,14 +191,14 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
         raise ValueError(f"{attack} does not use the oracle logits: they need the attack cpl with --set agreement=1")
     from attacker.scoring import Scorer
     from attacker.scoring.oracle import digest_truth, true_labels, true_logits
-    from fedsim.recording.masked_vectors import SUM
+    from fedsim.recording.masked_vectors import SUM_CLIENT
 
     run = recording.folder.parent
     folders = resolve_truth(run, truth)
     scorer = Scorer(run, folders)
 
     def cohort(row: Any) -> tuple[str, ...]:
-        return tuple(recording.summed(row.round)) if row.client == SUM else ()
+        return tuple(recording.summed(row.round)) if row.client == SUM_CLIENT else ()
 
     known = {
         "labels": lambda row: true_labels(scorer, row, cohort(row)),

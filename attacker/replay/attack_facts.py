@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.manifest import check_name
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, read_json, shorten
 from fedsim.recording.writer import is_plain
 
@@ -17,9 +17,9 @@ MAX_BYTES = 512 * 2**20
 """Largest size of the file in bytes, enough for some million cases."""
 MAX_TEXT = 10_000
 MAX_COUNT = 2**53
-PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 """Pattern of the names of cases and of attacks' folders, which become names of files."""
-STATUSES = ("complete", "masked", "failed", "late")
+OBSERVATION_STATUSES = ("complete", "masked", "failed", "late")
 FIELD_TYPES = {
     "attack": str,
     "spec": str,
@@ -36,7 +36,7 @@ RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", 
 def read_facts(path: Path) -> dict[str, Any]:
     """Read and check an `attack.json`. Raises DamagedFile, naming the file and what to do, if no replay can have written it."""
     try:
-        if not PLAIN.fullmatch(path.parent.name):
+        if not SAFE_NAME.fullmatch(path.parent.name):
             raise ValueError(f"lies in a folder named {shorten(path.parent.name)}, a name that no replay uses")
         told = read_json(path, limit=MAX_BYTES)
         _check_facts(told)
@@ -78,7 +78,7 @@ def _check_facts(told: Any) -> None:
 
 def _check_case(case: Any) -> None:
     key = case.get("key") if isinstance(case, dict) else case
-    if not isinstance(case, dict) or not isinstance(key, str) or not PLAIN.fullmatch(key):
+    if not isinstance(case, dict) or not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
         raise ValueError(f"case {shorten(key)}: the key is not a valid file name")
     if wrong := _find_wrong_key(case):
         raise ValueError(f"case {key}: {shorten(case.get(wrong))} is not a valid value of {wrong}")
@@ -87,9 +87,9 @@ def _check_case(case: Any) -> None:
 def _find_wrong_key(case: Mapping[str, Any]) -> str:
     """Return the first key of a case whose value is invalid, or "" if all are valid."""
     client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
-    if not isinstance(client, str) or not (is_plain(client) or client == SUM):
+    if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
-    if case.get("status") not in STATUSES:
+    if case.get("status") not in OBSERVATION_STATUSES:
         return "status"
     if not _is_count(case.get("round"), 1) or not _is_count(case.get("attempt", 1), 1):
         return "round"

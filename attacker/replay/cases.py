@@ -12,7 +12,7 @@ from attacker.attacks.base import Need, case_key, refused
 from attacker.attacks.nulls import Blinded
 from attacker.replay.example_counts import with_estimate
 from fedsim.recording import Observation, Recording, Row
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import shorten
 
 
@@ -92,7 +92,7 @@ def plan_cases(recording: Recording, rows: Sequence[Row], attack: Attack) -> Pla
 
 def _counted(recording: Recording, row: Row, reads_update: bool) -> Row:
     """Return the row with a number of examples, see `with_estimate`; unchanged if its update cannot be read."""
-    if row.num_examples is not None or row.client == SUM:
+    if row.num_examples is not None or row.client == SUM_CLIENT:
         return row
     try:
         observation = recording.observation(row)
@@ -198,4 +198,4 @@ def row_entry(recording: Recording, row: Row) -> dict[str, Any]:
 
 def _list_cohort(recording: Recording, row: Row) -> list[str]:
     """Return the clients that a row's update depends on: those of a secure sum, or the row's own client."""
-    return list(recording.summed(row.round)) if row.client == SUM else [row.client]
+    return list(recording.summed(row.round)) if row.client == SUM_CLIENT else [row.client]

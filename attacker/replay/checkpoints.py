@@ -16,7 +16,7 @@ from attacker.attacks.base import Look
 from fedsim.recording.files import remove, write_tensors
 from fedsim.recording.safe_files import opened_tensors, parse_json
 
-SUFFIX = ".checkpoint"
+CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_FORMAT = 4
 """Format version of the kept tensors; increased whenever their meaning changes."""
 READABLE_FORMATS = (3, 4)
@@ -78,7 +78,7 @@ class FileMemory:
 
     @property
     def path(self) -> Path:
-        return self.folder / (hashlib.sha256("\n".join(self.cases).encode()).hexdigest()[:12] + SUFFIX)
+        return self.folder / (hashlib.sha256("\n".join(self.cases).encode()).hexdigest()[:12] + CHECKPOINT_SUFFIX)
 
     @property
     def _below(self) -> Path:
@@ -154,7 +154,7 @@ def unfinished(
     number of cases per task.
     """
     wanted, tasks, notes = set(wanted), [], []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):
         found = _read(path, tensors=False)
         if found is None:
             notes.append(f"{path.name} cannot be read as a checkpoint: its cases start again")
@@ -181,7 +181,7 @@ def _describe_cases(cases: Sequence[str]) -> str:
 def tidy(folder: Path, done: Iterable[str]) -> None:
     """Remove checkpoints whose cases are all done, and unreadable ones. done: keys of the finished cases."""
     done = set(done)
-    for path in folder.glob(f"*{SUFFIX}"):
+    for path in folder.glob(f"*{CHECKPOINT_SUFFIX}"):
         found = _read(path, tensors=False)
         if found is None or done.issuperset(found.cases):
             remove(path, below=run_of(folder))

@@ -9,11 +9,11 @@ from attacker.attacks.networks.forward import forward_pass
 from attacker.attacks.simulation.client import buffers_of, network_of
 from fedsim import models
 from fedsim.recording import Observation
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
-NOISE = 1e-5
+MAX_ZERO_SINGULAR_VALUE = 1e-5
 """Singular values below this share of the largest one are what float32 leaves of zeros."""
-ROUNDED = 1.0
+ROUNDING_NORM_SHARE = 1.0
 """How much of a random matrix's norm, of rounding errors of given size, counts as rounding."""
 
 
@@ -31,7 +31,7 @@ def with_estimate(observation: Observation, *, reads_update: bool = True) -> tup
     Nothing is estimated for a secure sum or behind a defense, which change the rank of an update.
     reads_update: False for a null, which gets the number that the training prescribes, whatever the update is.
     """
-    if observation.num_examples is not None or observation.client == SUM or observation.defenses.steps:
+    if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
     found = estimate_examples(observation, reads_update=reads_update)
     return replace(observation, num_examples=found.examples), f"{found.words}; record with training.examples if it is wrong"
@@ -97,9 +97,11 @@ def _ranks(observation: Observation) -> dict[str, tuple[int, int]]:
 
 def _rank(update: Tensor, rounding: Tensor | None) -> int:
     values = torch.linalg.svdvals(update.double())
-    noise = NOISE * float(values[0])
+    noise = MAX_ZERO_SINGULAR_VALUE * float(values[0])
     if rounding is not None:
-        noise = max(noise, ROUNDED * float(rounding.double().square().mean().sqrt()) * sum(side**0.5 for side in update.shape))
+        noise = max(
+            noise, ROUNDING_NORM_SHARE * float(rounding.double().square().mean().sqrt()) * sum(side**0.5 for side in update.shape)
+        )
     return int((values > noise).sum())
 
 
@@ -109,4 +111,4 @@ def _classes(observation: Observation) -> int:
     update = observation.update.get(bias) if bias is not None else None
     if update is None or len(update) < 2:
         return 1
-    return max(1, int((update > NOISE * update.abs().max()).sum())) if observation.training.steps == 1 else 1
+    return max(1, int((update > MAX_ZERO_SINGULAR_VALUE * update.abs().max()).sum())) if observation.training.steps == 1 else 1

@@ -21,7 +21,7 @@ from attacker.replay.progress import Meter, Watch
 from attacker.replay.tasks import Member, ReplayJob, Task, TaskOutcome, here, is_done, path_of, write_failure
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.run_check import check_run
 from fedsim.recording.safe_files import COPY_ADVICE
 from fedsim.recording.selection import Rounds, complete_names
@@ -201,7 +201,7 @@ class Replay:
             return
         rows = self.recording.rows(on_damage=lambda error: None)
         if unknown := sorted(clients - {row.client for row in rows}):
-            names = sorted({row.client for row in rows} - {SUM})
+            names = sorted({row.client for row in rows} - {SUM_CLIENT})
             raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {join_names(names)}")
         if self.rounds and not self.rounds & {row.round for row in rows}:
             known = format_numbers(row.round for row in rows)

@@ -18,7 +18,7 @@ from attacker.report.unscored import Unscored
 from attacker.scoring import Summary
 from attacker.scoring.states import FINISHED, State
 from fedsim.recording import Manifest, Row
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
 Record = dict[str, Any]
 
@@ -182,7 +182,7 @@ class ReportedRun:
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
-        return tuple(sorted({row.client for row in self.observations} - {SUM}))
+        return tuple(sorted({row.client for row in self.observations} - {SUM_CLIENT}))
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 INK, ACCENT, FAINT = "#010203", "#040506", "#070809"
-COLOURS = {INK: "currentColor", ACCENT: "var(--accent)", FAINT: "var(--rule)"}
+PAGE_COLOURS = {INK: "currentColor", ACCENT: "var(--accent)", FAINT: "var(--rule)"}
 MOST_POINTS, MOST_LINES = 160, 60
-STYLE: dict[Any, Any] = {
+CHART_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "text.color": INK,
     "axes.edgecolor": FAINT,
@@ -108,12 +108,12 @@ def _thinned(curve: Values) -> tuple[Values, Values]:
 def _chart(name: str, *, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
     """Yield the axes to draw on, and a list that contains the SVG after the `with` block. Width and height are in inches."""
     svg: list[str] = []
-    with mpl.rc_context({**STYLE, "svg.hashsalt": f"fedleak {name}"}):
+    with mpl.rc_context({**CHART_STYLE, "svg.hashsalt": f"fedleak {name}"}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure.add_subplot(), svg
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        svg.append(_inline(buffer.getvalue(), COLOURS))
+        svg.append(_inline(buffer.getvalue(), PAGE_COLOURS))
 
 
 def _inline(svg: str, colours: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from fedsim.recording import DamagedFile, Manifest, Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
 
-SHOWN = 60
+MAX_PAIRS = 60
 """Number of examples of each attack whose pair is shown."""
 
 PlaceKey = tuple[str, int, int, int]
@@ -208,7 +208,7 @@ def _unscored(
     ]
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, told["cases"]))
     null = nulls[0] if nulls else None
-    result = unscored(reconstructions / source, told, scored, manifest.data, null=null, most=SHOWN)
+    result = unscored(reconstructions / source, told, scored, manifest.data, null=null, most=MAX_PAIRS)
     missing += map(Missing, result.problems)
     return result
 
@@ -251,7 +251,7 @@ def _pairs(folder: Path, manifest: Manifest, rows: Mapping[str, Sequence[ScoreRo
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
     for source, some in rows.items():
-        for row in some[:SHOWN]:
+        for row in some[:MAX_PAIRS]:
             if row.pair is not None:
                 pair = pairs[source, _place(row)] = read_pair(folder, row.pair, manifest.data.columns)
                 pairs["", _place(row)] = ExamplePair(original=pair.original)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from attacker.attacks.closed_form.rank.analysis import PROVED, RankReport, rank_report
+from attacker.attacks.closed_form.rank.analysis import MAX_PROVED_UNKNOWNS, RankReport, rank_report
 from attacker.attacks.closed_form.rank.verdict import headline, verdict
 from attacker.attacks.networks.chain import Chain, Layer, NotAChain, chain_of
 from fedsim import models
@@ -53,7 +53,7 @@ def opened(model: str, shape: tuple[int, ...], classes: int, arguments: dict[str
 def analysed(chain: Chain, *, dead: float, prove: bool) -> RankReport:
     """Return the rank analysis of a chain. Raises RuntimeError with the reason if a layer cannot be analysed."""
     try:
-        return rank_report(chain, dead=dead, prove=PROVED if prove else 0)
+        return rank_report(chain, dead=dead, prove=MAX_PROVED_UNKNOWNS if prove else 0)
     except NotAChain as reason:
         raise RuntimeError(str(reason)) from reason
 

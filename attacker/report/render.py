@@ -11,17 +11,17 @@ from markupsafe import Markup
 
 from attacker.report import figures, words
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
-from attacker.report.gather import SHOWN, gather, run_folder
+from attacker.report.gather import MAX_PAIRS, gather, run_folder
 from attacker.report.pairs import Picture
 from attacker.report.unscored import UnscoredExample
 from attacker.scoring.metrics import MAX_MSE, TABLE_TOLERANCE
 from fedsim.recording.files import make_private, write_bytes
 
-STRIP = 5
+STRIP_EXAMPLES = 5
 """Number of examples beside the verdict."""
-SMALLEST = 112
+MIN_PICTURE_WIDTH = 112
 """Smallest width of a picture on the page, in CSS pixels."""
-LARGEST = 192
+MAX_PICTURE_WIDTH = 192
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         names=", ".join(run.name for run in runs),
         max_mse=MAX_MSE,
         tolerance=TABLE_TOLERANCE,
-        most=SHOWN,
+        most=MAX_PAIRS,
         originals=any(attack.examples for run in runs for attack in run.attacks),
     )
 
@@ -91,13 +91,13 @@ def _no_lpips(run: ReportedRun) -> dict[str, list[str]]:
 def _strip(run: ReportedRun) -> list[Example]:
     """Return the first examples of the best attack that have an original to show. They are not selected by quality."""
     best = words.best(run)
-    return [example for example in best.finished if example.pair.original][:STRIP] if best else []
+    return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
 
 
 def _unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
     """Return the first reconstructions of the first attack that has any, if nothing is scored; otherwise none."""
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
-    return [one for one in first if one.shown.reconstruction][:STRIP] if words.best(run) is None else []
+    return [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if words.best(run) is None else []
 
 
 def _loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
@@ -158,6 +158,6 @@ def _data_uri(picture: Picture) -> str:
 
 def _zoom(picture: Picture) -> int:
     """Return the width at which to show a picture, in CSS pixels; small pictures are enlarged by a whole number."""
-    if picture.width >= SMALLEST:
-        return min(picture.width, LARGEST)
-    return picture.width * -(-SMALLEST // picture.width)
+    if picture.width >= MIN_PICTURE_WIDTH:
+        return min(picture.width, MAX_PICTURE_WIDTH)
+    return picture.width * -(-MIN_PICTURE_WIDTH // picture.width)

@@ -9,9 +9,9 @@ from attacker.scoring import Estimate, Summary
 from attacker.scoring.states import FINISHED, STATES, UNFINISHED, State, count_unfinished, format_counts
 from fedsim.recording import Manifest
 
-DASH = "\N{EN DASH}"
-SPACE = "\N{NO-BREAK SPACE}"
-NAMES = {
+EN_DASH = "\N{EN DASH}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+PAPER_NAMES = {
     "agic": "AGIC",
     "cpl": "CPL",
     "dlg": "DLG",
@@ -25,7 +25,7 @@ NAMES = {
 
 def attack_name(attack: str) -> str:
     """Return an attack's name as its paper spells it, or the given name for attacks without a paper."""
-    return NAMES.get(attack, attack)
+    return PAPER_NAMES.get(attack, attack)
 
 
 def recovered(estimate: Estimate) -> str:
@@ -34,11 +34,11 @@ def recovered(estimate: Estimate) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f}{SPACE}%"
+    return f"{100 * share:.0f}{NO_BREAK_SPACE}%"
 
 
 def percent_interval(estimate: Estimate) -> str:
-    return f"{100 * estimate.low:.0f}{DASH}{100 * estimate.high:.0f}{SPACE}%"
+    return f"{100 * estimate.low:.0f}{EN_DASH}{100 * estimate.high:.0f}{NO_BREAK_SPACE}%"
 
 
 def interval(estimate: Estimate, digits: int) -> str:
@@ -232,7 +232,7 @@ def _told(summary: Summary, manifest: Manifest) -> str:
 
 def _share(success: Estimate, manifest: Manifest) -> str:
     noun = "private images" if manifest.data.is_image else "private rows"
-    return f"{recovered(success)} {noun} (95{SPACE}%{SPACE}CI{SPACE}{percent_interval(success)})"
+    return f"{recovered(success)} {noun} (95{NO_BREAK_SPACE}%{NO_BREAK_SPACE}CI{NO_BREAK_SPACE}{percent_interval(success)})"
 
 
 def _of(estimate: Estimate | None) -> Estimate:
@@ -274,7 +274,7 @@ def _epsilon(told: Mapping[str, Any]) -> str:
     text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
     if not isinstance(prior, int | float) or not isinstance(bound, int | float):
         return text
-    guessed, found = (f"{100 * share:.3g}{SPACE}%" for share in (prior, bound))
+    guessed, found = (f"{100 * share:.3g}{NO_BREAK_SPACE}%" for share in (prior, bound))
     return f"{text}: a guess that is right {guessed} of the time becomes a reconstruction that is right at most {found}"
 
 

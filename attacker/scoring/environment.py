@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("fedleak", "torch", "torchvision", "numpy", "flwr", "lpips")
+VERSIONED_PACKAGES = ("fedleak", "torch", "torchvision", "numpy", "flwr", "lpips")
 SOURCE_ROOT = Path(__file__).parents[2]
 CODE_PACKAGES = ("attacker", "fedsim", "defenses")
 
@@ -27,7 +27,7 @@ def _describe_machine() -> dict[str, Any]:
     """Return the part of `environment` that cannot change during the process."""
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: _version(package) for package in VERSIONED_PACKAGES},
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "commit": read_commit(SOURCE_ROOT),

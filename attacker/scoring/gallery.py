@@ -23,7 +23,7 @@ MAX_TAIL_EXPONENT = 4.0
 """Upper limit of the estimated exponent of that tail."""
 MAX_JOINT_EXAMPLES = 64
 """Largest number of examples of a case whose reconstructions are compared jointly."""
-FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
+GALLERY_FIELDS = ("rank", "gallery", "rank_share", "chance", "case_chance")
 
 MeasuredRow = dict[str, Any]
 
@@ -83,7 +83,7 @@ class Gallery:
         rows = []
         for original, answer in enumerate(assigned):
             if answer is None or not len(others):
-                rows.append(dict.fromkeys(FIELDS))
+                rows.append(dict.fromkeys(GALLERY_FIELDS))
                 continue
             own, rest = float(near[answer, original]), far[answer].numpy()
             nearer, tied = int((rest < own - 1e-6).sum()), int((np.abs(rest - own) <= 1e-6).sum())

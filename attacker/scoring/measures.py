@@ -11,7 +11,7 @@ from attacker.scoring.perceptual import Lpips, explain_missing
 from fedsim.recording import DataSpec
 
 MEASURES = ("mse", "mse_raw", "psnr", "ssim", "ssim_global", "lpips", "lpips_net", "continuous_error", "categorical_right")
-FIELDS = (*MEASURES, "flat")
+MEASURE_FIELDS = (*MEASURES, "flat")
 
 MeasuredRow = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
@@ -30,7 +30,7 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
     else:
         fields |= _measure_rows(x, truth, spec)
     return [
-        {**dict.fromkeys(FIELDS), **{name: values[i] for name, values in fields.items()}, "failure": None}
+        {**dict.fromkeys(MEASURE_FIELDS), **{name: values[i] for name, values in fields.items()}, "failure": None}
         for i in range(len(truth))
     ]
 
@@ -47,7 +47,7 @@ def clean_examples(raw: Tensor, spec: DataSpec) -> Tensor:
 
 def make_empty_measures(failure: str) -> MeasuredRow:
     """Return the fields of `measure` for an example without a reconstruction: all None, with the reason `failure`."""
-    return {**dict.fromkeys(FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
+    return {**dict.fromkeys(MEASURE_FIELDS), "lpips_reason": "no reconstruction", "success": False, "failure": failure}
 
 
 def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields:

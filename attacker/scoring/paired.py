@@ -14,7 +14,7 @@ PSNR_OF_8_BITS = 10 * log10(12 * 255**2)
 Originals are known to 8 bits, so smaller errors reveal nothing more. Means cap each row at this value; otherwise ten exact rows
 of a hundred would raise a mean as much as all others together. Rows keep their own value, up to 120 dB.
 """
-SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_error", "categorical_right")
+FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_error", "categorical_right")
 """Fields of score rows that `fill_failures` fills in for failures."""
 
 
@@ -40,7 +40,7 @@ def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> li
             found.append(row)
             continue
         other, constant = answers.get(_case_and_index(row)), row.constant or {}
-        missing: dict[str, Any] = {score: getattr(other, score, None) for score in SCORES if getattr(row, score) is None}
+        missing: dict[str, Any] = {score: getattr(other, score, None) for score in FILLED_SCORES if getattr(row, score) is None}
         missing |= {score: constant.get(score) for score, value in missing.items() if value is None}
         found.append(replace(row, **missing))
     return found

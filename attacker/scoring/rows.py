@@ -124,7 +124,7 @@ class ScoreRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values, with the format version."""
-        values = {name: getattr(self, name) for name in NAMES}
+        values = {name: getattr(self, name) for name in FIELD_NAMES}
         return {"version": FORMAT_VERSION, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
     @classmethod
@@ -156,7 +156,7 @@ class ScoreRow:
         return found
 
 
-NAMES: tuple[str, ...] = tuple(one.name for one in fields(ScoreRow))
+FIELD_NAMES: tuple[str, ...] = tuple(one.name for one in fields(ScoreRow))
 
 
 @cache
@@ -194,7 +194,7 @@ def _as_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-NAMES_OF_PLAIN = tuple(name for name in NAMES if name not in ("environment", "constant"))
+NAMES_OF_PLAIN = tuple(name for name in FIELD_NAMES if name not in ("environment", "constant"))
 
 
 def to_pandas(rows: Iterable[ScoreRow]) -> "pandas.DataFrame":

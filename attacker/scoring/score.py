@@ -24,7 +24,7 @@ from attacker.scoring.gallery import Gallery
 from attacker.scoring.holdings import load_holdings
 from attacker.scoring.measures import make_empty_measures, measure
 from attacker.scoring.originals import Original, Use, count_places, link_fields, list_claimed_rounds, list_uses, originals
-from attacker.scoring.paired import SCORES as FILLED
+from attacker.scoring.paired import FILLED_SCORES as FILLED
 from attacker.scoring.perceptual import BACKBONES, Lpips, lpips_or_reason
 from attacker.scoring.perceptual import load as load_lpips
 from attacker.scoring.rows import ScoreRow

@@ -21,7 +21,7 @@ SIGN_DRAWS = 1 << MAX_ENUMERATED_CLUSTERS
 """Number of random draws of signs."""
 MAX_DRAWN_CLUSTERS = 200
 """Largest number of clusters for which signs are drawn; with more, the normal approximation is used."""
-POWER = 0.95
+TEST_POWER = 0.95
 """Power: probability with which a leak called detectable is detected."""
 
 
@@ -139,14 +139,16 @@ def _beyond(one: ScoreRow, other: ScoreRow) -> float | None:
 
 
 def detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
-    """Return the smallest mean difference that the t-test at `level` detects with probability `POWER`, given a sample's spread.
+    """Return the smallest mean difference that the t-test at `level` detects with probability `TEST_POWER`.
+
+    values: sample from which the spread of differences is estimated. groups: cluster of each value.
 
     The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
     poorly.
     """
     _, error, count = _mean_and_error(values, groups)
     wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
-    return float((t.isf(level, count - 1) + t.ppf(POWER, count - 1)) * wide)
+    return float((t.isf(level, count - 1) + t.ppf(TEST_POWER, count - 1)) * wide)
 
 
 def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
@@ -160,7 +162,9 @@ def fisher(mine: Sequence[float], its: Sequence[float]) -> float:
 
 
 def detectable_successes(its: Sequence[float], level: float) -> float | None:
-    """Return the smallest difference of shares that `fisher` at `level` detects with probability `POWER`; None if there is none.
+    """Return the smallest difference of shares that `fisher` at `level` detects with probability `TEST_POWER`.
+
+    None if there is none.
 
     its: success of each example for the null, 0 or 1.
     """
@@ -170,13 +174,15 @@ def detectable_successes(its: Sequence[float], level: float) -> float | None:
     if not len(shown):
         return None
     shares = np.arange(1, 1001) / 1000
-    enough = shares[binom.sf(shown[0] - 1, count, shares) >= POWER]
+    enough = shares[binom.sf(shown[0] - 1, count, shares) >= TEST_POWER]
     return float(enough[0]) - less / count if len(enough) else None
 
 
 @lru_cache(maxsize=256)
 def detectable_share(null: float, examples: int, clusters: int, level: float) -> float | None:
-    """Return the smallest difference of shares that a sign test at `level` detects with probability `POWER`; None if there is
+    """Return the smallest difference of shares that a sign test at `level` detects with probability `TEST_POWER`.
+
+    None if there is
     none.
 
     null: share of the examples that the null recovered, to which one success and one failure are added (Laplace). Clusters are
@@ -189,6 +195,6 @@ def detectable_share(null: float, examples: int, clusters: int, level: float) ->
         more, less = share * (1 - least), least * (1 - share)
         weights = binom.pmf(differing, count, more + less)
         power = float((weights * binom.sf(critical, differing, more / (more + less)))[1:].sum())
-        if power >= POWER:
+        if power >= TEST_POWER:
             return float(share - least)
     return None

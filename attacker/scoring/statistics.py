@@ -15,14 +15,14 @@ from scipy.special import betainc
 from scipy.stats import norm, t
 
 Floats = NDArray[np.float64]
-RESAMPLES = 2000
-PSEUDO = 0.1
+NUM_RESAMPLES = 2000
+PSEUDO_CLUSTERS = 0.1
 """Chosen by simulation, see `_effective`: 4 to 40 clusters of 1 to 16, with correlations of 0 to 1 and shares of 0.02 to 0.98."""
 FEWEST_CLUSTERS = 5
 """Fewest clusters over which a mean has an interval: of four, skewed values are held in 90 % of samples."""
 FEWEST_CORRELATED = 4
 """Fewest clusters from which the correlation within them is estimated; it is taken to be 1 in fewer."""
-MANY = 200
+MANY_CLUSTERS = 200
 """Clusters from which on the t interval is as good as the bootstrap."""
 
 
@@ -139,7 +139,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     else:
         error = float(_error(totals[None], sizes[None], np.ones((1, count)))[1][0])
         half = float(t.ppf(0.5 + level / 2, count - 1))
-        below, above = _quantiles(totals, sizes, value, error, level) if count <= MANY else (-half, half)
+        below, above = _quantiles(totals, sizes, value, error, level) if count <= MANY_CLUSTERS else (-half, half)
         low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
@@ -170,7 +170,7 @@ def _effective(array: Floats, sizes: Floats, own: NDArray[np.int64], level: floa
     if count == total or count < FEWEST_CORRELATED or np.ptp(array) == 0:
         return least
     value, means = float(array.mean()), np.bincount(own, array) / sizes
-    added = PSEUDO * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
+    added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
     between = (float((sizes * (means - value) ** 2).sum()) + added) / (count - 1)
     within = float(((array - means[own]) ** 2).sum()) / (total - count)
     typical = (total - total / least) / (count - 1)
@@ -207,4 +207,4 @@ def _quantiles(totals: Floats, sizes: Floats, value: float, error: float, level:
 @lru_cache(maxsize=32)
 def _resamples(count: int) -> Floats:
     """Return how often each cluster occurs in each resample, (NUM_RESAMPLES, count), drawn with a fixed seed."""
-    return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(np.float64)
+    return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES).astype(np.float64)

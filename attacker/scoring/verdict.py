@@ -21,7 +21,7 @@ from attacker.scoring.significance import (
 from attacker.scoring.statistics import Estimate, mean
 
 Outcome = Literal["recovered", "partly leaked", "not distinguishable from the null at this sample", "no verdict"]
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """Significance level: probability of reporting a leak if there is none, over all compared scores together."""
 MIN_CLUSTERS = 3
 """Smallest number of clusters for which mean differences are tested."""
@@ -42,7 +42,7 @@ class Score:
     is_share: bool = False
 
 
-SCORES = (
+COMPARED_SCORES = (
     Score("psnr", "PSNR", 1, " dB"),
     Score("ssim", "SSIM", 1),
     Score("lpips", "LPIPS", -1),
@@ -61,7 +61,7 @@ class Comparison:
     attack, null: means over the same examples; for re-identification, shares of other examples nearer than the original.
     difference: attack minus null, with its confidence interval over clusters.
     p: p-value of the difference. adjusted: p-value adjusted for the number of compared scores (Holm 1979).
-    leaks: whether `adjusted` is at most `LEVEL`.
+    leaks: whether `adjusted` is at most `SIGNIFICANCE_LEVEL`.
     detectable: smallest mean difference that a sample like this one detects with probability 0.95; None if unknown.
     """
 
@@ -215,7 +215,7 @@ def _compare(both: Paired, clusters: Mapping[Any, int]) -> tuple[Comparison, ...
     """Test every score that the rows have, and adjust the p-values for their number."""
     found: list[dict[str, Any]] = []
     oracles = both.attack[0].oracles
-    for score in SCORES:
+    for score in COMPARED_SCORES:
         differences = both.differences(score.name)
         if not differences or (score.name == "label_success" and "labels" in oracles):
             continue
@@ -261,9 +261,9 @@ def _test_shares(both: Paired, name: str, differences: Mapping[int, float], grou
 
 
 def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
-    detectable = found["least"](LEVEL / tests) if "least" in found else None
+    detectable = found["least"](SIGNIFICANCE_LEVEL / tests) if "least" in found else None
     kept = {key: value for key, value in found.items() if key != "least"}
-    return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= LEVEL, detectable=detectable)
+    return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= SIGNIFICANCE_LEVEL, detectable=detectable)
 
 
 def _mean(values: Mapping[int, float], chosen: Mapping[int, float]) -> float:
@@ -280,7 +280,7 @@ def _recovers(both: Paired, compared: Sequence[Comparison]) -> bool:
     """Return whether the attack recovers examples that it would not have recovered without the update."""
     if any(one.leaks and one.score == "success" for one in compared):
         return True
-    level = LEVEL / len(compared)
+    level = SIGNIFICANCE_LEVEL / len(compared)
     answered = [row for row in both.attack if row.chance is not None]
     for one, other in zip(both.attack, both.null, strict=True):
         if one.success and not other.success and (one.chance or 1.0) * len(answered) <= level:

@@ -19,7 +19,7 @@ PAGE_POLICY = (
 API_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 REPORT_POLICY = f"{API_POLICY}; style-src 'unsafe-inline'; img-src data:; sandbox"
 """Of the report, which is one file: its style lies within, its pictures are data, and it runs nothing."""
-HEADERS = {
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",

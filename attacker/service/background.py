@@ -9,7 +9,7 @@ from attacker.service.index import Arrived
 from attacker.service.jobs.queue import Full
 from attacker.service.jobs.rule_history import Recorded
 from attacker.service.rules import Rules
-from attacker.service.settings import UNMEASURED
+from attacker.service.settings import UNMEASURED_REASON
 from attacker.service.supervisor.supervisor import Supervisor
 from attacker.service.watcher import Watcher
 
@@ -28,7 +28,7 @@ class Works:
         self._rules = Rules(settings.rules, parts.queue, settings.folder) if settings.rules else None
         limited = [rule.name for rule in self._rules.rules if rule.budget.cpu_seconds is not None] if self._rules else []
         if limited and not settings.measures:
-            words = f"budget.cpu_seconds with --ray {settings.ray}: {UNMEASURED}; use --ray local, or leave it out"
+            words = f"budget.cpu_seconds with --ray {settings.ray}: {UNMEASURED_REASON}; use --ray local, or leave it out"
             raise ValueError(f"{settings.rules}: rule {limited[0]!r}: {words}")
         self._behind: set[str] = set()
         self._watcher = Watcher(

@@ -15,7 +15,7 @@ MAX_WAITING_EVENTS = 500
 """Events that may wait for one listener: who takes them more slowly is let go, and comes again."""
 MAX_LISTENERS = 200
 HEARTBEAT_SECONDS = 15.0
-COMMENT = b": still here\n\n"
+KEEP_ALIVE_COMMENT = b": still here\n\n"
 
 
 class TooMany(RuntimeError):
@@ -148,6 +148,6 @@ def _number(last: str | None) -> int:
 def written(event: Event | None, id: str = "") -> bytes:
     """Return the bytes of an event in the format of server-sent events; None gives a comment, which keeps the connection open."""
     if event is None:
-        return COMMENT
+        return KEEP_ALIVE_COMMENT
     head = f"id: {id}\n" if id else ""
     return f"{head}event: {event.kind}\ndata: {event.data}\n\n".encode()

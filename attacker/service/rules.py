@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from attacker.service.jobs.job import JobSpec, Value, Word
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
-from attacker.service.jobs.run_names import PART, folder_of
+from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, folder_of
 from fedsim.recording.array_archives import read_toml
 
 log = logging.getLogger(__name__)
 
-EVERY = "every="
+EVERY_PREFIX = "every="
 
 
 class Budget(BaseModel):
@@ -47,7 +47,7 @@ class Rule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(pattern=rf"^{PART}$")]
+    name: Annotated[str, Field(pattern=rf"^{FOLDER_NAME_PATTERN}$")]
     attack: Word
     arguments: dict[Word, Value] = {}
     recordings: tuple[Word, ...] = ("*",)
@@ -61,8 +61,8 @@ class Rule(BaseModel):
     @field_validator("rounds")
     @classmethod
     def _readable(cls, rounds: str) -> str:
-        number = rounds.removeprefix(EVERY)
-        if rounds.startswith(EVERY):
+        number = rounds.removeprefix(EVERY_PREFIX)
+        if rounds.startswith(EVERY_PREFIX):
             if not number.isdigit() or not int(number):
                 raise ValueError(f"cannot read {rounds!r}: write every=5, say")
         elif rounds not in ("first", "last"):
@@ -79,8 +79,8 @@ class Rule(BaseModel):
             return rounds
         if self.rounds in ("first", "last"):
             return {min(rounds) if self.rounds == "first" else max(rounds)}
-        if self.rounds.startswith(EVERY):
-            return {round for round in rounds if (round - 1) % int(self.rounds.removeprefix(EVERY)) == 0}
+        if self.rounds.startswith(EVERY_PREFIX):
+            return {round for round in rounds if (round - 1) % int(self.rounds.removeprefix(EVERY_PREFIX)) == 0}
         from fedsim.recording.selection import parse_rounds
 
         return rounds & (parse_rounds(self.rounds) or rounds)

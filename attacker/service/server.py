@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from attacker.service.authorisation import HEADERS
+from attacker.service.authorisation import SECURITY_HEADERS
 from attacker.service.background import Works
 from attacker.service.http.middleware import MAX_HEADERS, MAX_PATH
 from attacker.service.settings import ServiceSettings
@@ -68,7 +68,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        lines = [f"{name}: {value}" for name, value in HEADERS.items()]
+        lines = [f"{name}: {value}" for name, value in SECURITY_HEADERS.items()]
         body = b'{"error":{"message":"the request is no HTTP that is understood, or too long","field":null,"known":null}}'
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close", "", ""]
         self.transport.write("\r\n".join(["HTTP/1.1 400 Bad Request", *lines]).encode() + body)

@@ -12,8 +12,8 @@ from pathlib import Path
 from attacker.service.state_folder import read_private
 from fedsim.recording.files import write_json
 
-WEEKS = 4
-SESSION_SECONDS = WEEKS * 7 * 24 * 3600
+SESSION_WEEKS = 4
+SESSION_SECONDS = SESSION_WEEKS * 7 * 24 * 3600
 MAX_SESSIONS = 1000
 """Sessions that are open at once; the oldest is closed for one more."""
 MAX_FILE_BYTES = 1_000_000

@@ -6,14 +6,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
-OWN: Literal["own"] = "own"
+OWN_TRUTH: Literal["own"] = "own"
 JOB_SECONDS = 24 * 3600.0
 """What a job may take where nothing else is said: a search that takes longer is better run by `attacker replay`."""
 JOB_MEMORY_SHARE = 0.8
 """Of the machine's memory, for all jobs that run at once together, where nothing else is said."""
 MIN_JOB_MEGABYTES = 2000
 """Of that share, for one job: a worker that has loaded PyTorch alone takes 800."""
-UNMEASURED = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
+UNMEASURED_REASON = "its tasks run in processes of the cluster's own, where nobody measures what a job takes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class ServiceSettings:
                  can then read all results and start jobs.
     token_file:  path of the token, by default in `state`; created at the first start.
     certfile, keyfile: TLS certificate and key; both or none.
-    truth:       folders of truth, or OWN for each run's own `truth/`. By default none: nothing is scored, and neither originals
+    truth:       folders of truth, or OWN_TRUTH for each run's own `truth/`. By default none: nothing is scored, and neither
+                 originals
                  nor
                  scores are shown.
     rules:       file of the rules that start attacks automatically.
@@ -77,7 +78,7 @@ class ServiceSettings:
                 raise ValueError(f"{option} {file}: there is no such file")
         if (self.certfile is None) != (self.keyfile is None):
             raise ValueError("TLS needs both --certfile and --keyfile")
-        for folder in self.truth if self.truth != OWN else ():
+        for folder in self.truth if self.truth != OWN_TRUTH else ():
             if not folder.is_dir():
                 raise ValueError(f"--truth {folder}: there is no such folder")
         if not 0 <= self.port < 2**16:
@@ -95,7 +96,7 @@ class ServiceSettings:
             if limit is not None and not limit > 0:  # nor no number
                 raise ValueError(f"{option} must be positive, got {limit}")
         if self.job_megabytes is not None and not self.measures:
-            raise ValueError(f"--job-megabytes with --ray {self.ray}: {UNMEASURED}; use --ray local, or give no limit")
+            raise ValueError(f"--job-megabytes with --ray {self.ray}: {UNMEASURED_REASON}; use --ray local, or give no limit")
 
     @cached_property
     def folder(self) -> Path:
@@ -148,7 +149,7 @@ class ServiceSettings:
 
     def truth_of(self, run: Path) -> tuple[Path, ...]:
         """Return the folders of truth that the service may read for `run`; empty if it was given none."""
-        if self.truth != OWN:
+        if self.truth != OWN_TRUTH:
             return self.truth
         own = run / "truth"
         return (own,) if own.is_dir() and not own.is_symlink() else ()

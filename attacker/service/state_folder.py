@@ -13,8 +13,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "made-by-the-service.json"
-FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+MARK_FILE = "made-by-the-service.json"
+OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 MAX_MARK = 1000
 """Bytes of a mark that are read."""
 
@@ -32,7 +32,7 @@ def own_folder(folder: Path, *, adopt: bool = False) -> Path:
         return folder
     _check_parent(folder.parent)
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | FLAGS)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | OPEN_FLAGS)
     except OSError as error:
         raise _refused(folder, f"it cannot be opened as a folder that is no link: {error.strerror}") from None
     try:
@@ -59,7 +59,7 @@ def read_private(path: Path, most: int) -> bytes:
     Raises ValueError for any other file, and FileNotFoundError if there is none.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | FLAGS)
+        descriptor = os.open(path, os.O_RDONLY | OPEN_FLAGS)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -107,7 +107,7 @@ def _check_tree(folder: Path) -> None:
 
 def _write_mark(folder: int) -> None:
     try:
-        descriptor = os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o600, dir_fd=folder)
+        descriptor = os.open(MARK_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600, dir_fd=folder)
     except FileExistsError:  # another service starts at the same time
         return
     with os.fdopen(descriptor, "w") as file:
@@ -118,12 +118,12 @@ def _write_mark(folder: int) -> None:
 
 def _remove_mark(folder: int) -> None:
     with suppress(FileNotFoundError):
-        os.unlink(MARK, dir_fd=folder)
+        os.unlink(MARK_FILE, dir_fd=folder)
 
 
 def _read_mark(folder: int) -> int | None:
     try:
-        descriptor = os.open(MARK, os.O_RDONLY | FLAGS, dir_fd=folder)
+        descriptor = os.open(MARK_FILE, os.O_RDONLY | OPEN_FLAGS, dir_fd=folder)
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file:

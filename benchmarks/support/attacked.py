@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching
 from attacker.attacks.closed_form.router import ClosedForm
-from attacker.attacks.matching.decoders import NAMED
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.names import DISTANCES
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign, keep_first
@@ -43,7 +43,7 @@ def settings_of(attack: GradientMatching | ClosedForm) -> str:
     start = ", from a closed form" if attack.warm_start else ""
     layers = " in units of each tensor" * attack.objective.relative
     made = attack.parametrisation.decoder
-    decoder = next((f", {name} decoder" for name, one in NAMED.items() if one is made and name != "pixels"), "")
+    decoder = next((f", {name} decoder" for name, one in BUILT_IN_DECODERS.items() if one is made and name != "pixels"), "")
     return (
         f"{optimiser}, {distance}{layers}, tv {attack.prior.tv:g}{decoder}, {search.steps} iterations, "
         f"{search.restarts} starts{start}"

@@ -13,15 +13,15 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-VARIABLE = "FEDLEAK_CODE"
+CODE_VARIABLE = "FEDLEAK_CODE"
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-REFERENCE = re.compile(f"{_DOTTED}:{_DOTTED}")
-_QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE.pattern})")
+REFERENCE_PATTERN = re.compile(f"{_DOTTED}:{_DOTTED}")
+_QUOTED_OR_REFERENCE = re.compile(rf"'[^']*'|\"[^\"]*\"|({REFERENCE_PATTERN.pattern})")
 
 
 def is_reference(name: str) -> bool:
     """Return whether `name` is written as `module:function`."""
-    return REFERENCE.fullmatch(name) is not None
+    return REFERENCE_PATTERN.fullmatch(name) is not None
 
 
 def references_in(text: str) -> list[str]:
@@ -57,12 +57,12 @@ def admit(reference: str) -> Any:
 
 def remember(*names: str) -> None:
     """Add names that the local user admitted in another process, without importing them yet."""
-    os.environ[VARIABLE] = ",".join(dict.fromkeys((*admitted(), *names)))
+    os.environ[CODE_VARIABLE] = ",".join(dict.fromkeys((*admitted(), *names)))
 
 
 def admitted() -> tuple[str, ...]:
     """Return the names that were admitted in this process or in the one that started it."""
-    return tuple(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    return tuple(filter(None, os.environ.get(CODE_VARIABLE, "").split(",")))
 
 
 def is_admitted(reference: str) -> bool:

@@ -136,16 +136,16 @@ def _train(message: Message, context: Context, settings: ClientSettings) -> Mess
     epochs = settings.training.epochs or 1
     content = RecordDict(
         {
-            records.UPDATE: records.to_arrays(trained.update),
+            records.UPDATE_KEY: records.to_arrays(trained.update),
             # no training loss: at batch 1 it says p_y in clear, beside whatever a defense did to the update
-            records.METRICS: MetricRecord({records.NUM_EXAMPLES: sum(map(len, used)) // epochs}),
+            records.METRICS_KEY: MetricRecord({records.NUM_EXAMPLES_KEY: sum(map(len, used)) // epochs}),
         }
     )
     context.state["cursor"] = ConfigRecord({"epoch": cursor.epoch, "position": cursor.position})
     if settings.training.buffers == "shared" and trained.buffers:
-        content[records.BUFFERS] = records.to_arrays(trained.buffers)
+        content[records.BUFFERS_KEY] = records.to_arrays(trained.buffers)
     elif settings.training.buffers == "local" and trained.buffers:
-        context.state[records.BUFFERS] = records.to_arrays(trained.buffers)
+        context.state[records.BUFFERS_KEY] = records.to_arrays(trained.buffers)
     return Message(content, reply_to=message)
 
 
@@ -173,7 +173,7 @@ def _apart(message: Message, context: Context, names: Sequence[str]) -> tuple[di
 
     Without buffers, the model's initial ones are used.
     """
-    record, own = message.content[records.WEIGHTS], context.state.get(records.BUFFERS)
+    record, own = message.content[records.WEIGHTS_KEY], context.state.get(records.BUFFERS_KEY)
     assert isinstance(record, ArrayRecord)
     weights = records.to_tensors(record)
     buffers = {name: weights.pop(name) for name in names if name in weights}
@@ -185,13 +185,13 @@ def defend(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Me
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)
-        if reply.has_error() or records.UPDATE not in reply.content:
+        if reply.has_error() or records.UPDATE_KEY not in reply.content:
             return reply
         settings = settings_of(context)
         identity = settings.identity(context)
-        update = reply.content[records.UPDATE]
+        update = reply.content[records.UPDATE_KEY]
         assert isinstance(update, ArrayRecord)
-        del reply.content[records.UPDATE]
+        del reply.content[records.UPDATE_KEY]
         rng = identity.generator(records.number(message, "server-round"))
         put_update(reply.content, update, settings.defense, context, rng=rng, pseudonym=identity.pseudonym)
         return reply

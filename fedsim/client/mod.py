@@ -17,7 +17,7 @@ CallNext = Callable[[Message, Context], Message]
 
 
 def update_mod(
-    defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS
+    defense: str = "", *, buffers: tuple[str, ...] = BATCH_NORM, key: str = records.WEIGHTS_KEY
 ) -> Callable[[Message, Context, CallNext], Message]:
     """Return a mod for `ClientApp(mods=[...])` of an app whose strategy is recorded with `fedsim.server.record`.
 
@@ -49,7 +49,7 @@ def update_mod(
         rng = identity.generator(number)
         put_update(reply.content, records.to_arrays(update), spec, context, rng=rng, pseudonym=identity.pseudonym)
         if beside:
-            reply.content[records.BUFFERS] = records.to_arrays(beside)
+            reply.content[records.BUFFERS_KEY] = records.to_arrays(beside)
         return reply
 
     return mod
@@ -100,4 +100,4 @@ def put_update(
         context.state["defense"] = records.to_arrays(state)
     else:
         records.put_dense(content, update)
-    content[records.CLIENT] = ConfigRecord({"pseudonym": pseudonym})
+    content[records.CLIENT_KEY] = ConfigRecord({"pseudonym": pseudonym})

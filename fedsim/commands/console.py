@@ -46,7 +46,9 @@ def make_command_line(words: str) -> typer.Typer:
 
     @app.callback(help=words)
     def _options(
-        show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
+        show_version: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
+        ] = False,
         code: Code = None,
     ) -> None:
         if code:
@@ -59,7 +61,7 @@ def make_command_line(words: str) -> typer.Typer:
     return app
 
 
-VERSION = "Print the versions of fedleak, Python and the packages that results depend on, and exit."
+VERSION_HELP = "Print the versions of fedleak, Python and the packages that results depend on, and exit."
 
 
 def _print_version(wanted: bool) -> None:

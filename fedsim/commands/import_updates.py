@@ -23,7 +23,7 @@ from fedsim.recording.manifest import Manifest, make_name
 from fedsim.recording.observation import DataSpec, ModelSpec, Training
 from fedsim.recording.writer import Recorder, Reply
 
-CLIENT = "imported"
+IMPORTED_CLIENT = "imported"
 MAX_SIZE_RATIO = 4
 """How many times larger than the state of the model a state dict may be: float64, and as much again of other tensors."""
 SPARE_BYTES = 2**26
@@ -113,7 +113,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
         software={"torch": torch.__version__, "numpy": np.__version__},
     )
     reply = Reply(
-        client=CLIENT,
+        client=IMPORTED_CLIENT,
         node="0",
         payload=payload,
         buffers={name: t for name, t in returned.items() if name not in weights},
@@ -123,7 +123,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
     recorder = Recorder(out / "recording", manifest)
     recorder.sent(1, start, {name: t for name, t in sent.items() if name not in weights})
     recorder.received(1, reply)
-    recorder.commit(1, [CLIENT])
+    recorder.commit(1, [IMPORTED_CLIENT])
 
 
 def _payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:

@@ -13,12 +13,12 @@ from fedsim.commands.console import err, out, report_errors
 from fedsim.recording.safe_files import naming
 
 TEMPLATES = Path(__file__).with_name("templates")
-SUFFIX = "-tpl"
+TEMPLATE_SUFFIX = "-tpl"
 """Suffix of templates of Python files, so that they are not modules of this package."""
-EXPERIMENT = "experiment.toml"
-DATA = {"imagefolder": "pictures", "csv": "table.csv"}
+EXPERIMENT_FILE = "experiment.toml"
+DEFAULT_PATHS = {"imagefolder": "pictures", "csv": "table.csv"}
 """Default path of the user's data, by kind of template."""
-KINDS = ("photos", "imagefolder", "csv", "flower")
+TEMPLATE_KINDS = ("photos", "imagefolder", "csv", "flower")
 
 
 def init(
@@ -43,7 +43,7 @@ def init(
             out.print(escape(f"flwr run {folder} local --stream"), soft_wrap=True)
             out.print(escape(f"cd {folder}; attacker replay {recorded.name} --attack exact --model app.task:Net"), soft_wrap=True)
         else:
-            out.print(escape(f"fedsim run {folder / EXPERIMENT} --out {folder / 'run'}"), soft_wrap=True)
+            out.print(escape(f"fedsim run {folder / EXPERIMENT_FILE} --out {folder / 'run'}"), soft_wrap=True)
 
 
 def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> list[Path]:
@@ -51,13 +51,13 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
 
     Raises ValueError for an unknown kind, and FileExistsError, before anything is written, if one of the files exists.
     """
-    if kind not in KINDS:
+    if kind not in TEMPLATE_KINDS:
         from defenses._registry import suggest
 
-        raise ValueError(f"unknown template {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
-    if data is not None and kind not in DATA:
-        raise ValueError(f"--data {data}: {kind} has its own data; give --data with {' or '.join(DATA)}")
-    values = {"data": str(data or DATA.get(kind, "")), "recorded": str((folder / "recorded").absolute())}
+        raise ValueError(f"unknown template {kind!r}.{suggest(kind, TEMPLATE_KINDS)} Known: {', '.join(TEMPLATE_KINDS)}")
+    if data is not None and kind not in DEFAULT_PATHS:
+        raise ValueError(f"--data {data}: {kind} has its own data; give --data with {' or '.join(DEFAULT_PATHS)}")
+    values = {"data": str(data or DEFAULT_PATHS.get(kind, "")), "recorded": str((folder / "recorded").absolute())}
     files = {folder / name: text for name, text in _read_templates(kind)}
     if there := [path for path in files if path.exists()]:
         raise FileExistsError(f"{there[0]} exists already; choose another folder")
@@ -74,8 +74,8 @@ def _read_templates(kind: str) -> Iterator[tuple[str, str]]:
     """Yield the relative path and the text of each file of a template."""
     at = TEMPLATES / kind
     if not at.is_dir():
-        yield EXPERIMENT, at.with_suffix(".toml").read_text()
+        yield EXPERIMENT_FILE, at.with_suffix(".toml").read_text()
         return
     for path in sorted(at.rglob("*")):
-        if path.is_file() and path.suffix in (".toml", f".py{SUFFIX}"):
-            yield str(path.relative_to(at)).removesuffix(SUFFIX), path.read_text()
+        if path.is_file() and path.suffix in (".toml", f".py{TEMPLATE_SUFFIX}"):
+            yield str(path.relative_to(at)).removesuffix(TEMPLATE_SUFFIX), path.read_text()

@@ -15,7 +15,7 @@ from fedsim.commands.console import Json, out, print_json, report_errors
 if TYPE_CHECKING:
     from defenses._registry import Registry
 
-KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
+REGISTRY_KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 
 
 def list_(
@@ -39,14 +39,14 @@ def list_(
 
 def describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return summary, arguments with defaults, and reference of each name of a kind. Raises ValueError for an unknown kind."""
-    if kind not in KINDS:
+    if kind not in REGISTRY_KINDS:
         from defenses._registry import suggest
 
-        raise ValueError(f"cannot list {kind!r}.{suggest(kind, KINDS)} Known: {', '.join(KINDS)}")
+        raise ValueError(f"cannot list {kind!r}.{suggest(kind, REGISTRY_KINDS)} Known: {', '.join(REGISTRY_KINDS)}")
     if kind == "strategies":
         from fedsim.strategies import names as strategies
 
-        return {name: {"summary": "Flower's own", "arguments": "", "reference": ""} for name in strategies.NAMES}
+        return {name: {"summary": "Flower's own", "arguments": "", "reference": ""} for name in strategies.STRATEGY_NAMES}
     registry, factory_of = _find_registry(kind)
     return {name: _describe_or_explain(registry, name, factory_of) for name in registry}
 
@@ -85,10 +85,10 @@ def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return summary, arguments and reference of a factory function, from its signature and docstring."""
     from defenses._registry import reference, summary
 
-    given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN]
+    given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN_PARAMETERS]
     arguments = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
     return {"summary": summary(factory), "arguments": arguments, "reference": reference(factory)}
 
 
-HIDDEN = ("shape", "num_classes", "examples", "clients", "rng", "model")
+HIDDEN_PARAMETERS = ("shape", "num_classes", "examples", "clients", "rng", "model")
 """Parameters of factories that the program fills in, so that they are not listed."""

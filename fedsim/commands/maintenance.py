@@ -9,9 +9,9 @@ from typing import Any
 
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.index import ask, path_of
-from fedsim.recording.index_database import INDEX
+from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES
-from fedsim.recording.masked_vectors import MASKED, SUM
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.run_check import RECORDING_ENTRIES, RUN_ENTRIES, find_foreign
 from fedsim.recording.safe_files import UNPRINTABLE, naming, read_bytes
 from fedsim.truth import TruthReader
@@ -84,10 +84,10 @@ def verify(folder: Path) -> Verified:
     weights = sum(_is_intact(recording, number, damage) for number in rounds)
     complete = [row for row in rows if row.status == "complete"]
     intact = sum(_is_intact(recording, row, damage) for row in complete)
-    masked = [row for row in rows if row.codec == MASKED]
+    masked = [row for row in rows if row.codec == MASKED_CODEC]
     for row in masked:
         _is_intact(recording, row, damage)
-    trained = [row for row in rows if row.status in ("complete", "masked") and row.client != SUM]
+    trained = [row for row in rows if row.status in ("complete", "masked") and row.client != SUM_CLIENT]
     _check_truth(Path(os.path.abspath(at)).parent / "truth", trained, damage)
     known = {row.file for row in rows} | {path_of(number, "global") for number in rounds}
     return Verified(
@@ -97,7 +97,7 @@ def verify(folder: Path) -> Verified:
         observations=len(complete),
         intact=intact,
         damaged=tuple(damage.found.items()),
-        unexpected=() if INDEX in {Path(name).name for name in damage.found} else tuple(_unexpected(at, known, folder)),
+        unexpected=() if INDEX_FILE in {Path(name).name for name in damage.found} else tuple(_unexpected(at, known, folder)),
     )
 
 
@@ -108,7 +108,7 @@ def _indexed(recording: Recording, damage: _Damage) -> tuple[list[Row], list[int
     try:
         for (words,) in ask(recording.folder, "PRAGMA integrity_check(1)"):
             if words != "ok":
-                damage.add(DamagedFile(recording.folder / INDEX, UNPRINTABLE.sub(" ", str(words))[:200]))
+                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE.sub(" ", str(words))[:200]))
         rows = recording.rows(on_damage=damage.add)
         rounds = recording.rounds()
     except DamagedFile as error:
@@ -121,7 +121,7 @@ def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
     try:
         if not isinstance(what, Row):
             recording.sent(what)
-        elif what.codec == MASKED:
+        elif what.codec == MASKED_CODEC:
             recording.masked(what)
         else:
             recording.observation(what)
@@ -152,7 +152,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 def _unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
     """Yield the files of a recording that are not in `known`, relative to `folder`."""
-    known = known | {MANIFEST, INDEX, f"{INDEX}-journal"}
+    known = known | {MANIFEST, INDEX_FILE, f"{INDEX_FILE}-journal"}
     for path in _files(recording):
         if path.relative_to(recording).as_posix() not in known:
             yield _named(path, folder)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS = 50
 """Largest number of clients that are listed on the terminal."""
-EPSILONS = {
+EPSILON_TITLES = {
     "epsilon_client": "epsilon (client)",
     "epsilon_example": "epsilon (example)",
     "epsilon_central": "epsilon (global model)",
@@ -36,7 +36,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             if key == "defense" or result[key] not in ("", "plain", False):
                 value = _without_defaults(result[key]) if key == "training" else result[key]
                 out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(value) or 'none')}")
-        spent = {key: words for key, words in EPSILONS.items() if any(_is_number(row[key]) for row in result["per_round"])}
+        spent = {key: words for key, words in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
         states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
         heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
         table = Table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -110,7 +110,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
     from fedsim.recording import Recording
     from fedsim.recording.files import read_json_lines
-    from fedsim.recording.masked_vectors import SUM
+    from fedsim.recording.masked_vectors import SUM_CLIENT
     from fedsim.recording.run_check import check_run
 
     check_run(folder)
@@ -133,7 +133,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "rounds": len(counts),
         "complete": sum(own.complete for own in counts),
         "clients": recording.clients(),
-        "per_client": _summarise_clients(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM),
+        "per_client": _summarise_clients(row for row in recording.rows(on_damage=lambda error: None) if row.client != SUM_CLIENT),
         "megabytes": sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file()) / 1e6,
         "per_round": per_round,
     }

@@ -18,9 +18,9 @@ from fedsim.recording.observation import Training
 from fedsim.recording.selection import parse_clients, parse_rounds
 from fedsim.secagg.protocol.terms import Agreement, Terms
 
-PATHS = ("npz", "imagefolder", "csv", "part")
+DATASETS_WITH_PATH = ("npz", "imagefolder", "csv", "part")
 """Data sets whose name may be followed by a path: `npz:train` does not name code."""
-EITHER = ("steps", "epochs", "gradient_squeezing")
+EXCLUSIVE_KEYS = ("steps", "epochs", "gradient_squeezing")
 """Mutually exclusive keys of `training`: overriding one removes the others."""
 
 
@@ -103,9 +103,9 @@ def _squeezed(training: Any) -> Any:
     """Rename CPL's `gradient_squeezing` (local steps before an update is sent) to `steps`."""
     if not isinstance(training, dict) or "gradient_squeezing" not in training:
         return training
-    given = [key for key in EITHER if key in training]
+    given = [key for key in EXCLUSIVE_KEYS if key in training]
     if len(given) > 1:
-        raise ValueError(f"give only one of {', '.join(EITHER)}, got {' and '.join(given)}")
+        raise ValueError(f"give only one of {', '.join(EXCLUSIVE_KEYS)}, got {' and '.join(given)}")
     squeezing = training["gradient_squeezing"]
     if type(squeezing) is not int or squeezing < 1:
         raise ValueError(f"gradient_squeezing must be a whole number of at least 1, got {squeezing!r}")
@@ -242,7 +242,7 @@ def admit_code(raw: Mapping[str, Any]) -> None:
     for key in ("model", "data", "partition"):
         value = raw.get(key)
         name = value.get("name") if isinstance(value, Mapping) else value
-        built_in = key == "data" and isinstance(name, str) and name.partition(":")[0] in PATHS
+        built_in = key == "data" and isinstance(name, str) and name.partition(":")[0] in DATASETS_WITH_PATH
         if isinstance(name, str) and references.is_reference(name) and not built_in:
             references.admit(name)
     for key in ("defense", "gradient", "network", "inputs"):
@@ -297,7 +297,7 @@ def _default(key: str) -> Any:
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key of parsed TOML, with dots between the keys of tables; keys that `EITHER` excludes are removed."""
+    """Set a key of parsed TOML, with dots between the keys of tables; keys that `EXCLUSIVE_KEYS` excludes are removed."""
     *tables, last = key.split(".")
     if tables and isinstance(default := _default(tables[0]), Named):
         raw.setdefault(tables[0], default.as_toml())
@@ -305,7 +305,7 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}
         raw = raw[table]
-    if last in EITHER and value != raw.get(last):
-        for other in EITHER:
+    if last in EXCLUSIVE_KEYS and value != raw.get(last):
+        for other in EXCLUSIVE_KEYS:
             raw.pop(other, None)
     raw[last] = value

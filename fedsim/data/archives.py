@@ -10,7 +10,7 @@ from fedsim.data.base import MAX_CLASSES, Array, Dataset, Examples, every_fifth_
 from fedsim.recording.array_archives import names_of, read_arrays
 from fedsim.recording.observation import DataSpec
 
-KEYS = {
+ARRAY_NAMES = {
     ("images", "labels"): None,
     ("train_images", "train_labels"): ("test_images", "test_labels"),
     ("x_train", "y_train"): ("x_test", "y_test"),
@@ -66,9 +66,9 @@ def _read(path: Path) -> _Archive:
 
 def _keys(path: Path, present: Sequence[str]) -> list[tuple[str, str]]:
     """Return the names of the arrays of images and labels, training before held-out. Raises ValueError, naming missing arrays."""
-    begun = [keys for keys in KEYS if set(keys) & set(present)] or [next(iter(KEYS))]
+    begun = [keys for keys in ARRAY_NAMES if set(keys) & set(present)] or [next(iter(ARRAY_NAMES))]
     own = next((keys for keys in begun if set(keys) <= set(present)), begun[0])
-    held_out = KEYS[own]
+    held_out = ARRAY_NAMES[own]
     pairs = [own, held_out] if held_out and set(held_out) & set(present) else [own]
     for key in (key for pair in pairs for key in pair if key not in present):
         raise ValueError(f"{path}: no array {key!r}; it holds {', '.join(present)}")

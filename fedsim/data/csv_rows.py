@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 Texts = NDArray[np.object_]
 
-MISSING = "?"
+MISSING_VALUE = "?"
 """Text that replaces a missing value."""
 MISSING_MARKERS = frozenset({"", "?", "na", "nan"})
 """Texts that mark a missing value in a file, in lower case; case is ignored."""
 
 
 def read_columns(path: Path, delimiter: str = ",") -> Mapping[str, Texts]:
-    """Read the columns of a file, by the names in the first row. Each is (N,) stripped texts, with `MISSING` for missing values.
+    """Read the columns of a file, by the names in the first row.
+
+    Each is (N,) stripped texts, with `MISSING_VALUE` for missing values.
 
     A file whose name ends in .gz is decompressed.
     Raises FileNotFoundError if there is no file, and ValueError, naming file and row, if it is not a table.
@@ -56,7 +58,7 @@ def _rows(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 def _clean(value: str) -> str:
     text = value.strip()
-    return MISSING if text.lower() in MISSING_MARKERS else text
+    return MISSING_VALUE if text.lower() in MISSING_MARKERS else text
 
 
 def _check_names(path: Path, names: list[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from fedsim.data.base import Array
-from fedsim.data.csv_rows import MISSING, Texts
+from fedsim.data.csv_rows import MISSING_VALUE, Texts
 from fedsim.recording.observation import Column
 
 RangeSource = Literal["held_out", "clients"]
-SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
+RANGE_SOURCES: tuple[RangeSource, ...] = get_args(RangeSource)
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class KnownColumns:
     """Ranges and categories of columns, which are public before clients train.
 
     ranges, categories: by column, from public knowledge. ranges_from: source of the ranges of all other columns, one of
-    `SOURCES`.
+    `RANGE_SOURCES`.
     shown: mask of the rows that these ranges are computed from.
     """
 
@@ -31,8 +31,8 @@ class KnownColumns:
     shown: Array
 
     def __post_init__(self) -> None:
-        if self.ranges_from not in SOURCES:
-            raise ValueError(f"{self.file}: ranges_from must be one of {', '.join(SOURCES)}, got {self.ranges_from!r}")
+        if self.ranges_from not in RANGE_SOURCES:
+            raise ValueError(f"{self.file}: ranges_from must be one of {', '.join(RANGE_SOURCES)}, got {self.ranges_from!r}")
         if both := sorted(set(self.ranges) & set(self.categories)):
             raise ValueError(f"{self.file}: column {both[0]!r} has both a range and categories; give only one of them")
         for name, given in self.ranges.items():
@@ -102,7 +102,7 @@ def scaled(numbers: Array, low: Array | float, high: Array | float) -> Array:
 def numbers_of(texts: Texts) -> Array | None:
     """Parse texts (N,) as float64, with NaN for missing values; return None if any text is not a number."""
     try:
-        values = np.array(["nan" if text == MISSING else text for text in texts], dtype=np.float64)
+        values = np.array(["nan" if text == MISSING_VALUE else text for text in texts], dtype=np.float64)
     except ValueError:
         return None
     underscored = any("_" in text for text in texts)  # Python reads 1_000 as a number, but in a table it is a code

@@ -11,7 +11,7 @@ from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.cache import fetched
 from fedsim.recording.observation import DataSpec
 
-CROP = (61, 61, 189, 189)
+FACE_CROP = (61, 61, 189, 189)
 """Left, upper, right and lower edge in pixels of the part of a photograph (250x250) that is used, as in CPL."""
 
 
@@ -78,7 +78,7 @@ def _face(path: Path, size: int) -> Array:
 
     try:
         with Image.open(path, formats=("JPEG",)) as photograph:
-            face = photograph.convert("RGB").crop(CROP).resize((size, size))
+            face = photograph.convert("RGB").crop(FACE_CROP).resize((size, size))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"lfw: {path} cannot be read ({error}); delete lfw_home to download it again") from None
     return np.asarray(face).transpose(2, 0, 1)

@@ -13,7 +13,7 @@ from fedsim.recording.observation import DataSpec
 
 Classes = dict[str, list[Path]]
 """Files of each class by the name of its folder, both sorted by name."""
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 """Image formats that are read. Pillow starts external programs for some other formats."""
 MAX_SIZE = 4096
 MAX_PIXELS = 10**8
@@ -74,7 +74,7 @@ def _sides(folder: Path) -> tuple[Classes, Classes]:
 def _classes(folder: Path) -> Classes:
     from PIL import Image
 
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in IMAGE_FORMATS}
     found: Classes = {}
     for inner in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         files = (file for file in inner.rglob("*") if file.suffix.lower() in endings and not file.name.startswith("."))
@@ -104,7 +104,7 @@ def _image(file: Path, *, channels: int, size: int) -> Array:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with open_regular(file) as content, Image.open(content, formats=FORMATS) as opened:
+        with open_regular(file) as content, Image.open(content, formats=IMAGE_FORMATS) as opened:
             _check_sides(*opened.size)
             picture = ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L")
     except UnidentifiedImageError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.data.base import Array, Dataset, Examples
-from fedsim.data.csv_rows import MISSING, Texts, read_columns
+from fedsim.data.csv_rows import MISSING_VALUE, Texts, read_columns
 from fedsim.data.encoding import KnownColumns, encoded, few, numbers_of
 from fedsim.recording.observation import DataSpec
 
@@ -101,8 +101,8 @@ def _held_out(file: Path, table: Table, split: str | None) -> tuple[Array, str |
 
 def _labels(file: Path, name: str, texts: Texts, held_out: Array) -> tuple[Array, tuple[str, ...]]:
     """Return the class of each row (N,), and the names of the classes in order."""
-    if MISSING in texts:
-        row = 1 + texts.tolist().index(MISSING)
+    if MISSING_VALUE in texts:
+        row = 1 + texts.tolist().index(MISSING_VALUE)
         raise ValueError(f"{file}: row {row} has no label in column {name!r}; delete the row, or name another label")
     found = set(texts[~held_out])
     numbers = numbers_of(np.array(list(found), dtype=object))

@@ -10,7 +10,7 @@ from fedsim.data.base import Array, Dataset, Examples
 from fedsim.data.cache import fetched
 from fedsim.recording.observation import DataSpec
 
-PUBLISHED = {
+PUBLISHED_MOMENTS = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3530,)),
     "cifar10": ((0.49147, 0.48226, 0.44677), (0.24703, 0.24349, 0.26159)),
@@ -60,7 +60,7 @@ def _loaded(name: str, kind: str, part: str, root: str | None, normalise: bool, 
     if normalise and (tuple(mean), tuple(std)) != (ZERO, ONE):
         raise ValueError(f"{name}: give either normalise or mean and std, got both ({mean}, {std})")
     if normalise:
-        mean, std = PUBLISHED[name]
+        mean, std = PUBLISHED_MOMENTS[name]
     from torchvision import datasets as published
 
     source: Callable[..., Any] = getattr(published, kind)

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsim.recording.files import make_private, write_bytes
 
-ALWAYS = ("superlink", "localhost", "127.0.0.1", "::1")
+DEFAULT_HOST_NAMES = ("superlink", "localhost", "127.0.0.1", "::1")
 """Names in every SuperLink's certificate: of its container and of its own machine."""
 MOST_DAYS = 825
 """Longest validity in days of a server's certificate that all systems accept."""
@@ -53,7 +53,9 @@ class ServerFiles:
 
 
 def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> ServerFiles:
-    """Make an authority, a certificate for a SuperLink under the names or addresses `hosts` and `ALWAYS`, and a secret.
+    """Create an authority, a certificate for a SuperLink, and a secret.
+
+    The certificate is valid for the names or addresses in `hosts` and `DEFAULT_HOST_NAMES`.
 
     Existing files are kept; delete `server.pem` to make a certificate for other hosts. days: validity of the certificate.
     Raises ValueError for more than 825 days, or if a certificate must be signed and the authority's key is missing.
@@ -78,7 +80,7 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
         authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
         key = ec.generate_private_key(ec.SECP384R1())
         write_bytes(made.key, _pem(key))
-        signed = _certificate(key, signer, authority, (*hosts, *ALWAYS), until)
+        signed = _certificate(key, signer, authority, (*hosts, *DEFAULT_HOST_NAMES), until)
         write_bytes(made.certificate, signed.public_bytes(Encoding.PEM))
     _once(made.secret, lambda: secrets.token_hex(32).encode())
     return made

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-ENVIRONMENT = {
+FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -28,7 +28,10 @@ class TlsIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Connection of a party to the SuperLink. authority: the certificate that it trusts; None for neither TLS nor keys."""
+    """Connection of a party to the SuperLink.
+
+    Authority: the certificate that it trusts; None for a connection without TLS and keys.
+    """
 
     address: str
     authority: str | None
@@ -110,7 +113,7 @@ def attacker(*, root: str, host: str, port: int) -> list[str]:
 
 
 def page(*, port: int, attacker: str) -> list[str]:
-    """Return the command that hands the page of the service at `attacker`, HOST:PORT, on to this machine."""
+    """Return the command that forwards the service's page at `attacker`, HOST:PORT, to a port of this machine."""
     return ["python", "-m", "fedsim.deployment.forward", str(port), attacker]
 
 

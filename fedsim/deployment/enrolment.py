@@ -8,7 +8,7 @@ import sys
 import click
 from flwr.cli.app import app
 
-KNOWN = "already in use"
+KNOWN_KEY_MESSAGE = "already in use"
 
 
 def main(superlink: str, *keys: str) -> None:
@@ -17,7 +17,7 @@ def main(superlink: str, *keys: str) -> None:
         try:
             app(["supernode", "register", key, superlink], standalone_mode=False)
         except click.ClickException as error:
-            if KNOWN not in error.message:
+            if KNOWN_KEY_MESSAGE not in error.message:
                 sys.exit(f"{key}: {error.message}")
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import tomli_w
 
 from fedsim.deployment.commands import Link
-from fedsim.deployment.processes import RUNNER, Processes
+from fedsim.deployment.processes import RUNNER_NAME, Processes
 from fedsim.recording.files import make_private
 from fedsim.server.outcome import FAILED
 
-NAME = "federation"
-APP = {
+CONNECTION_NAME = "federation"
+APP_PROJECT = {
     "project": {"name": "fedleak-federation", "version": "0.1.0"},
     "tool": {
         "flwr": {
@@ -37,14 +37,14 @@ APP = {
     },
 }
 """The app that is submitted: names without code. Each party runs its installed code, and nothing that a server sends."""
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 OnWords = Callable[[str], None]
-WORDS = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILED}.+)$")
+WARNING_LINE = re.compile(rf"^WARNING\W+(\d+ of \d+ (?:clients|replies) are .+|{FAILED}.+)$")
 """Warnings of the server in the log of a run, from `fedsim.server.attendance` and `fedsim.server.outcome`."""
-RAISED = "ServerApp failed with exception: "
+SERVER_ERROR_PREFIX = "ServerApp failed with exception: "
 """Beginning of Flower's message about a run whose server failed."""
-SILENT = "the server's process ended without a word; see its log, start it again and go on with --resume"
-PATIENCE = 60.0
+SILENT_END_REASON = "the server's process ended without a word; see its log, start it again and go on with --resume"
+ANSWER_SECONDS = 60.0
 """Seconds to wait for a SuperLink that does not answer; a killed one continues from its database when restarted."""
 COMMAND_SECONDS = 120.0
 """Time limit of one of Flower's commands, in seconds."""
@@ -72,7 +72,7 @@ def enrol(link: Link, keys: Path, *, home: Path, prefix: Sequence[str] = ()) -> 
     if not found:
         raise ValueError(f"{keys} holds no public keys (*.pub)")
     _configure(home, link)
-    command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", NAME, *map(str, found)]
+    command = [*prefix, sys.executable, "-m", "fedsim.deployment.enrolment", CONNECTION_NAME, *map(str, found)]
     done = subprocess.run(command, env=_environment(home), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise NotReached(f"{link.address} did not take the keys in {keys}: {_said(done.stdout + done.stderr)}")
@@ -105,11 +105,11 @@ class Submitted:
         """
         _configure(home, link)
         app = make_private(home / "app")
-        (app / "pyproject.toml").write_text(tomli_w.dumps(APP))
+        (app / "pyproject.toml").write_text(tomli_w.dumps(APP_PROJECT))
         (home / "run.toml").write_text(tomli_w.dumps(dict(config)))
-        command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(home / "run.toml")]
-        processes.start(RUNNER, command, cwd=home, prefix=(*prefix, "env", f"FLWR_HOME={home}"))
-        return cls(link, home, processes, processes.log(RUNNER), prefix)
+        command = ["flwr", "run", str(app), CONNECTION_NAME, "--stream", "--run-config", str(home / "run.toml")]
+        processes.start(RUNNER_NAME, command, cwd=home, prefix=(*prefix, "env", f"FLWR_HOME={home}"))
+        return cls(link, home, processes, processes.log(RUNNER_NAME), prefix)
 
     @property
     def identity(self) -> str | None:
@@ -123,7 +123,7 @@ class Submitted:
         on_words: called with the server's messages about missing clients and replies.
         Raises NotReached if there is no run, and RunFailed if it did not complete, for which Flower's exit status is 0.
         """
-        while self.processes.status(RUNNER) is None:
+        while self.processes.status(RUNNER_NAME) is None:
             watch()
             self._hear(on_words)
             time.sleep(0.3)
@@ -138,11 +138,11 @@ class Submitted:
     def stop(self) -> None:
         """Ask the SuperLink to stop the run, if there is one, without waiting long for its answer."""
         if self.identity is not None:
-            self._flwr("stop", self.identity, NAME)
+            self._flwr("stop", self.identity, CONNECTION_NAME)
 
     def _hear(self, on_words: OnWords | None) -> None:
-        for line in self.processes.news(RUNNER):
-            found = WORDS.match(COLOURS.sub("", line))
+        for line in self.processes.news(RUNNER_NAME):
+            found = WARNING_LINE.match(COLOUR_CODES.sub("", line))
             if found and on_words is not None:
                 on_words(found[1])
 
@@ -155,14 +155,14 @@ class Submitted:
                 if status.startswith("finished"):
                     return status, details
             except NotReached:
-                if time.monotonic() - heard > PATIENCE:
+                if time.monotonic() - heard > ANSWER_SECONDS:
                     raise
             for _ in range(10):
                 watch()
                 time.sleep(0.3)
 
     def _asked(self) -> tuple[str, str]:
-        done = self._flwr("list", NAME, "--run-id", str(self.identity), "--format", "json")
+        done = self._flwr("list", CONNECTION_NAME, "--run-id", str(self.identity), "--format", "json")
         try:
             runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
             return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
@@ -181,13 +181,15 @@ class Submitted:
             return subprocess.CompletedProcess(command, 124, "", f"no answer within {COMMAND_SECONDS:g} seconds")
 
     def _text(self) -> str:
-        return COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
+        return COLOUR_CODES.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
 
 
 def _configure(home: Path, link: Link) -> None:
     secure = {"insecure": True} if link.authority is None else {"root-certificates": str(Path(link.authority).absolute())}
     make_private(home)
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: {"address": link.address, **secure}}}))
+    (home / "config.toml").write_text(
+        tomli_w.dumps({"superlink": {"default": CONNECTION_NAME, CONNECTION_NAME: {"address": link.address, **secure}}})
+    )
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -196,7 +198,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _said(text: str) -> str:
     """Return the last lines of a failed command's output, without colours and frames."""
-    lines = [line.strip(" │╭╮╰╯─\t") for line in COLOURS.sub("", text).splitlines()]
+    lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "it said nothing"
 
 
@@ -210,7 +212,7 @@ def _refused(text: str) -> str:
 
 def _cause(status: str, details: str, log: str) -> str:
     """Return why a run did not complete: Flower's message about the server's app, or else the last traceback in `log`."""
-    if details.startswith(RAISED):
-        return " ".join(details.removeprefix(RAISED).split())
+    if details.startswith(SERVER_ERROR_PREFIX):
+        return " ".join(details.removeprefix(SERVER_ERROR_PREFIX).split())
     found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Full|Interrupt)): (.+)$", log, re.MULTILINE)
-    return str(found[-1][1]) if found else SILENT if status == "finished:failed" else ""
+    return str(found[-1][1]) if found else SILENT_END_REASON if status == "finished:failed" else ""

@@ -11,7 +11,7 @@ from fedsim.deployment import certificates
 from fedsim.deployment.commands import Link, TlsIdentity, config_of_client
 from fedsim.recording.files import make_private
 
-RUN = "federation"
+RUN_NAME = "federation"
 """Name of the run on the server, and of its recording for the attacker."""
 
 
@@ -59,15 +59,15 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        return self.root / "server" / RUN
+        return self.root / "server" / RUN_NAME
 
     @property
     def attacked(self) -> Path:
-        return self.root / "attacks" / RUN
+        return self.root / "attacks" / RUN_NAME
 
     @property
     def scored(self) -> Path:
-        return self.root / "scores" / RUN
+        return self.root / "scores" / RUN_NAME
 
     def config(self, number: int, count: int, *, seed: int | None = None) -> dict[str, str | int]:
         """Return the configuration of client `number` of `count`."""

@@ -1,7 +1,7 @@
-"""`python -m fedsim.deployment.forward PORT HOST:PORT`: hands connections on to one address, and nothing else.
+"""`python -m fedsim.deployment.forward PORT HOST:PORT`: a TCP proxy that forwards connections to one address.
 
-In containers it stands between the attacker's page and this machine: the attacker itself is in a network without a way out, which
-no port of Docker's can be published from.
+In containers it connects this machine with the attacker's page: the attacker is in a network without access to other networks,
+and Docker cannot publish a port of such a network.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ import sys
 from asyncio import StreamReader, StreamWriter
 from contextlib import suppress
 
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 CONNECT_SECONDS = 10.0
 
 
 async def listen(port: int, target: tuple[str, int], *, host: str = "0.0.0.0") -> asyncio.Server:
-    """Accept connections on `port`, 0 for a free one, and join each with one of its own to `target`."""
+    """Accept connections on `port`, 0 for a free one, and forward each through a new connection to `target`."""
 
     async def accept(reader: StreamReader, writer: StreamWriter) -> None:
         try:
@@ -29,16 +29,16 @@ async def listen(port: int, target: tuple[str, int], *, host: str = "0.0.0.0") -
 
 
 async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
-    """Hand on what comes until it ends, and close: neither side waits for one that is gone."""
+    """Copy data from `reader` to `writer` until one of them ends, then close the writer."""
     with suppress(OSError):
-        while part := await reader.read(CHUNK):
+        while part := await reader.read(CHUNK_BYTES):
             writer.write(part)
             await writer.drain()
     writer.close()
 
 
 def main(port: str, target: str) -> None:
-    """Hand on until a signal ends it."""
+    """Forward connections until a signal ends the process."""
     host, _, there = target.rpartition(":")
 
     async def run() -> None:

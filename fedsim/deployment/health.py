@@ -1,4 +1,4 @@
-"""`python -m fedsim.deployment.health ADDRESS [CERTIFICATE]`: exit status 0 where a process answers at HOST:PORT[/PATH]."""
+"""`python -m fedsim.deployment.health ADDRESS [CERTIFICATE]`: exit status 0 if a process answers at HOST:PORT[/PATH]."""
 
 import sys
 
@@ -6,7 +6,7 @@ from fedsim.deployment.processes import is_healthy
 
 
 def main(address: str, authority: str | None = None) -> int:
-    """Return 0 if the process at `address` is healthy. authority: certificate that signed its own; None for no TLS."""
+    """Return 0 if the process at `address` is healthy. authority: certificate that must have signed its own; None for no TLS."""
     return 0 if is_healthy(address, authority) else 1
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsim.deployment.folders import RUN
+from fedsim.deployment.folders import RUN_NAME
 
 
 class Mount(NamedTuple):
@@ -25,7 +25,7 @@ def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
     """
     public, trust = Mount("public"), (Mount("trust"),) if secure else ()
     secret = (Mount("secret"),) if secure else ()
-    recording, reconstructions = f"attacks/{RUN}/recording", f"attacks/{RUN}/reconstructions"
+    recording, reconstructions = f"attacks/{RUN_NAME}/recording", f"attacks/{RUN_NAME}/reconstructions"
     if party.startswith("client-"):
         home = f"clients/{int(party.removeprefix('client-'))}"
         key = (Mount(f"{home}/key"),) if secure else ()
@@ -45,7 +45,7 @@ def mounts(party: str, count: int, *, secure: bool = True) -> tuple[Mount, ...]:
     return known[party]
 
 
-SCRIPT = """set -eu
+MOUNT_SCRIPT = """set -eu
 root=$1; shift
 stage=$(mktemp -d)
 mount -t tmpfs -o mode=755 none "$stage"
@@ -68,7 +68,7 @@ exec "$@"
 def isolated(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
     """Return a command prefix: the command after it starts in `root` and sees only `seen` below it."""
     options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
-    return (*_unshare(), "sh", "-c", SCRIPT, "sh", str(root), *options, "--")
+    return (*_unshare(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """The parties of a deployment as processes on one machine, without containers.
 
-On request, each process sees only the files of its party, as in a container, in a mount namespace of its own.
+On request, each process runs in its own mount namespace and sees only the files of its party, as in a container.
 """
 
 import signal
@@ -16,13 +16,13 @@ from fedsim.deployment import commands
 from fedsim.deployment.commands import Link
 from fedsim.deployment.folders import Layout
 from fedsim.deployment.mounts import Mount, isolated, mounts
-from fedsim.deployment.processes import RUNNER, Ended, Processes, free_port, is_healthy
+from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, free_port, is_healthy
 from fedsim.recording.files import make_private
 
-PATIENCE = 120.0
+START_SECONDS = 120.0
 """Time limit in seconds for a process to start; all of them load at once, possibly on one core."""
 
-JOINED = "SuperNode ID:"
+JOINED_LINE = "SuperNode ID:"
 """Line in a client's log after the SuperLink accepted it."""
 
 
@@ -48,7 +48,7 @@ class Hosts:
     prefix: Callable[[str], Sequence[str]] = lambda party: ()
 
 
-LOOPBACK = Hosts()
+LOOPBACK_HOSTS = Hosts()
 
 
 class Native:
@@ -65,7 +65,7 @@ class Native:
         *,
         secure: bool = True,
         isolated: bool = False,
-        hosts: Hosts = LOOPBACK,
+        hosts: Hosts = LOOPBACK_HOSTS,
         port: int | None = None,
     ) -> None:
         self.layout, self.parties, self.secure, self.isolated, self.hosts = layout, parties, secure, isolated, hosts
@@ -86,7 +86,7 @@ class Native:
         database = str(self.layout.database)
         command = commands.superlink(host=self.hosts.bind, port=self.port, database=database, identity=identity)
         self._start("superlink", command, self.layout.database.parent)
-        self.processes.wait_for("superlink", self._answers, timeout=PATIENCE)
+        self.processes.wait_for("superlink", self._answers, timeout=START_SECONDS)
 
     def start_server(self) -> None:
         """Start the server's process."""
@@ -105,12 +105,12 @@ class Native:
         Raises Ended if the client is refused for longer.
         """
         name = f"client-{party.number}"
-        before = self.processes.log(name).read_text(errors="replace").count(JOINED)
-        deadline = time.monotonic() + 2 * PATIENCE
+        before = self.processes.log(name).read_text(errors="replace").count(JOINED_LINE)
+        deadline = time.monotonic() + 2 * START_SECONDS
         while True:
             self.start_client(party)
             while self.processes.status(name) is None:
-                if self.processes.log(name).read_text(errors="replace").count(JOINED) > before:
+                if self.processes.log(name).read_text(errors="replace").count(JOINED_LINE) > before:
                     return
                 time.sleep(0.2)
             if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ class Native:
             time.sleep(3)
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started as `kill -9` does."""
+        """Kill a process and its child processes at once, like `kill -9`."""
         self.processes.end(name, signal.SIGKILL)
 
     def enrol(self) -> None:
@@ -157,8 +157,8 @@ class Native:
         layout = self.layout
         where = {"out": str(layout.run), "public": str(layout.public)}
         command = commands.runner(self.link, experiment=str(layout.experiment), **where)
-        self._start(RUNNER, [*command, *more], make_private(self.home / RUNNER))
-        while (status := self.processes.status(RUNNER)) is None:
+        self._start(RUNNER_NAME, [*command, *more], make_private(self.home / RUNNER_NAME))
+        while (status := self.processes.status(RUNNER_NAME)) is None:
             watch()
             self.processes.check()
             time.sleep(0.2)

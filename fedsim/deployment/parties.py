@@ -12,7 +12,7 @@ from fedsim.deployment.processes import Processes, free_port, is_free
 from fedsim.deployment.superlink import read_network
 from fedsim.recording.files import make_private
 
-PARTIES = "superlink, server, or client-0, client-1, ..."
+PARTY_NAMES = "superlink, server, or client-0, client-1, ..."
 
 
 def command_of(
@@ -21,8 +21,8 @@ def command_of(
     """Return the command of `party`.
 
     superlink:    address HOST:PORT. bind: address on which the SuperLink listens.
-    control_from: networks that may send the SuperLink commands, beside its own machine.
-    Raises ValueError for an unknown party, for a missing file that it needs, and for a port in use, and what is no network.
+    control_from: networks that may send the SuperLink commands, besides its own machine.
+    Raises ValueError for an unknown party, a missing file that it needs, a port in use, or an invalid network.
     """
     link, made = layout.link(superlink, secure=secure), layout.certificates
     port = int(superlink.rpartition(":")[2])
@@ -44,7 +44,7 @@ def command_of(
         return commands.server(link, secret=str(made.secret) if secure else None)
     number = party.removeprefix("client-")
     if party == number or not number.isdecimal():
-        raise ValueError(f"unknown party {party!r}. Known: {PARTIES}")
+        raise ValueError(f"unknown party {party!r}. Known: {PARTY_NAMES}")
     count, home = read_split(layout.root).clients.count, layout.client(int(number))
     if int(number) >= count:
         raise ValueError(f"{party}: there are {count} clients, from client-0 to client-{count - 1}")

@@ -17,12 +17,12 @@ from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from types import FrameType, TracebackType
 
-from fedsim.deployment.commands import ENVIRONMENT
+from fedsim.deployment.commands import FLOWER_ENVIRONMENT
 
-GRACE = 6.0
+KILL_SECONDS = 6.0
 """Seconds between SIGTERM and SIGKILL."""
 LAST_LINES = 15
-RUNNER = "runner"
+RUNNER_NAME = "runner"
 """Name of the process that waits for the end of a run."""
 
 
@@ -38,7 +38,7 @@ class Processes:
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
-        self.environment = {**os.environ, **ENVIRONMENT, "PATH": _path(), **(environment or {})}
+        self.environment = {**os.environ, **FLOWER_ENVIRONMENT, "PATH": _path(), **(environment or {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._heard: dict[str, int] = {}
 
@@ -94,7 +94,7 @@ class Processes:
     def check(self) -> None:
         """Raise Ended if any process except the runner has ended."""
         for name, process in self._running.items():
-            if name != RUNNER and (status := process.poll()) is not None:
+            if name != RUNNER_NAME and (status := process.poll()) is not None:
                 raise Ended(f"{name} has ended with status {status}\n{self.last_words(name)}")
 
     def wait_for(self, name: str, healthy: Callable[[], bool], *, timeout: float) -> None:
@@ -115,7 +115,7 @@ class Processes:
     def _await_end(self, name: str) -> None:
         process = self._running.pop(name)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(KILL_SECONDS)
         _signal(process, signal.SIGKILL)
         process.wait()
 

@@ -1,8 +1,8 @@
-"""`python -m fedsim.deployment.superlink [--control-from NETWORK] OPTIONS`: Flower's SuperLink, its control API for few.
+"""`python -m fedsim.deployment.superlink [--control-from NETWORK] OPTIONS`: Flower's SuperLink with a restricted control API.
 
 Flower 1.41 serves everything on one port: the messages of clients, which have keys, and the commands of `flwr` (start a run, with
-code that server and clients execute; enrol a key), which need no password. A client that reaches the port could run code
-on the server and on other clients. Here the commands are answered only to this machine, and to a network that is named.
+code that server and clients execute; register a key), which need no password. Any client that reaches the port could run code on
+the server and on other clients. Here, commands are accepted only from this machine, and from one named network.
 """
 
 import sys
@@ -14,10 +14,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 Network = IPv4Network | IPv6Network
-OPTION = "--control-from"
-CONTROL = "/v1/control"
+CONTROL_OPTION = "--control-from"
+CONTROL_PATH = "/v1/control"
 """Path below which Flower answers commands."""
-REFUSED = b"Flower's control API is answered to the SuperLink's own machine and network only"
+REFUSED_MESSAGE = b"Flower's control API is answered to the SuperLink's own machine and network only"
 
 
 class ControlGuard:
@@ -33,9 +33,9 @@ class ControlGuard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(REFUSED)).encode())]
+        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(REFUSED_MESSAGE)).encode())]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": REFUSED})
+        await send({"type": "http.response.body", "body": REFUSED_MESSAGE})
 
     def _admits(self, scope: Scope) -> bool:
         peer, own = _address(scope.get("client")), _address(scope.get("server"))
@@ -45,9 +45,9 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Return whether a path, written in any way, leads below `CONTROL`: too many are refused rather than one too few."""
+    """Return whether a path leads below `CONTROL_PATH`, in any spelling; doubtful paths count as such."""
     parts = [part for part in path.lower().split("/") if part not in ("", ".")]
-    return ".." in parts or parts[:2] == CONTROL.strip("/").split("/")
+    return ".." in parts or parts[:2] == CONTROL_PATH.strip("/").split("/")
 
 
 def _address(end: Any) -> IPv4Address | IPv6Address | None:
@@ -59,10 +59,13 @@ def _address(end: Any) -> IPv4Address | IPv6Address | None:
 
 
 def taken_out(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
-    """Return the networks of `--control-from`, and the options that are Flower's. Raises ValueError for what is no network."""
+    """Split command-line arguments into the networks of `--control-from` and Flower's own options.
+
+    Raises ValueError for a text that is not a network.
+    """
     networks, rest, given = list[Network](), list[str](), iter(arguments)
     for word in given:
-        if word != OPTION:
+        if word != CONTROL_OPTION:
             rest.append(word)
             continue
         networks.append(read_network(next(given, "")))
@@ -70,11 +73,11 @@ def taken_out(arguments: Sequence[str]) -> tuple[list[Network], list[str]]:
 
 
 def read_network(text: str) -> Network:
-    """Return the network that `text` names. Raises ValueError, with the mend, for anything else."""
+    """Parse a network such as 10.0.0.0/8. Raises ValueError, with a remedy, for anything else."""
     try:
         return ip_network(text)
     except ValueError as error:
-        raise ValueError(f"{OPTION}: {error}; write a network as 10.0.0.0/24") from None
+        raise ValueError(f"{CONTROL_OPTION}: {error}; write a network as 10.0.0.0/24") from None
 
 
 def main() -> None:

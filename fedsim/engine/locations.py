@@ -38,5 +38,5 @@ class Places:
         return datasets.described(own, name, arguments)
 
 
-EVERYWHERE = Places()
+SIMULATION_PLACES = Places()
 """Folders of a simulation: all data are available to everybody, and everything is written to the run's folder."""

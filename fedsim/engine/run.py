@@ -23,10 +23,10 @@ from fedsim.config.experiment import Experiment, read, validate
 from fedsim.data import client_parts as parts
 from fedsim.data import partition
 from fedsim.data.public_pool import public_images
-from fedsim.engine.locations import EVERYWHERE, Places
+from fedsim.engine.locations import SIMULATION_PLACES, Places
 from fedsim.recording.files import make_private, write_bytes, write_json
 from fedsim.recording.manifest import Manifest, make_name
-from fedsim.recording.masked_vectors import MASKED
+from fedsim.recording.masked_vectors import MASKED_CODEC
 from fedsim.recording.observation import DataSpec, ModelSpec
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
@@ -36,7 +36,7 @@ from fedsim.server.checkpoint import rounds_done
 from fedsim.strategies import names as strategies
 from fedsim.training.local import train
 
-KEEPING = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
+STATEFUL_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 """Strategies whose state has up to three tensors per tensor of the model."""
 
 
@@ -62,7 +62,7 @@ class FederationRun:
     client_seed: int | None = None
     threads: int | None = 1
     resume: bool = False
-    places: Places = EVERYWHERE
+    places: Places = SIMULATION_PLACES
     code: tuple[str, ...] = field(default_factory=references.admitted)
 
     def admit_code(self) -> None:
@@ -175,7 +175,7 @@ class FederationRun:
 
     def _checkpoint_bytes(self) -> int:
         strategy = self.experiment.strategy
-        kept = 3 * (strategy.name in KEEPING) + ("central" in strategy.arguments)
+        kept = 3 * (strategy.name in STATEFUL_STRATEGIES) + ("central" in strategy.arguments)
         return self._model_bytes() * (1 + kept)
 
     def _round_bytes(self) -> int:
@@ -241,7 +241,7 @@ class FederationRun:
             gradient=str(GradientSpec.parse(e.gradient)),
             inputs=str(InputsSpec.parse(e.inputs)),
             secure_aggregation=agreement.as_public() if agreement else False,
-            codec=MASKED if agreement else e.update_defense().codec(),
+            codec=MASKED_CODEC if agreement else e.update_defense().codec(),
             created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
             software={package: version(package) for package in ("flwr", "torch", "numpy")},
         )

@@ -14,18 +14,18 @@ from torch import Tensor, from_numpy
 
 from fedsim.recording.codec import Payload
 
-WEIGHTS = "arrays"
+WEIGHTS_KEY = "arrays"
 """Flower's key for model weights, in both directions."""
-UPDATE = "update"
+UPDATE_KEY = "update"
 """Key of the update before any defense; used inside a client only."""
-PAYLOAD = "payload"
-CODEC = "codec"
-BUFFERS = "buffers"
+PAYLOAD_KEY = "payload"
+CODEC_KEY = "codec"
+BUFFERS_KEY = "buffers"
 """Key of the batch-norm statistics that a client sends with its update."""
-CLIENT = "client"
-METRICS = "metrics"
-CONFIG = "config"
-NUM_EXAMPLES = "num-examples"
+CLIENT_KEY = "client"
+METRICS_KEY = "metrics"
+CONFIG_KEY = "config"
+NUM_EXAMPLES_KEY = "num-examples"
 
 
 def pack(values: NDArray[Any]) -> Array:
@@ -80,38 +80,38 @@ def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
 
 def put_payload(content: RecordDict, payload: Payload) -> None:
     """Add a payload to a reply."""
-    content[PAYLOAD] = to_arrays(payload.tensors)
-    content[CODEC] = ConfigRecord({"name": payload.codec})
+    content[PAYLOAD_KEY] = to_arrays(payload.tensors)
+    content[CODEC_KEY] = ConfigRecord({"name": payload.codec})
 
 
 def put_dense(content: RecordDict, update: ArrayRecord) -> None:
     """Add a dense update to a reply, as `put_payload` does with codec "dense", without unpacking it."""
-    content[PAYLOAD] = update
-    content[CODEC] = ConfigRecord({"name": "dense"})
+    content[PAYLOAD_KEY] = update
+    content[CODEC_KEY] = ConfigRecord({"name": "dense"})
 
 
 def take_payload(content: RecordDict) -> Payload:
     """Remove the payload from a reply and return it."""
-    record, codec = content[PAYLOAD], content[CODEC]
+    record, codec = content[PAYLOAD_KEY], content[CODEC_KEY]
     assert isinstance(record, ArrayRecord)
     assert isinstance(codec, ConfigRecord)
-    del content[PAYLOAD], content[CODEC]
+    del content[PAYLOAD_KEY], content[CODEC_KEY]
     return Payload(tensors=to_tensors(record), codec=str(codec["name"]))
 
 
 def take_buffers(content: RecordDict) -> dict[str, Tensor]:
     """Remove the buffers from a reply and return them; empty if there are none."""
-    if BUFFERS not in content:
+    if BUFFERS_KEY not in content:
         return {}
-    record = content[BUFFERS]
+    record = content[BUFFERS_KEY]
     assert isinstance(record, ArrayRecord)
-    del content[BUFFERS]
+    del content[BUFFERS_KEY]
     return to_tensors(record)
 
 
 def reported(content: RecordDict) -> dict[str, float]:
     """Return the metrics that a client reports, without lists of numbers."""
-    record = content[METRICS]
+    record = content[METRICS_KEY]
     assert isinstance(record, MetricRecord)
     return {name: value for name, value in record.items() if not isinstance(value, list)}
 
@@ -131,6 +131,6 @@ def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
 
 def number(message: Message, key: str) -> int:
     """Return a number from the server's configuration of this round."""
-    config = message.content[CONFIG]
+    config = message.content[CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return int(config[key])  # type: ignore[arg-type]

@@ -6,7 +6,9 @@ from torch import nn
 from fedsim.models.foreign import copy_module
 from fedsim.recording.observation import DataSpec, Training
 
-RANDOM = "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
+RANDOM_CLIENTS = (
+    "clients draw random numbers while they train (dropout or the like): attacks simulate without them and fit no closer"
+)
 
 
 def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
@@ -25,7 +27,7 @@ def concessions(network: nn.Module, training: Training, data: DataSpec) -> list[
 
 def unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return sentences on what attacks do not simulate of this network's training."""
-    return [RANDOM] if training.mode == "train" and _draws(network, data) else []
+    return [RANDOM_CLIENTS] if training.mode == "train" and _draws(network, data) else []
 
 
 def _draws(network: nn.Module, data: DataSpec) -> bool:

@@ -24,7 +24,7 @@ POOLINGS: Mapping[str, Callable[[], nn.Module] | None] = {
     "mean": lambda: nn.AvgPool2d(2),
 }
 
-INITIALS = {"published": None, "uniform": True, "default": False}
+INITIAL_WEIGHTS = {"published": None, "uniform": True, "default": False}
 """Initial weights: uniform in (-0.5, 0.5) or PyTorch's own. "published" means uniform for sigmoid networks only."""
 
 
@@ -53,7 +53,7 @@ class LeNet(nn.Sequential):
     ) -> None:
         depth, height, width = shape
         activate, pool = _named("activation", activation, ACTIVATIONS), _named("pooling", pooling, POOLINGS)
-        uniform = _named("initial", initial, INITIALS)
+        uniform = _named("initial", initial, INITIAL_WEIGHTS)
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise ValueError(f"a LeNet: channels must be a whole number above 0, got {channels!r}")
         if pool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim.models.shapes import image
 
-SLOPE = 0.2
+LEAKY_SLOPE = 0.2
 
 
 def cnn6(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
@@ -32,19 +32,19 @@ def fcn3(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((prod(shape), 1000, 100)):
-        layers += [nn.Linear(before, after, bias=False), nn.LeakyReLU(SLOPE)]
+        layers += [nn.Linear(before, after, bias=False), nn.LeakyReLU(LEAKY_SLOPE)]
     return nn.Sequential(*layers, nn.Linear(100, _logits(num_classes), bias=False))
 
 
-KERNELS = ((4, 2, 2), (3, 2, 1), (3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 1))
+CNN6_KERNELS = ((4, 2, 2), (3, 2, 1), (3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 1))
 """Kernel, stride and padding of each convolution."""
 
 
 def _cnn(shape: tuple[int, ...], num_classes: int, *, widths: tuple[int, ...]) -> nn.Sequential:
     channels, height, width = image(shape, "an R-GAP network with convolutions")
     layers: list[nn.Module] = []
-    for after, (kernel, stride, padding) in zip(widths, KERNELS, strict=True):
-        layers += [nn.Conv2d(channels, after, kernel, stride=stride, padding=padding, bias=False), nn.LeakyReLU(SLOPE)]
+    for after, (kernel, stride, padding) in zip(widths, CNN6_KERNELS, strict=True):
+        layers += [nn.Conv2d(channels, after, kernel, stride=stride, padding=padding, bias=False), nn.LeakyReLU(LEAKY_SLOPE)]
         height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         channels = after
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, _logits(num_classes), bias=False))

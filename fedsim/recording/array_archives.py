@@ -23,7 +23,7 @@ MAX_ARRAYS = 100_000
 MAX_RATIO = 300
 """Largest compression ratio of an array, apart from its first `FREE_BYTES`; images of one colour stay below it."""
 FREE_BYTES = 2**26
-KINDS = {"b": "truth values", "i": "integers", "u": "integers", "f": "numbers", "U": "texts"}
+READABLE_KINDS = {"b": "truth values", "i": "integers", "u": "integers", "f": "numbers", "U": "texts"}
 """Types of arrays that are read, by NumPy's letter. Complex numbers, times and objects are refused."""
 
 
@@ -151,8 +151,8 @@ def _read(archive: ZipFile, entry: ZipInfo, name: str) -> NDArray[Any]:
             raise ValueError(f"array {name!r} has version {version} of NumPy's format, but only versions 1 and 2 are read")
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        if dtype.hasobject or dtype.kind not in KINDS:
-            raise ValueError(f"array {name!r} has type {dtype}; give {', '.join(dict.fromkeys(KINDS.values()))}")
+        if dtype.hasobject or dtype.kind not in READABLE_KINDS:
+            raise ValueError(f"array {name!r} has type {dtype}; give {', '.join(dict.fromkeys(READABLE_KINDS.values()))}")
         needed, there = prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if any(length < 0 for length in shape) or needed != there:
             raise ValueError(

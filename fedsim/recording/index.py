@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.codec import CODECS
-from fedsim.recording.index_database import INDEX as INDEX
+from fedsim.recording.index_database import INDEX_FILE as INDEX_FILE
 from fedsim.recording.index_database import SCHEMA, Image, opened_image
-from fedsim.recording.masked_vectors import MASKED, SUM
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
 from fedsim.recording.safe_files import UNPRINTABLE, DamagedFile, parse_json, shorten
 from fedsim.recording.writer import is_plain
 
@@ -22,7 +22,7 @@ MAX_NUMBER = 2**53
 """Largest number that is accepted; it is exact as a float, too."""
 PROGRESS_INSTRUCTIONS = 100_000
 """Number of SQLite instructions between two checks of the limit of a query."""
-DIGEST = re.compile("[0-9a-f]{64}")
+DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Row:
         return f"{self.round:05d}-{self.client}"
 
 
-COLUMNS = tuple(field.name for field in fields(Row) if field.name != "reported")
+INDEX_COLUMNS = tuple(field.name for field in fields(Row) if field.name != "reported")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,14 @@ def ask(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with opened_image(folder) as image:
             return _ask(image, query, values)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # an error may quote what is no text
-        raise DamagedFile(folder / INDEX, UNPRINTABLE.sub("?", str(error)[:200])) from None
+        raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE.sub("?", str(error)[:200])) from None
 
 
 def row_of(folder: Path, values: tuple[Any, ...]) -> Row:
-    """Build a row from its values in the order of `COLUMNS`. Raises DamagedFile if a value is invalid."""
+    """Build a row from its values in the order of `INDEX_COLUMNS`. Raises DamagedFile if a value is invalid."""
     if wrong := _wrong(*values):
-        raise _bad(folder, values, wrong, values[COLUMNS.index(wrong)])
-    row = dict(zip(COLUMNS, values, strict=True))
+        raise _bad(folder, values, wrong, values[INDEX_COLUMNS.index(wrong)])
+    row = dict(zip(INDEX_COLUMNS, values, strict=True))
     row["metrics"] = _metrics(folder, values, row["metrics"])
     return Row(**row)
 
@@ -92,7 +92,7 @@ def sent_of(folder: Path, values: tuple[Any, ...]) -> SentRow:
         "round": _is_count(round, 1),
         "attempt": _is_count(attempt, 1),
         "file": _is_count(round, 1) and file == path_of(round, "global"),
-        "sha256": isinstance(sha256, str) and DIGEST.fullmatch(sha256) is not None,
+        "sha256": isinstance(sha256, str) and DIGEST_PATTERN.fullmatch(sha256) is not None,
     }
     for (column, good), value in zip(checks.items(), values, strict=False):
         if not good:
@@ -122,7 +122,7 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
     """Raise DamagedFile if a name of a client is invalid."""
     for client in clients:
         if not (isinstance(client, str) and is_plain(client)):
-            raise DamagedFile(folder / INDEX, f"{shorten(client)} is not a valid name of a client")
+            raise DamagedFile(folder / INDEX_FILE, f"{shorten(client)} is not a valid name of a client")
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -136,13 +136,13 @@ def _wrong(
     """Return the first column with an invalid value, or "". Written for speed, since it runs for each row of large recordings."""
     if type(round) is not int or not 1 <= round <= MAX_NUMBER:
         return "round"
-    if type(client) is not str or not (is_plain(client) or client == SUM):
+    if type(client) is not str or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
     if type(node) is not str or len(node) > 64 or not node.isprintable():
         return "node"
     if type(attempt) is not int or not 1 <= attempt <= MAX_NUMBER:
         return "attempt"
-    if status not in ("complete", "masked", "failed", "late") or (client == SUM and status != "complete"):
+    if status not in ("complete", "masked", "failed", "late") or (client == SUM_CLIENT and status != "complete"):
         return "status"
     if type(reason) is not str:
         return "reason"
@@ -154,9 +154,9 @@ def _wrong(
     else:
         if file != f"rounds/{round:05d}/{client}.safetensors":
             return "file"
-        if type(sha256) is not str or not DIGEST.fullmatch(sha256):
+        if type(sha256) is not str or not DIGEST_PATTERN.fullmatch(sha256):
             return "sha256"
-        if type(codec) is not str or (codec not in CODECS if status == "complete" else codec not in (*CODECS, MASKED)):
+        if type(codec) is not str or (codec not in CODECS if status == "complete" else codec not in (*CODECS, MASKED_CODEC)):
             return "codec"
     if type(bytes) is not int or not 0 <= bytes <= MAX_NUMBER:
         return "bytes"
@@ -188,7 +188,7 @@ def _metrics(folder: Path, values: tuple[Any, ...], text: str) -> dict[str, floa
 def _bad(folder: Path, values: tuple[Any, ...], column: str, value: Any) -> DamagedFile:
     """Return the error for an invalid value of a column, naming the row by its first two values."""
     where = ", ".join(shorten(value) for value in values[:2])
-    return DamagedFile(folder / INDEX, f"row {where}: {shorten(value)} is not a valid value of {column}")
+    return DamagedFile(folder / INDEX_FILE, f"row {where}: {shorten(value)} is not a valid value of {column}")
 
 
 def _ask(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:

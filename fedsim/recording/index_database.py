@@ -20,8 +20,8 @@ from typing import NamedTuple
 from fedsim.recording.files import write_bytes
 from fedsim.recording.safe_files import DamagedFile, check_status, opened, opened_folder, read_exactly
 
-INDEX = "index.sqlite"
-JOURNAL = f"{INDEX}-journal"
+INDEX_FILE = "index.sqlite"
+JOURNAL_FILE = f"{INDEX_FILE}-journal"
 MAX_BYTES = 16 * 2**30
 IN_MEMORY = 256 * 2**20
 """Largest size in bytes of an index that is copied to memory; a larger one is copied to a private file."""
@@ -35,16 +35,16 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
-MAGIC = bytes.fromhex("d9d505f920a163d7")
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal, and last bytes of a journal that names another one."""
-CHUNK = 1 << 20
-PINNING = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK)
+CHUNK_BYTES = 1 << 20
+PINNING_FLAGS = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK)
 """Flags that open a file without access to its content; closing it does not release SQLite's locks on the same file."""
 LOCK_START, LOCK_LENGTH = 0x40000002, 510
 """Range of bytes that SQLite locks: shared for readers, exclusive for a writer while it changes the file."""
 LOCK_SECONDS = 5.0
 """Seconds that a reader waits for a writer's commit."""
-KEPT = 1
+KEPT_IMAGES = 1
 """Number of images that each process keeps for the next query."""
 SCHEMA = """
 BEGIN;
@@ -82,7 +82,7 @@ def opened_image(folder: Path) -> Iterator[Image]:
     The index is read without following links. Raises DamagedFile if it is not a database, or is in a mode in which reading
     changes it, and sqlite3.Error as SQLite does.
     """
-    with opened(folder, INDEX, limit=MAX_BYTES) as file, _locked(file):
+    with opened(folder, INDEX_FILE, limit=MAX_BYTES) as file, _locked(file):
         state = _check_header(folder, file)
         image: Image | None = None
         with suppress(IndexError):
@@ -95,7 +95,7 @@ def opened_image(folder: Path) -> Iterator[Image]:
     try:
         yield image
     finally:
-        if len(_kept) < KEPT:
+        if len(_kept) < KEPT_IMAGES:
             _kept.append(image)
         else:
             image.connection.close()
@@ -113,13 +113,13 @@ atexit.register(forget_images)
 def make_index(folder: Path) -> None:
     """Write an empty index atomically into `folder`, unless there is one."""
     try:
-        if (folder / INDEX).lstat().st_size:
+        if (folder / INDEX_FILE).lstat().st_size:
             return
     except FileNotFoundError:
         pass
     with closing(sqlite3.connect(":memory:")) as index:
         index.executescript(SCHEMA)
-        write_bytes(folder / INDEX, index.serialize(), below=folder)
+        write_bytes(folder / INDEX_FILE, index.serialize(), below=folder)
 
 
 def connect_to_write(folder: Path) -> sqlite3.Connection:
@@ -127,11 +127,11 @@ def connect_to_write(folder: Path) -> sqlite3.Connection:
 
     Raises DamagedFile if SQLite opened another file than the index, and ValueError if other users may change the folder.
     """
-    path = folder / INDEX
+    path = folder / INDEX_FILE
     with opened_folder(folder) as at:
         _check_owner(folder, os.fstat(at))
         try:
-            pinned = os.open(INDEX, PINNING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            pinned = os.open(INDEX_FILE, PINNING_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
         except OSError as error:
             raise DamagedFile(path, error.strerror or str(error)) from None
     try:  # while a descriptor holds the file, its inode number is not reused
@@ -151,10 +151,10 @@ def _check_to_write(folder: Path, status: os.stat_result) -> None:
     try:
         check_status(status)
     except ValueError as error:
-        raise DamagedFile(folder / INDEX, str(error)) from None
-    if os.path.lexists(folder / JOURNAL):
-        with opened(folder, JOURNAL, limit=MAX_BYTES) as journal:
-            _check_journal(journal, status.st_size + os.fstat(journal.fileno()).st_size, folder / JOURNAL)
+        raise DamagedFile(folder / INDEX_FILE, str(error)) from None
+    if os.path.lexists(folder / JOURNAL_FILE):
+        with opened(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
+            _check_journal(journal, status.st_size + os.fstat(journal.fileno()).st_size, folder / JOURNAL_FILE)
 
 
 def _check_owner(folder: Path, status: os.stat_result) -> None:
@@ -220,15 +220,15 @@ def _check_header(folder: Path, file: FileIO) -> tuple[object, ...]:
     start = file.read(100)
     if not start.startswith(b"SQLite format 3\0") or len(start) < 100:
         raise ValueError("file is not a database")
-    if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX}-wal") or os.path.lexists(folder / f"{INDEX}-shm"):
+    if start[18:20] != b"\1\1" or os.path.lexists(folder / f"{INDEX_FILE}-wal") or os.path.lexists(folder / f"{INDEX_FILE}-shm"):
         raise ValueError("is in write-ahead mode, which no recorder uses")
     try:
-        journal = (folder / JOURNAL).lstat()
+        journal = (folder / JOURNAL_FILE).lstat()
     except FileNotFoundError:
         beside: tuple[int, ...] = ()
     else:
         if not stat.S_ISREG(journal.st_mode):
-            raise DamagedFile(folder / JOURNAL, "is not a regular file")
+            raise DamagedFile(folder / JOURNAL_FILE, "is not a regular file")
         beside = _state(journal)
     return str(folder), *_state(os.fstat(file.fileno())), *beside, start
 
@@ -245,16 +245,16 @@ def _copied(folder: Path, file: FileIO) -> sqlite3.Connection:
     """
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
-    interrupted = os.path.lexists(folder / JOURNAL)
+    interrupted = os.path.lexists(folder / JOURNAL_FILE)
     if not interrupted and size <= IN_MEMORY:
         return _prepared(_in_memory(file.read()))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as private:
-        copy = Path(private) / INDEX
+        copy = Path(private) / INDEX_FILE
         _copy(file, copy)
         if interrupted:
-            with opened(folder, JOURNAL, limit=MAX_BYTES) as journal:
-                _copy(journal, Path(private) / JOURNAL)
-                _check_journal(journal, size + os.fstat(journal.fileno()).st_size, folder / JOURNAL)
+            with opened(folder, JOURNAL_FILE, limit=MAX_BYTES) as journal:
+                _copy(journal, Path(private) / JOURNAL_FILE)
+                _check_journal(journal, size + os.fstat(journal.fileno()).st_size, folder / JOURNAL_FILE)
             with closing(sqlite3.connect(copy)) as index:
                 index.execute("PRAGMA synchronous = OFF")
                 index.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -281,7 +281,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
 def _copy(file: FileIO, to: Path) -> None:
     file.seek(0)
     with to.open("xb") as copy:
-        while part := file.read(CHUNK):
+        while part := file.read(CHUNK_BYTES):
             copy.write(part)
 
 
@@ -298,7 +298,7 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
     except ValueError:
         return
     file.seek(-8, os.SEEK_END)
-    if file.read(8) == MAGIC:
+    if file.read(8) == JOURNAL_MAGIC:
         raise DamagedFile(path, "names another journal, which no recorder does")
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:

@@ -24,12 +24,12 @@ MAX_VALUES = 10**8
 """Largest number of values of one example."""
 MAX_CLASSES = 10**7
 MAX_NUMBER = 2**53
-NAME = re.compile(r"[\w .,:()+=@-]{1,200}")
+RUN_NAME_PATTERN = re.compile(r"[\w .,:()+=@-]{1,200}")
 """Pattern of names of runs, which appear in score rows, files and command lines."""
-CREATED = re.compile(r"[0-9T:.Z+-]{1,40}")
-WORD = re.compile(r"[\w.+-]{1,200}")
+CREATED_PATTERN = re.compile(r"[0-9T:.Z+-]{1,40}")
+SOFTWARE_PATTERN = re.compile(r"[\w.+-]{1,200}")
 """Pattern of names and versions of software."""
-REFERENCE = re.compile(r"[\w.:-]{1,200}")
+MODEL_PATTERN = re.compile(r"[\w.:-]{1,200}")
 """Pattern of names of models, and of `module:function`."""
 
 T = TypeVar("T")
@@ -58,11 +58,11 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if not REFERENCE.fullmatch(self.model.name):
+        if not MODEL_PATTERN.fullmatch(self.model.name):
             raise ValueError(f"{shorten(self.model.name)} is not a valid name of a model: use only letters, digits and _ . : -")
-        if wrong := [text for pair in self.software.items() for text in pair if not WORD.fullmatch(text)]:
+        if wrong := [text for pair in self.software.items() for text in pair if not SOFTWARE_PATTERN.fullmatch(text)]:
             raise ValueError(f"{shorten(wrong[0])} is not a valid name or version of software")
-        if self.created and not CREATED.fullmatch(self.created):
+        if self.created and not CREATED_PATTERN.fullmatch(self.created):
             raise ValueError(f"{shorten(self.created)} is not a valid time of creation: write it as 2026-01-31T12:00:00Z")
         GradientSpec.parse(self.gradient)
         InputsSpec.parse(self.inputs)
@@ -101,7 +101,7 @@ class Manifest:
 
 def check_name(name: str) -> None:
     """Raise ValueError if `name` is not a valid name of a run."""
-    if not NAME.fullmatch(name):
+    if not RUN_NAME_PATTERN.fullmatch(name):
         raise ValueError(
             f"{shorten(name)} is not a valid name of a run: use only letters, digits, spaces and . , : ( ) + = @ - _"
         )

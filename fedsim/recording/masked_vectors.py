@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fedsim.recording.packing.parts import TensorLike
 
-MASKED = "masked"
+MASKED_CODEC = "masked"
 """Codec and status of a row that holds a masked vector instead of an update."""
-SUM = "sum"
+SUM_CLIENT = "sum"
 """Name in place of a client's in the row of a round's secure sum."""
 EXCHANGES = ("setup", "share", "collect", "unmask")
 """Message exchanges of one round of secure aggregation, in order."""
-HEADER = 3
+HEADER_WORDS = 3
 """Number of words before those of the update: its weight, the number of clipped coordinates, and whether any was clipped."""
 KEY_BYTES = 32
 MAX_NUMBER = 2**53
@@ -25,7 +25,7 @@ MAX_NUMBER = 2**53
 class Masked:
     """The messages of one client in one round of secure aggregation, as the server sees them.
 
-    words:  (HEADER + coordinates,) uint32, the masked vector; None if the client sent none.
+    words:  (HEADER_WORDS + coordinates,) uint32, the masked vector; None if the client sent none.
     mask_key, share_key: its public keys of the round, 32 bytes each.
     sealed: sizes in bytes of the shares that it encrypted for its neighbours.
     up, down: bytes sent by and to the client, by exchange, up to the last one that it took part in.
@@ -71,7 +71,7 @@ class Masked:
 
 def fits(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
     """Raise ValueError if names, types or shapes of a file's tensors are not those of a `Masked` for these weights."""
-    length = HEADER + sum(prod(weight.shape) for weight in weights.values())
+    length = HEADER_WORDS + sum(prod(weight.shape) for weight in weights.values())
     expected = {
         "words": (torch.uint32, (length,)),
         "mask_key": (torch.uint8, (KEY_BYTES,)),

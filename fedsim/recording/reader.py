@@ -15,9 +15,9 @@ from defenses.inputs import InputsSpec
 from fedsim.recording import index
 from fedsim.recording.codec import Codec, Payload, codec_of
 from fedsim.recording.index import Row, SentRow
-from fedsim.recording.index_database import INDEX
+from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES, Manifest
-from fedsim.recording.masked_vectors import MASKED, SUM, Masked, fits
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked, fits
 from fedsim.recording.observation import Observation
 from fedsim.recording.packing.parts import about, check_kind, check_shape
 from fedsim.recording.safe_files import DamagedFile, read_bytes, shorten
@@ -89,12 +89,12 @@ class Recording:
                 chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
                 values.append(json.dumps(sorted(wanted)))
         where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
-        columns = ", ".join(index.COLUMNS)
+        columns = ", ".join(index.INDEX_COLUMNS)
         found = index.ask(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
         rows: list[Row] = []
         for row in _read_undamaged(found, lambda line: index.row_of(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
-                raise DamagedFile(self.folder / INDEX, f"row {row.round}, {row.client!r} is out of order")
+                raise DamagedFile(self.folder / INDEX_FILE, f"row {row.round}, {row.client!r} is out of order")
             rows.append(self._counted(row))
         return rows
 
@@ -105,7 +105,7 @@ class Recording:
         may use only part of the client's examples. The number that the client reported is kept in `reported`.
         The row of a secure sum is returned unchanged.
         """
-        if row.client == SUM:
+        if row.client == SUM_CLIENT:
             return row
         return replace(row, num_examples=self.manifest.training.examples_behind(row.num_examples), reported=row.num_examples)
 
@@ -129,14 +129,14 @@ class Recording:
     def clients(self) -> list[str]:
         """Return the names of all clients, sorted."""
         found = [client for (client,) in index.ask(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")]
-        found = [client for client in found if client != SUM]
+        found = [client for client in found if client != SUM_CLIENT]
         index.check_clients(self.folder, found)
         return found
 
     def summed(self, round: int) -> tuple[str, ...]:
         """Return the clients whose updates are in the secure sum of a round, sorted; empty without secure aggregation."""
         query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
-        found = [client for (client,) in index.ask(self.folder, query, round, MASKED)]
+        found = [client for (client,) in index.ask(self.folder, query, round, MASKED_CODEC)]
         index.check_clients(self.folder, found)
         return tuple(found)
 
@@ -145,7 +145,7 @@ class Recording:
 
         Raises DamagedFile, naming the file, if the file is invalid, and ValueError if the row has no masked vector.
         """
-        if row.file is None or row.sha256 is None or row.codec != MASKED:
+        if row.file is None or row.sha256 is None or row.codec != MASKED_CODEC:
             raise ValueError(f"round {row.round}, client {row.client}: no masked vector ({row.status}: {row.reason})")
         weights = self.sent(row.round).weights
         tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: fits(found, weights))
@@ -162,10 +162,10 @@ class Recording:
         """Read one observation. Raises DamagedFile, naming the file, if it differs from the index or does not fit the weights."""
         if row.file is None or row.sha256 is None or row.codec is None:
             words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
-            raise DamagedFile(self.folder / INDEX, words) if row.status == "complete" else ValueError(words)
-        if row.codec == MASKED:
+            raise DamagedFile(self.folder / INDEX_FILE, words) if row.status == "complete" else ValueError(words)
+        if row.codec == MASKED_CODEC:
             raise ValueError(
-                f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM!r}"
+                f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM_CLIENT!r}"
             )
         m, sent, codec = self.manifest, self.sent(row.round), codec_of(row.codec)
         tensors, buffers = _apart(read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec)))
@@ -176,7 +176,7 @@ class Recording:
         observation = Observation(
             round=row.round,
             client=row.client,
-            cohort=self.summed(row.round) if row.client == SUM else sent.cohort,
+            cohort=self.summed(row.round) if row.client == SUM_CLIENT else sent.cohort,
             num_examples=row.num_examples,
             model=m.model,
             data=m.data,
@@ -232,7 +232,7 @@ class Recording:
         try:
             found = self._sent_rows("WHERE round = ?", round)
             if not found:
-                raise DamagedFile(self.folder / INDEX, f"has no global weights of round {round}")
+                raise DamagedFile(self.folder / INDEX_FILE, f"has no global weights of round {round}")
             weights, buffers = _apart(read_tensors(self.folder, found[0].file, found[0].sha256))
             return Sent(weights, buffers, found[0].cohort)
         except DamagedFile as error:

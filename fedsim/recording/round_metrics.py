@@ -1,4 +1,4 @@
-"""`metrics.jsonl` of a run: a row for each round as its server wrote it, checked before anybody counts with it."""
+"""Reader of a run's `metrics.jsonl`, which has one row per round, with a check of all values."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ from fedsim.recording.files import read_json_lines
 from fedsim.recording.manifest import check_plain
 from fedsim.recording.safe_files import DamagedFile, printable, shorten
 
-FILE = "metrics.jsonl"
-COUNTS = ("round", "clients", "missing")
+METRICS_FILE = "metrics.jsonl"
+COUNT_KEYS = ("round", "clients", "missing")
 """Keys of a row that hold whole numbers: the round, replies that came, and those that did not. Round 0 has no replies."""
-MEASURES = ("loss", "accuracy")
+MEASURE_KEYS = ("loss", "accuracy")
 """Keys of a row that hold numbers, or null for what is none."""
 MAX_COUNT = 2**53
 
@@ -20,14 +20,14 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
     Raises DamagedFile, naming the row and the key, for a value that no server writes, such as a text with control characters.
     """
-    path = run / FILE
+    path = run / METRICS_FILE
     rows = read_json_lines(path)
     for number, row in enumerate(rows, start=1):
-        for key in (*COUNTS, *MEASURES):
+        for key in (*COUNT_KEYS, *MEASURE_KEYS):
             value = row.get(key)
-            if key not in row and (key in MEASURES or row.get("round") == 0):
+            if key not in row and (key in MEASURE_KEYS or row.get("round") == 0):
                 continue
-            good = _is_count(value) if key in COUNTS else value is None or type(value) in (int, float)
+            good = _is_count(value) if key in COUNT_KEYS else value is None or type(value) in (int, float)
             if not good:
                 told = f"{shorten(value)} is not to be in {key}" if key in row else f"{key} is missing"
                 raise DamagedFile(path, f"row {number}: {told}; remove the row, or the file")

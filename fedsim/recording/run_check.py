@@ -23,7 +23,7 @@ RUN_ENTRIES = frozenset(
 """Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""
 SHARED_FOLDERS = ("recording", "reconstructions")
 """Folders of a deployment on one machine that the attacker's folder contains as links made by `fedsim prepare`."""
-KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+SPECIAL_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def check_run(folder: Path) -> None:
@@ -111,7 +111,7 @@ def _look(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
     elif kind == stat.S_IFLNK:
         yield DamagedFile(path, f"is a symbolic link, which is not followed; {COPY_ADVICE}")
     elif kind != stat.S_IFREG:
-        yield DamagedFile(path, f"is {KINDS.get(kind, 'not a regular file')}, which no command creates; remove it")
+        yield DamagedFile(path, f"is {SPECIAL_FILES.get(kind, 'not a regular file')}, which no command creates; remove it")
     else:
         try:
             check_status(status)

@@ -20,7 +20,7 @@ MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20
 """Number of bytes that are read and hashed at a time, so that they are still in the processor's cache for hashing."""
 
-TYPES = {name: dtype for dtype, name in DTYPES.items()}
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -109,16 +109,16 @@ def _entry(name: str, described: Any) -> Entry:
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{words} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in TYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES_BY_NAME:
         raise ValueError(f"{words} has an unknown type {shorten(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or prod(max(1, length) for length in shape) > MAX_BYTES:
         raise ValueError(f"{words} has an impossible shape {shorten(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{words} has impossible offsets {shorten(offsets)}")
-    needed, (start, end) = prod(shape) * TYPES[dtype].itemsize, offsets
+    needed, (start, end) = prod(shape) * DTYPES_BY_NAME[dtype].itemsize, offsets
     if end - start != needed:
         raise ValueError(f"{words} of shape {tuple(shape)} and type {dtype} takes {needed} bytes, not {end - start}")
-    return Entry(TYPES[dtype], tuple(shape), start, end)
+    return Entry(DTYPES_BY_NAME[dtype], tuple(shape), start, end)
 
 
 def _are_sizes(values: Any) -> bool:

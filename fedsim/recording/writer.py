@@ -16,7 +16,7 @@ from fedsim.recording.codec import Payload
 from fedsim.recording.files import flush, make_private, write_tensors
 from fedsim.recording.index_database import connect_to_write, make_index
 from fedsim.recording.manifest import Manifest
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.run_check import check_run
 
 BUFFER_PREFIX = "buffer:"
@@ -33,7 +33,7 @@ MAX_EXAMPLES = 2**53
 class Reply:
     """The reply of one client in one round, or the reason for its absence.
 
-    client:  the client's pseudonym, or its node id if it sent none; SUM for the secure sum over all masked clients.
+    client:  the client's pseudonym, or its node id if it sent none; SUM_CLIENT for the secure sum over all masked clients.
     node:    Flower's node id as text, since it exceeds the range of JSON numbers.
     status:  "masked" means that the client's update is only contained in the secure sum of its round.
     reason:  why there is no payload, if there is none.
@@ -54,7 +54,7 @@ class Reply:
 
 def is_plain(client: str) -> bool:
     """Return whether a client's name is safe as a file name. Clients choose their names, so any text may come."""
-    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM)
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", client) is not None and client not in ("global", SUM_CLIENT)
 
 
 class Recorder:
@@ -81,7 +81,7 @@ class Recorder:
 
     def received(self, round: int, reply: Reply) -> None:
         """Write one reply, or record its absence. Raises ValueError if the client's name or number of examples is invalid."""
-        if not is_plain(reply.client) and reply.client != SUM:
+        if not is_plain(reply.client) and reply.client != SUM_CLIENT:
             raise ValueError(
                 f"client {reply.client!r}: use only letters, digits, '-' and '_', and not the names 'global' and 'sum'"
             )
@@ -136,7 +136,7 @@ class Recorder:
     def clients(self) -> set[str]:
         """Return the names of all clients in the recording so far."""
         with closing(connect_to_write(self.folder)) as index:
-            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM}
+            return {client for (client,) in index.execute("SELECT DISTINCT client FROM observations")} - {SUM_CLIENT}
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

@@ -1,4 +1,7 @@
-"""The cohort of a round that is repeated: sums over two cohorts would differ by the updates of those in one of them only."""
+"""The cohort of a round that is repeated after a crash of the server.
+
+It must not change: two sums over different cohorts differ by the updates of the clients that are in one of them only.
+"""
 
 import os
 import threading
@@ -11,12 +14,14 @@ from fedsim.secagg.protocol.aggregator import Lost
 
 
 class Cohorts:
-    """The clients in the last sum that was asked to be unmasked, by pseudonym.
+    """The clients in the last sum that was to be unmasked, by pseudonym.
 
-    A server that stops between that and the end of the round asks for the round again. The sum over the same clients tells
-    nothing new; over one client fewer, the difference is that client's update. So a repeated round keeps its cohort or is lost.
+    A server that crashes between unmasking and the end of the round repeats the round. A sum over the same clients reveals
+    nothing
+    new, but the difference to a sum over one client fewer is that client's update. A repeated round therefore keeps its cohort or
+    is lost.
 
-    path: file that outlives the server; None keeps the cohort in memory.
+    path: file that stores the cohort, so that it survives the server; None keeps it in memory.
     Raises ValueError for a damaged file, since the cohort is then unknown.
     """
 
@@ -35,7 +40,10 @@ class Cohorts:
         return round != self._round or member in self._members
 
     def keep(self, round: int, members: Iterable[str]) -> None:
-        """Write down whose sum is about to be unmasked. Raises Lost if the round was unmasked before with other clients."""
+        """Store the clients whose sum is about to be unmasked.
+
+        Raises Lost if the round was unmasked before with other clients.
+        """
         now = frozenset(members)
         with self._turn:
             if round == self._round and now != self._members:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedsim.flower import records
 from fedsim.secagg import messages
 from fedsim.secagg.cohorts import Cohorts
-from fedsim.secagg.messages import SECURE
+from fedsim.secagg.messages import EXCHANGE_KEY
 from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.aggregator import Aggregator, Lost
 from fedsim.secagg.protocol.masks import Words
@@ -41,7 +41,7 @@ class Exchanges:
     ) -> None:
         self._grid, self._agreement, self._asked, self._timeout = grid, agreement, asked, timeout
         first = next(iter(asked.values()))
-        start = first.content[records.WEIGHTS]
+        start = first.content[records.WEIGHTS_KEY]
         assert isinstance(start, ArrayRecord)
         self._shapes = {name: tuple(array.shape) for name, array in start.items()}
         context = messages.context_of(first)
@@ -86,7 +86,7 @@ class Exchanges:
         return aggregator.unmasked(self._by_number(opened))
 
     def _of_cohort(self, publics: dict[int, Publics]) -> dict[int, Publics]:
-        """Return the answers of those that may take part; a round that is repeated keeps its cohort."""
+        """Return the answers of the clients that may take part; a repeated round keeps its cohort."""
         admitted = {node: own for node, own in publics.items() if self._cohorts.admits(self._round, self._member(node))}
         for node in publics.keys() - admitted.keys():
             self._seen[node].reason = "the round is repeated, and this client was not in its sum before"
@@ -104,7 +104,7 @@ class Exchanges:
         words, seen = messages.words_in(content, self._agreement.quantiser.length(self._shapes)), self._seen[node]
         if self._agreement.reveal:
             metrics = records.reported(content)
-            seen.num_examples, seen.metrics = whole(metrics.pop(records.NUM_EXAMPLES)), metrics
+            seen.num_examples, seen.metrics = whole(metrics.pop(records.NUM_EXAMPLES_KEY)), metrics
         seen.words = words
         return words
 
@@ -137,7 +137,7 @@ class Exchanges:
         content = RecordDict(
             {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
         )
-        content[SECURE] = record
+        content[EXCHANGE_KEY] = record
         return Message(content, dst_node_id=node, message_type=template.metadata.message_type)
 
     def _name(self, node: int) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from fedsim.secagg.exchanges import Exchanges
 from fedsim.secagg.outcome import SecureRound
 from fedsim.secagg.protocol.terms import Agreement
 
-FAILED = 90
+FAILED_CODE = 90
 """Error code of replies for clients that failed."""
 
 
@@ -81,15 +81,15 @@ def replies(asked: dict[int, Message], outcome: SecureRound) -> list[Message]:
             plain = plain or _plain(message, outcome.revealed.mean)
             answers.append(Message(RecordDict(dict(plain)), reply_to=message))
         elif not seen.late:
-            answers.append(Message(Error(code=FAILED, reason=seen.reason), reply_to=message))
+            answers.append(Message(Error(code=FAILED_CODE, reason=seen.reason), reply_to=message))
     return answers
 
 
 def _plain(message: Message, mean: dict[str, NDArray[np.floating]]) -> RecordDict:
-    start = message.content[records.WEIGHTS]
+    start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)
     weights = ArrayRecord({name: _plus(array, mean[name]) for name, array in start.items()})
-    return RecordDict({records.WEIGHTS: weights, records.METRICS: MetricRecord({records.NUM_EXAMPLES: 1})})
+    return RecordDict({records.WEIGHTS_KEY: weights, records.METRICS_KEY: MetricRecord({records.NUM_EXAMPLES_KEY: 1})})
 
 
 def _plus(start: Array, update: NDArray[np.floating]) -> Array:

@@ -14,23 +14,23 @@ from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.participant import STAGES, Opened, Participant, Publics, Shares, Stage
 from fedsim.secagg.protocol.shamir import SHARE_BYTES
 
-SECURE = "secagg"
+EXCHANGE_KEY = "secagg"
 """Key of the record of one exchange, in both directions, and of a client's state."""
-MASKED = "masked"
+MASKED_KEY = "masked"
 """Key of the record with a masked vector."""
-WORDS = "words"
+WORDS_KEY = "words"
 
 
 def context_of(message: Message) -> str:
     """Return the name of a round and its attempt, to which keys are bound."""
-    config = message.content[records.CONFIG]
+    config = message.content[records.CONFIG_KEY]
     assert isinstance(config, ConfigRecord)
     return f"round {int(str(config['server-round']))}, attempt {int(str(config.get('attempt', 1)))}"
 
 
 def stage_of(content: RecordDict) -> Stage | None:
     """Return the exchange of a server's message, or None. Raises ValueError for an unknown exchange."""
-    if SECURE not in content:
+    if EXCHANGE_KEY not in content:
         return None
     stage = _record(content)["stage"]
     if stage not in STAGES:
@@ -94,7 +94,7 @@ def answer_share(sealed: Mapping[int, bytes]) -> ConfigRecord:
 
 
 def answer_collect(words: Words) -> ArrayRecord:
-    return ArrayRecord({WORDS: records.pack(words)})
+    return ArrayRecord({WORDS_KEY: records.pack(words)})
 
 
 def answer_unmask(opened: Opened) -> ConfigRecord:
@@ -130,10 +130,10 @@ def shared_in(content: RecordDict, roster: Roster) -> dict[int, bytes]:
 
 def words_in(content: RecordDict, length: int) -> Words:
     """Return the masked vector (length,), read-only. Raises ValueError for anything else."""
-    record = content[MASKED]
-    if not isinstance(record, ArrayRecord) or WORDS not in record:
+    record = content[MASKED_KEY]
+    if not isinstance(record, ArrayRecord) or WORDS_KEY not in record:
         raise ValueError("no masked vector")
-    words = records.view(record[WORDS])
+    words = records.view(record[WORDS_KEY])
     if words.dtype != np.uint32 or words.shape != (length,):
         raise ValueError(f"a masked vector of {words.dtype} {words.shape}, and {length} words of uint32 are expected")
     return cast(Words, words)
@@ -164,7 +164,7 @@ def kept(me: Participant) -> ConfigRecord:
 
 def recalled(state: RecordDict) -> Participant | None:
     """Decode what `kept` encoded; None if there is no state."""
-    if SECURE not in state:
+    if EXCHANGE_KEY not in state:
         return None
     record: Mapping[str, Any] = _record(state)
     plain = {key: record[key] for key in ("context", "threshold", "done", "mask_key", "share_key", "seed", "number")}
@@ -174,7 +174,7 @@ def recalled(state: RecordDict) -> Participant | None:
 
 
 def _record(content: RecordDict) -> ConfigRecord:
-    record = content.get(SECURE)
+    record = content.get(EXCHANGE_KEY)
     if not isinstance(record, ConfigRecord):
         raise ValueError("no record of secure aggregation")
     return record

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fedsim.flower import records
 from fedsim.recording.codec import decode
 from fedsim.secagg import messages
-from fedsim.secagg.messages import MASKED, SECURE
+from fedsim.secagg.messages import EXCHANGE_KEY, MASKED_KEY
 from fedsim.secagg.protocol import participant
 from fedsim.secagg.protocol.keys import system
 from fedsim.secagg.protocol.participant import Participant
@@ -22,10 +22,11 @@ CallNext = Callable[[Message, Context], Message]
 class SecureParticipant:
     """Settings of one client.
 
-    agreement: the client's own copy; what a server claims is ignored. pseudonym: name in its answers.
+    agreement: the client's own copy; the server's version is ignored. pseudonym: name in its answers.
 
-    Keys and masks always come from the operating system, also in a simulation with a client seed: two vectors under one mask
-    differ by the difference of the updates. The sum does not depend on them.
+    Keys and masks always come from the operating system, also in a simulation with a client seed, because two vectors under one
+    mask
+    reveal the difference of the updates. The sum does not depend on them.
     """
 
     agreement: Agreement
@@ -33,10 +34,12 @@ class SecureParticipant:
 
 
 def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[Message, Context, CallNext], Message]:
-    """Return a mod that answers the exchanges of secure aggregation; only "collect" reaches the client app. Use it outermost.
+    """Return a mod that answers the exchanges of secure aggregation; only "collect" reaches the client app.
+
+    Use it as the outermost mod.
 
     part_of: returns the client's settings, or None for a client without secure aggregation, whose messages pass unchanged.
-    Keys and shares exist in Flower's `Context.state` for the duration of a round, and nowhere else.
+    Keys and shares are stored only in Flower's `Context.state`, and only during a round.
     Raises ValueError, which becomes an error reply, if the server asks for an unmasked update or asks out of order.
     """
 
@@ -53,16 +56,16 @@ def secure(part_of: Callable[[Context], SecureParticipant | None]) -> Callable[[
             content, me = _collect(part, _within(known, message), message, lambda: call_next(message, context))
         elif stage == "setup":
             me = _setup(part, known, messages.context_of(message))
-            content[SECURE] = messages.answer_setup(me.publics)
+            content[EXCHANGE_KEY] = messages.answer_setup(me.publics)
         elif stage == "share":
             me = _within(known, message)
             me, sealed = participant.share(me, *messages.roster_in(message.content), system)
-            content[SECURE] = messages.answer_share(sealed)
+            content[EXCHANGE_KEY] = messages.answer_share(sealed)
         else:
             me, opened = participant.unmask(_within(known, message), *messages.asked_in(message.content))
-            content[SECURE] = messages.answer_unmask(opened)
-        content[records.CLIENT] = ConfigRecord({"pseudonym": part.pseudonym})
-        context.state[SECURE] = messages.kept(me)
+            content[EXCHANGE_KEY] = messages.answer_unmask(opened)
+        content[records.CLIENT_KEY] = ConfigRecord({"pseudonym": part.pseudonym})
+        context.state[EXCHANGE_KEY] = messages.kept(me)
         return Message(content, reply_to=message)
 
     return mod
@@ -87,18 +90,18 @@ def _collect(
 ) -> tuple[RecordDict, Participant]:
     """Return the masked update of this round. Metrics are sent only if `reveal` is set."""
     me = participant.receive(me, messages.sealed_in(message.content))
-    start = message.content[records.WEIGHTS]
+    start = message.content[records.WEIGHTS_KEY]
     assert isinstance(start, ArrayRecord)
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     reply = train()
     if reply.has_error():
         raise ValueError(reply.error.reason)
-    payload, metrics = records.take_payload(reply.content), reply.content[records.METRICS]
+    payload, metrics = records.take_payload(reply.content), reply.content[records.METRICS_KEY]
     update = decode(payload, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    count = int(records.reported(reply.content)[records.NUM_EXAMPLES])
+    count = int(records.reported(reply.content)[records.NUM_EXAMPLES_KEY])
     words = part.agreement.quantiser.encode({name: t.numpy() for name, t in update.items()}, shapes, count)
     me, masked = participant.mask(me, words)
-    content = RecordDict({MASKED: messages.answer_collect(masked)})
+    content = RecordDict({MASKED_KEY: messages.answer_collect(masked)})
     if part.agreement.reveal:
-        content[records.METRICS] = metrics
+        content[records.METRICS_KEY] = metrics
     return content, me

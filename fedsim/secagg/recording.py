@@ -7,7 +7,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedsim.recording.codec import Payload, encode
-from fedsim.recording.masked_vectors import MASKED, SUM, Masked
+from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, Masked
 from fedsim.recording.writer import Reply
 from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.quantisation import Revealed
@@ -61,7 +61,7 @@ class SecureRecording(RecordingStrategy):
         start = self._replies.start
         update = {name: torch.from_numpy(revealed.mean[name].astype(array.dtype)) for name, array in start.items()}
         metrics = {name: float(number) for name, number in clipped(revealed).items()}
-        return Reply(client=SUM, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
+        return Reply(client=SUM_CLIENT, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
 
 
 def clipped(revealed: Revealed) -> dict[str, int]:
@@ -87,7 +87,7 @@ def _reply(outcome: SecureRound, node: int) -> Reply:
         node=str(node),
         status="masked" if summed else "late" if seen.late else "failed",
         reason=seen.reason,
-        payload=None if masked is None else Payload(tensors=masked.to_tensors(), codec=MASKED),
+        payload=None if masked is None else Payload(tensors=masked.to_tensors(), codec=MASKED_CODEC),
         num_examples=seen.num_examples,
         bytes=_sizes(seen)["up"],
         metrics=seen.metrics,

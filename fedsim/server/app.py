@@ -38,7 +38,7 @@ from fedsim.strategies.averaging import Averaging
 from fedsim.strategies.recording_strategy import RecordingStrategy
 
 Evaluate = Callable[[dict[str, Tensor]], dict[str, float]]
-GO_ON = "go on later with --resume"
+RESUME_HINT = "go on later with --resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,8 @@ class FederationServer:
         recorder = Recorder(folder, there)
         if self.found is None and (rounds := recorder.rounds()):
             raise ValueError(
-                f"{self.state / checkpoint.FILE} is missing, and {folder} holds {rounds} rounds: they can be attacked, and not "
-                "gone on with; choose another --out for a new run"
+                f"{self.state / checkpoint.CHECKPOINT_FILE} is missing, and {folder} holds {rounds} "
+                "rounds: they can be attacked, but the run cannot be resumed; choose another --out for a new run"
             )
         return recorder
 
@@ -138,7 +138,7 @@ class FederationServer:
             self._commit(0, attempt, arrays, monotonic())
         for number in range(done + 1, self.settings.rounds + 1):
             started = monotonic()
-            check_room(self.settings.folder, self.settings.needs(number), "the next round writes", GO_ON)
+            check_room(self.settings.folder, self.settings.needs(number), "the next round writes", RESUME_HINT)
             config = ConfigRecord({"attempt": attempt})
             messages = self.strategy.configure_train(number, arrays, config, self.grid)
             replies = list(self.grid.send_and_receive(messages, timeout=self.settings.timeout))

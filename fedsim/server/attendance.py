@@ -10,7 +10,7 @@ from fedsim.flower.grid import Around
 
 CONNECT_SECONDS = 60
 """Seconds in which clients can connect when a federation starts."""
-PAUSE = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two checks."""
 
 
@@ -40,7 +40,7 @@ class Attended(Around):
                     f"only {len(nodes)} of {self._clients} clients are connected, and the others were waited for "
                     f"{self._patience:g} seconds; start them again, then go on with --resume"
                 )
-            sleep(PAUSE)
+            sleep(POLL_SECONDS)
         return nodes
 
 
@@ -48,7 +48,7 @@ def wait_for_all(grid: Grid, clients: int) -> None:
     """Wait for clients before the first round. Raises ValueError unless `clients` nodes connect within `CONNECT_SECONDS`."""
     deadline = monotonic() + CONNECT_SECONDS
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
-        sleep(PAUSE)
+        sleep(POLL_SECONDS)
     if nodes != clients:
         raise ValueError(
             f"the federation has {nodes} nodes and the experiment clients.count = {clients}; make them equal "

@@ -19,7 +19,7 @@ from fedsim.recording.files import make_private, write_tensors
 from fedsim.recording.safe_files import DamagedFile, opened_tensors, parse_json
 from fedsim.recording.tensor_files import MAX_BYTES
 
-FILE = "server.safetensors"
+CHECKPOINT_FILE = "server.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class ServerCheckpoint:
             "generators": self.generators,
             "pseudonyms": self.pseudonyms,
         }
-        write_tensors(make_private(folder) / FILE, tensors, {"facts": json.dumps(facts)})
+        write_tensors(make_private(folder) / CHECKPOINT_FILE, tensors, {"facts": json.dumps(facts)})
 
     @classmethod
     def read(cls, folder: Path) -> "ServerCheckpoint | None":
         """Read the checkpoint in `folder`; None if there is none. Raises ValueError, naming the file, if it is invalid."""
-        path = folder / FILE
+        path = folder / CHECKPOINT_FILE
         if not os.path.lexists(path):
             return None
         try:
@@ -88,7 +88,7 @@ class ServerCheckpoint:
 
 def rounds_done(folder: Path) -> int | None:
     """Return the number of committed rounds in `folder`; None if the run never began. Reads no tensors."""
-    path = folder / FILE
+    path = folder / CHECKPOINT_FILE
     if not os.path.lexists(path):
         return None
     try:

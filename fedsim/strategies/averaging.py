@@ -32,20 +32,20 @@ class Averaging(Wrapper):
         weights, buffers = self._apart(arrays)
         messages = list(self.inner.configure_train(server_round, weights, config, grid))
         for message in messages:
-            sent = message.content[records.WEIGHTS]
+            sent = message.content[records.WEIGHTS_KEY]
             assert isinstance(sent, ArrayRecord)
-            message.content[records.WEIGHTS] = _joined(sent, buffers)
+            message.content[records.WEIGHTS_KEY] = _joined(sent, buffers)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         received, shares = [], []
         for message in replies:
             if not message.has_error():
-                arrays, metrics = message.content[records.WEIGHTS], message.content[records.METRICS]
+                arrays, metrics = message.content[records.WEIGHTS_KEY], message.content[records.METRICS_KEY]
                 assert isinstance(arrays, ArrayRecord)
                 assert isinstance(metrics, MetricRecord)
-                message.content[records.WEIGHTS], buffers = self._apart(arrays)
-                shares.append((float(metrics[records.NUM_EXAMPLES]), records.to_tensors(buffers)))  # type: ignore[arg-type]
+                message.content[records.WEIGHTS_KEY], buffers = self._apart(arrays)
+                shares.append((float(metrics[records.NUM_EXAMPLES_KEY]), records.to_tensors(buffers)))  # type: ignore[arg-type]
             received.append(message)
         aggregated, metrics_ = self.inner.aggregate_train(server_round, received)
         if aggregated is None:

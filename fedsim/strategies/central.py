@@ -59,7 +59,7 @@ def adaptive(
     return wrapped
 
 
-KINDS = {"fixed": fixed, "adaptive": adaptive}
+CENTRAL_KINDS = {"fixed": fixed, "adaptive": adaptive}
 
 
 def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
@@ -71,10 +71,10 @@ def wrap(inner: Strategy, drawn: int, central: Mapping[str, Any]) -> "Central":
         raise ValueError(f'strategy.central must be a table {{ kind = "fixed", noise_multiplier = ... }}, got {central!r}')
     given = {"kind": "fixed", **central}
     kind = given.pop("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"strategy.central.kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    bound = bind("strategy.central", KINDS[kind], inner, drawn, given=given, hidden=2)
-    return Central(KINDS[kind](**bound))
+    if not isinstance(kind, str) or kind not in CENTRAL_KINDS:
+        raise ValueError(f"strategy.central.kind must be one of {', '.join(CENTRAL_KINDS)}, got {kind!r}")
+    bound = bind("strategy.central", CENTRAL_KINDS[kind], inner, drawn, given=given, hidden=2)
+    return Central(CENTRAL_KINDS[kind](**bound))
 
 
 class Central(Wrapper):
@@ -90,10 +90,10 @@ class Central(Wrapper):
         if not answered:
             return None, None
         for message in answered:
-            message.content[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: 1})
+            message.content[records.METRICS_KEY] = MetricRecord({records.NUM_EXAMPLES_KEY: 1})
         wrapped: Any = self.inner
         for message in answered:
-            _lengthen(message.content[records.WEIGHTS], wrapped.current_arrays)
+            _lengthen(message.content[records.WEIGHTS_KEY], wrapped.current_arrays)
         wrapped.num_sampled_clients = len(answered)
         norm = wrapped.clipping_norm
         aggregated, metrics = wrapped.aggregate_train(server_round, answered)

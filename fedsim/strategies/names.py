@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 from defenses._registry import bind
 from fedsim.strategies.central import wrap
 
-NAMES = (
+STRATEGY_NAMES = (
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -28,8 +28,8 @@ def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Stra
                on the server, which clips updates and adds noise to their mean; see `fedsim.strategies.central`.
     Raises ValueError for an unknown name, and for arguments that follow from `clients` and `fraction`.
     """
-    if name not in NAMES:
-        raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(NAMES)}")
+    if name not in STRATEGY_NAMES:
+        raise ValueError(f"strategy: unknown name {name!r}. Known: {', '.join(STRATEGY_NAMES)}")
     drawn = max(1, int(clients * fraction))
     sampling = {
         "fraction_train": fraction,

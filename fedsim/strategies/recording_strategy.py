@@ -46,8 +46,8 @@ class RecordingStrategy(Wrapper):
         self._replies = ReplyReader(
             start=ArrayRecord(),
             buffers=buffers,
-            key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS)),
-            examples=str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES)),
+            key=str(getattr(innermost(inner), "arrayrecord_key", records.WEIGHTS_KEY)),
+            examples=str(getattr(innermost(inner), "weighted_by_key", records.NUM_EXAMPLES_KEY)),
             foreign=foreign,
             types=types or {},
         )

@@ -35,8 +35,8 @@ class ReplyReader:
     start: ArrayRecord
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
-    key: str = records.WEIGHTS
-    examples: str = records.NUM_EXAMPLES
+    key: str = records.WEIGHTS_KEY
+    examples: str = records.NUM_EXAMPLES_KEY
     foreign: bool = False
 
     def read(self, message: Message) -> Reply:
@@ -63,7 +63,7 @@ class ReplyReader:
         else:
             payload, buffers = self._update_of(content)
         if not self.foreign:  # nothing of a client's own choosing reaches the strategy: Flower ends a run over one metric
-            _replace(content, records.METRICS, MetricRecord({self.examples: examples or 0}))
+            _replace(content, records.METRICS_KEY, MetricRecord({self.examples: examples or 0}))
         return Reply(client=node, node=node, payload=payload, buffers=buffers, num_examples=examples, bytes=size, metrics=metrics)
 
     def _weights_of(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
@@ -118,12 +118,12 @@ class ReplyReader:
 
 def is_packed(content: RecordDict) -> bool:
     """Return whether a reply holds an update as this project's clients send it."""
-    return records.PAYLOAD in content and records.CODEC in content
+    return records.PAYLOAD_KEY in content and records.CODEC_KEY in content
 
 
 def pseudonym_of(message: Message) -> str | None:
     """Return the client's pseudonym, if it sent one that is a valid file name and cannot be a node id."""
-    record = message.content.get(records.CLIENT) if message.has_content() else None
+    record = message.content.get(records.CLIENT_KEY) if message.has_content() else None
     name = record.get("pseudonym") if isinstance(record, ConfigRecord) else None
     if not isinstance(name, str) or not is_plain(name) or (name.isdigit() and len(name) >= NODE_DIGITS):
         return None

@@ -19,8 +19,8 @@ from fedsim.recording.observation import DataSpec, Training
 Weights = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
 
-NOTHING: Weights = MappingProxyType({})
-PLAIN = plain()
+NO_BUFFERS: Weights = MappingProxyType({})
+PLAIN_RULE = plain()
 NO_CHANCE = Generator()
 
 
@@ -44,8 +44,8 @@ def train(
     training: Training,
     data: DataSpec,
     *,
-    buffers: Weights = NOTHING,
-    rule: GradientRule = PLAIN,
+    buffers: Weights = NO_BUFFERS,
+    rule: GradientRule = PLAIN_RULE,
     rng: Generator | None = None,
 ) -> Trained:
     """Take one optimiser step on each batch (x, y), starting from `weights`. Arguments are not changed.
@@ -62,7 +62,7 @@ def train(
 
     Raises ValueError if a buffer is missing, or `rng` is.
     """
-    if rng is None and rule is not PLAIN:
+    if rng is None and rule is not PLAIN_RULE:
         raise ValueError("a gradient rule that may draw noise needs a generator; give rng")
     model.train(training.mode == "train")
     draw(model)
@@ -175,7 +175,7 @@ def evaluate(
     data: DataSpec,
     training: Training,
     *,
-    buffers: Weights = NOTHING,
+    buffers: Weights = NO_BUFFERS,
     chunk: int = 512,
 ) -> dict[str, float]:
     """Return mean loss and accuracy on held-out examples, in evaluation mode.

@@ -4,8 +4,9 @@ There are two observers:
 
 * The honest-but-curious server receives each client's message and knows which clients it asked. Only noise that the client itself
   adds counts, without amplification by sampling of clients.
-* Everybody else sees only the global model. The server's own noise counts as well (`central`), and the sampling of clients is
-  secret. This noise is added after the messages that are recorded, so it protects against none of the attacks on a recording.
+* All other observers see only the global model. For them the server's own noise counts as well (`central`), and the sampling of
+  clients is secret. This noise is added after the messages are recorded, so it protects against none of the attacks on a
+  recording.
 
 The central noise and the sampling are drawn from the experiment's seed. If clients' secrets are drawn from a client seed, their
 noise follows from it and repeats in every run with that seed. Every guarantee assumes that both seeds stay secret.
@@ -30,10 +31,10 @@ from defenses.sensitivity import NO_NOISE, Noise, noise_of, noise_of_gradient
 from fedsim.config.experiment import Experiment
 from fedsim.recording.observation import Training
 
-INFINITY = "infinity"
+INFINITY_TEXT = "infinity"
 """Representation of an infinite epsilon in JSON, which has no such number."""
-BUFFERS = Noise(why="batch-norm statistics are sent as they are")
-MIXED = Noise(why="an example enters several mixed ones")
+BUFFERS_UNPROTECTED = Noise(why="batch-norm statistics are sent as they are")
+MIXED_UNPROTECTED = Noise(why="an example enters several mixed ones")
 NOT_A_MEAN = Noise(why="the strategy is not the mean of the updates, for which the noise is made")
 
 
@@ -113,11 +114,11 @@ def accounts(e: Experiment, *, tensors: int, smallest: int, others: frozenset[in
     smallest: number of examples of the smallest client. others: numbers of examples of the other clients.
     buffers:  whether the model has buffers; with `training.buffers = "shared"` clients send them without noise.
     """
-    example = MIXED if e.inputs else noise_of_gradient(GradientSpec.parse(e.gradient), tensors=tensors)
+    example = MIXED_UNPROTECTED if e.inputs else noise_of_gradient(GradientSpec.parse(e.gradient), tensors=tensors)
     client, released = noise_of(e.update_defense(), tensors=tensors), _released(e)
     if buffers and e.training.buffers == "shared":
-        client = example = BUFFERS
-        released = released and BUFFERS
+        client = example = BUFFERS_UNPROTECTED
+        released = released and BUFFERS_UNPROTECTED
     return Accounts(
         client=client,
         example=example,
@@ -151,7 +152,9 @@ def steps_a_round(training: Training, size: int) -> int:
 def most_uses(training: Training, size: int, first: int, last: int) -> int:
     """Return the largest number of steps in rounds `first` to `last` (1-based) that use one example of a client with `size`.
 
-    An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round starts anew.
+    An epoch uses each example at most once. With `steps`, epochs continue across rounds; with `epochs`, each round begins with a
+    new
+    epoch.
     """
     if training.steps is None:
         return (training.epochs or 1) * (last - first + 1)
@@ -165,5 +168,5 @@ def _batches(training: Training, size: int) -> int:
 
 
 def _written(value: float) -> float | str:
-    """Return a value for JSON, with `INFINITY` for infinite and NaN values."""
-    return value if math.isfinite(value) else INFINITY
+    """Return a value for JSON, with `INFINITY_TEXT` for infinite and NaN values."""
+    return value if math.isfinite(value) else INFINITY_TEXT

@@ -25,7 +25,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("WAS_IMPORTED", "no")
-    monkeypatch.setenv(references.VARIABLE, "")
+    monkeypatch.setenv(references.CODE_VARIABLE, "")
     yield MODULE
     sys.modules.pop(MODULE, None)
 
@@ -67,7 +67,7 @@ def test_what_is_no_reference_is_not_admitted(wrong: str, module: str) -> None:
 def test_processes_that_are_started_know_what_was_admitted(module: str) -> None:
     references.admit(f"{module}:halve")
     assert references.is_admitted(f"{module}:halve")
-    assert os.environ[references.VARIABLE] == f"{module}:halve"
+    assert os.environ[references.CODE_VARIABLE] == f"{module}:halve"
     registry: Registry[object] = Registry("toys", {})
     assert callable(registry[f"{module}:halve"])
 

@@ -205,7 +205,7 @@ def test_the_image_is_slim_pinned_and_not_roots() -> None:
     (torch,) = (words for _, words in found if "download.pytorch.org" in words)
     assert "--no-deps" in torch  # that index has no pinned version of what they need
     environment = " ".join(words for name, words in found if name == "ENV")
-    assert all(f"{key}={value}" in environment for key, value in commands.ENVIRONMENT.items())
+    assert all(f"{key}={value}" in environment for key, value in commands.FLOWER_ENVIRONMENT.items())
 
 
 @pytest.mark.parametrize(

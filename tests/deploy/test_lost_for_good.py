@@ -10,7 +10,7 @@ import pytest
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
 from fedsim.deployment.native import Native, parties
-from fedsim.deployment.processes import RUNNER
+from fedsim.deployment.processes import RUNNER_NAME
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 
@@ -52,7 +52,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, slowness: float, write_exper
 
     def run(watch: Callable[[], None]) -> None:
         told.statuses.append(native.run(watch))
-        told.said.append(" ".join(" ".join(native.processes.news(RUNNER)).split()))
+        told.said.append(" ".join(" ".join(native.processes.news(RUNNER_NAME)).split()))
 
     with native:
         run(killing("server", after=1))

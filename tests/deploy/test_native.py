@@ -19,7 +19,7 @@ from fedsim.deployment.certificates import make_client
 from fedsim.deployment.folders import Layout, prepare
 from fedsim.deployment.mounts import isolated, mounts, why_not
 from fedsim.deployment.native import Native, parties
-from fedsim.deployment.processes import RUNNER, free_port
+from fedsim.deployment.processes import RUNNER_NAME, free_port
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
@@ -92,9 +92,9 @@ def story(tmp_path_factory: pytest.TempPathFactory, write_experiment: Any) -> St
         told.seen = {party: below(native, party) for party in ("superlink", "server", "client-0")}
         told.status = native.run(lose)
         told.lost = lost
-        native.processes.end(RUNNER)
+        native.processes.end(RUNNER_NAME)
         again = native.run(more=["--set", "rounds=3"])
-        told.refused = again, native.processes.log(RUNNER).read_text()
+        told.refused = again, native.processes.log(RUNNER_NAME).read_text()
     return told
 
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(building, "_ADMITTED", {})
-    monkeypatch.setenv(references.VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
+    monkeypatch.setenv(references.CODE_VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
     threads, before = torch.get_num_threads(), set(sys.modules)
     torch.set_num_threads(1)
     yield tmp_path

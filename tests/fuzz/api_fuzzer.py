@@ -27,7 +27,7 @@ import httpx
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.replay.replay import Replay
-from attacker.service.authorisation import HEADERS
+from attacker.service.authorisation import SECURITY_HEADERS
 from attacker.service.http.app import create_app
 from attacker.service.settings import ServiceSettings
 from fedsim.config.experiment import validate
@@ -225,7 +225,7 @@ async def _requests(app: Any, grammar: Grammar, seconds: float, seed: int) -> di
 def _check(asked: dict[str, Any], answer: httpx.Response) -> None:
     told = f"{asked!r:.2000} -> {answer.status_code} {answer.text[:500]!r}"
     assert answer.status_code < 500, told
-    assert {name.lower() for name in HEADERS} <= set(answer.headers), told
+    assert {name.lower() for name in SECURITY_HEADERS} <= set(answer.headers), told
     assert SECRET not in answer.text, told
     if answer.headers.get("content-type") == "application/json" and answer.content:
         found = answer.json()

@@ -22,10 +22,10 @@ def test_no_request_breaks_the_api(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        httpx.Response(500, headers=api_fuzzer.HEADERS),
+        httpx.Response(500, headers=api_fuzzer.SECURITY_HEADERS),
         httpx.Response(200),
-        httpx.Response(200, headers=api_fuzzer.HEADERS, text=f"a {api_fuzzer.SECRET} b"),
-        httpx.Response(404, headers=api_fuzzer.HEADERS, json={"error": {"message": ""}}),
+        httpx.Response(200, headers=api_fuzzer.SECURITY_HEADERS, text=f"a {api_fuzzer.SECRET} b"),
+        httpx.Response(404, headers=api_fuzzer.SECURITY_HEADERS, json={"error": {"message": ""}}),
     ],
 )
 def test_the_fuzzer_finds_what_it_looks_for(answer: httpx.Response) -> None:

@@ -67,7 +67,7 @@ def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any)
 
 
 def test_what_is_left_out_is_counted(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacker.report.render.SHOWN", 3)
+    monkeypatch.setattr("attacker.report.render.MAX_PAIRS", 3)
     run = make_run()
     run.attack()
     page = report(run)

@@ -29,7 +29,7 @@ MAX_FEATURES = 4096
 """Largest number of features; the cost of an iteration grows with its third power."""
 MIN_FEATURE_RATIO = 0.1
 """Smallest number of features relative to the values of an example; with fewer, the answer is hardly more than the prior."""
-DAMPING = (1e-2, 1e-4, 1e-5)
+DAMPING_FACTORS = (1e-2, 1e-4, 1e-5)
 """Assumed error of the features in each iteration, relative to their variation over examples (Levenberg-Marquardt damping)."""
 FINAL_STEPS = 3
 """Number of final steps that reuse the last Jacobian, which hardly changes any more."""
@@ -133,11 +133,11 @@ def likeliest(made: Features, target: Tensor, spread: Spread, shape: Sequence[in
     """
     z = target.new_zeros(tuple(shape))
     off = target - made(0.5 + z)
-    for turn in range(len(DAMPING) + FINAL_STEPS):
-        if turn < len(DAMPING):
+    for turn in range(len(DAMPING_FACTORS) + FINAL_STEPS):
+        if turn < len(DAMPING_FACTORS):
             jacobian = _jacobian(made, spread, z)
             normal = jacobian @ jacobian.T
-            normal.diagonal().add_(DAMPING[turn] ** 2 * normal.trace() + error**2 / len(target))
+            normal.diagonal().add_(DAMPING_FACTORS[turn] ** 2 * normal.trace() + error**2 / len(target))
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z

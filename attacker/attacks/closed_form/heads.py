@@ -11,9 +11,9 @@ from math import log
 import torch
 from torch import Tensor
 
-MINIMISER = 1.2784645427610738
+LOSS_EQUATION_MINIMISER = 1.2784645427610738
 """The mu that minimises -mu / (1 + exp(mu)); it solves exp(mu) (mu - 1) = 1."""
-MINIMUM = -0.2784645427610738
+LOSS_EQUATION_MINIMUM = -0.2784645427610738
 """The minimum of -mu / (1 + exp(mu)); R-GAP, figure 1. The gradient of one example never lies below it."""
 
 GRID_POINTS = 512
@@ -84,17 +84,25 @@ def more_than_one(gradient: Tensor) -> Tensor:
 def logistic_roots(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve -mu / (1 + exp(mu)) = s for mu (R-GAP, eq. 11).
 
-    For s > 0 there is one solution, below 0. For s in (MINIMUM, 0) there are two (twins), below and above MINIMISER. For lower s
-    there is none, and MINIMISER is the nearest. Returns (lower solution, upper solution, whether the upper one exists,
-    whether s < MINIMUM), each of the shape of s.
+    The left side has its minimum, LOSS_EQUATION_MINIMUM, at mu = LOSS_EQUATION_MINIMISER. For s > 0 there is one solution, below
+    0.
+    For s between the minimum and 0 there are two (twins), below and above the minimiser. For lower s there is none, and the
+    minimiser
+    is the nearest. Returns (lower solution, upper solution, whether the upper one exists, whether s is below the minimum), each
+    of
+    the shape of s.
     """
-    clamped = s < MINIMUM
-    inside = s.clamp(min=MINIMUM)
+    clamped = s < LOSS_EQUATION_MINIMUM
+    inside = s.clamp(min=LOSS_EQUATION_MINIMUM)
     low = torch.where(inside > 0, -2 * inside, torch.zeros_like(s))
-    high = torch.where(inside > 0, -inside, torch.full_like(s, MINIMISER))
+    high = torch.where(inside > 0, -inside, torch.full_like(s, LOSS_EQUATION_MINIMISER))
     lower = _bisect(lambda mu: -mu / (1 + mu.exp()) - inside, low, high)
     most = 2 * (-inside).clamp(min=1e-300, max=1).log().neg() + 2
-    upper = _bisect(lambda mu: mu / (1 + mu.exp()) + inside, torch.full_like(s, MINIMISER), most.clamp(min=MINIMISER))
+    upper = _bisect(
+        lambda mu: mu / (1 + mu.exp()) + inside,
+        torch.full_like(s, LOSS_EQUATION_MINIMISER),
+        most.clamp(min=LOSS_EQUATION_MINIMISER),
+    )
     return lower, upper, (inside < 0) & ~clamped, clamped
 
 

@@ -26,7 +26,7 @@ from attacker.attacks.matching.smooth_images import Spread, smooth_spread
 from attacker.attacks.networks.forward import forward_pass
 from fedsim import models
 
-NAME = "layer_input"
+ROUTE_NAME = "layer_input"
 MIN_INPUT_RATIO = 0.1
 """Smallest number of distinct inputs of the layer relative to the values of an example; with fewer, the answer is hardly more
 than the prior."""
@@ -34,7 +34,7 @@ MAX_WEIGHTS = 2**24
 """Largest number of parameters of a network that is inverted; every iteration is a forward and backward pass through it."""
 MIN_ZERO_SHARE = 0.02
 """Smallest share of zeros among the layer's inputs. Without zeros no ReLU precedes it, and gradient matching does better."""
-ZERO = 1e-4
+MAX_ZERO_INPUT = 1e-4
 """Inputs below this share of the largest one count as zero, since rounding errors are of that size."""
 MAX_RANK_ONE_ERROR = 0.02
 """Largest part of the layer's gradient, relative to its norm, that one example does not explain."""
@@ -66,7 +66,7 @@ class HiddenLayer:
 def layer_input(observed: Observed, rng: Generator, walk: Walk) -> Sequence[ClosedFormAnswer]:
     """Invert the input of a hidden linear layer. Raises ValueError with the reason if there is no suitable layer."""
     layer = _layer(observed)
-    return [_answer(observed, layer, i, generator_for(rng, case, NAME)) for i, case in enumerate(observed.cases)]
+    return [_answer(observed, layer, i, generator_for(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
 
 
 def _layer(observed: Observed) -> HiddenLayer:
@@ -157,7 +157,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     h = bias @ weight / bias.square().sum()
     if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
         return _nothing(observed, f"the gradient of {layer.name} is not that of one example")
-    zero = h.abs() <= ZERO * h.abs().max()
+    zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
         return _nothing(observed, f"hardly any input of {layer.name} is zero, so no ReLU precedes it")
     target = h.masked_fill(zero, 0.0).float()
@@ -170,7 +170,7 @@ def _answer(observed: Observed, layer: HiddenLayer, i: int, rng: Generator) -> C
     labels = read_labels(inferred, seen, 0, seen.model, rng) if known is None else known
     free = max(0.0, 1 - layer.inputs / observed.data.size)
     note = (f"inverted from the {layer.inputs:,} inputs of {layer.name}: the smoothness prior determines the rest",)
-    return ClosedFormAnswer(x[None], labels.to(x.device), NAME, note, determined=1 - free, likeliest=True, final=True)
+    return ClosedFormAnswer(x[None], labels.to(x.device), ROUTE_NAME, note, determined=1 - free, likeliest=True, final=True)
 
 
 def _convolution(observed: Observed, layer: HiddenLayer, i: int) -> Tensor | None:
@@ -220,4 +220,4 @@ def _relative(made: Tensor, seen: Tensor) -> Tensor:
 
 
 def _nothing(observed: Observed, why: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), NAME, (why,))
+    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), ROUTE_NAME, (why,))

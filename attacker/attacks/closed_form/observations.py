@@ -25,7 +25,7 @@ from defenses.channel import Channel, transparent
 from fedsim import models
 from fedsim.recording.observation import DataSpec, Training
 
-ROUNDING = 2.0**-24
+FLOAT32_ROUNDING = 2.0**-24
 """Half a unit in the last place of float32, the dtype of updates."""
 
 
@@ -136,7 +136,11 @@ class Observed:
         """Return the gradient with random relative errors as large as float32 rounding. rngs: one per observation."""
         return {
             name: g
-            * (1 + ROUNDING * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g))
+            * (
+                1
+                + FLOAT32_ROUNDING
+                * torch.stack([2 * torch.rand(g.shape[1:], generator=r, dtype=g.dtype) - 1 for r in rngs]).to(g)
+            )
             for name, g in self.gradient.items()
         }
 

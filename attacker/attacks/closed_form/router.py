@@ -10,7 +10,7 @@ from torch import Generator
 from attacker.attacks.base import Case, Effort, Memory, Need, Progress, effort_of, generator_for, unmet
 from attacker.attacks.closed_form.observations import Observed, observe
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
-from attacker.attacks.closed_form.rgap.walk import OURS, Walk
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Walk
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.confidence import of_closed_form, of_prior
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -43,7 +43,7 @@ class ClosedForm:
     name: str
     routes: tuple[str, ...] = tuple(ROUTES)
     fallback: GradientMatching | None = None
-    walk: Walk = OURS
+    walk: Walk = DEFAULT_WALK
     stability: bool = True
     knows_defense: bool = True
     sees_gradient: bool = True

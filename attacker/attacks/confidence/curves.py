@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-FILE = Path(__file__).with_name("calibration.json")
-LEAST = 0.005
-"""Smallest probability that is returned; the largest is 1 - LEAST. The calibration has too few answers for more extreme ones."""
+CALIBRATION_FILE = Path(__file__).with_name("calibration.json")
+MIN_PROBABILITY = 0.005
+"""Smallest probability that is returned; the largest is 1 - MIN_PROBABILITY, as the calibration has too few extreme answers."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def probabilities(curve: Curve, evidence: Mapping[str, Tensor], examples: int) -
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
     for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):
         score = score + weight * evidence[name].double().clamp(low, high)
-    found, (least, most) = score.sigmoid().clamp(LEAST, 1 - LEAST).float(), curve.unsure
+    found, (least, most) = score.sigmoid().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).float(), curve.unsure
     return found.masked_fill((found > least) & (found < most), torch.nan)
 
 
 def curve(route: str, *, is_image: bool) -> Curve | None:
     """Return the calibration curve of a route for images or table rows; None if none was fitted."""
-    return _curves(FILE).get((family(route), "images" if is_image else "rows"))
+    return _curves(CALIBRATION_FILE).get((family(route), "images" if is_image else "rows"))
 
 
 def family(route: str) -> str:

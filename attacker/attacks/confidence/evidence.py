@@ -10,19 +10,19 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.confidence.curves import curve, probabilities
-from attacker.attacks.confidence.laplace import ITERATIONS, Posterior
+from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
 from attacker.attacks.gradients.products import Gradient, squared_norm
 from fedsim.recording.observation import DataSpec
 
 UNDECIDED = float("nan")
 """Confidence of answers to which the calibration does not apply."""
-EXACT = 1e-10
+MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
-SAME = 1e-6
+MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
-EVALUATIONS = 40
+EVALUATIONS_PER_ITERATION = 40
 """Gradient evaluations of a search for each iteration of `expected_error`, which thus costs at most a tenth of the search."""
-NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
+FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but the last two are decimal logarithms.
 
 misfit:    share of the gradients' power that is not explained, beyond known noise.
@@ -35,9 +35,9 @@ doubt:     share of the answer that a closed form considers uncertain.
 examples:  binary logarithm of the number of examples.
 linked:    certainty of the links between rounds, in [0, 1].
 """
-SIDES = (8, 64)
+IMAGE_SIDES = (8, 64)
 """Smallest and largest height and width of images to which the calibration applies: half and twice those of its images."""
-KNOWN = (
+KNOWN_LAYERS = (
     nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Identity,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.Hardtanh,
     nn.modules.pooling._AvgPoolNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -113,7 +113,7 @@ def of_search(found: SearchAnswer, route: str) -> Judged:
     except RuntimeError as failed:  # some layers have no third derivative, or memory is short
         return undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     everywhere = {
-        "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + EXACT),
+        "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + MAX_EXACT_MISFIT),
         "drift": torch.log10(found.drift() + 1e-4),
         "examples": torch.tensor(float(len(x))).log2(),
         "equations": torch.tensor(observed / (len(x) * found.data.size)).clamp(1e-2, 1e2).log10(),
@@ -146,7 +146,7 @@ def of_closed_form(route: str, x: Tensor, missed: float, stays: Tensor, data: Da
 
 
 def _repeats_undecided(own: Judged, x: Tensor) -> Judged:
-    again = (torch.cdist(x.double().flatten(1), x.double().flatten(1)) <= SAME).tril(-1).any(dim=1).cpu()
+    again = (torch.cdist(x.double().flatten(1), x.double().flatten(1)) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
     if not bool(again.any()):
         return own
     count = int(again.sum())
@@ -213,8 +213,8 @@ def _curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor]:
             parts += [share * (made[name] - one.observed[name]).flatten() for name in one.observed]
         return torch.cat(parts)
 
-    variance = variance.clamp(min=EXACT) / sum(one.coordinates for one in found.compared)
-    iterations = min(ITERATIONS, max(2, found.evaluations // EVALUATIONS))
+    variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(one.coordinates for one in found.compared)
+    iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
     posterior = Posterior(residuals, found.x, variance, iterations)
     return posterior.expected_error(found.rng), posterior.next_step()
 
@@ -237,10 +237,11 @@ def _unfamiliar(found: SearchAnswer, missed: Tensor) -> str:
         return found.unfamiliar
     if not bool(missed.isfinite()):
         return "the gradient of the answer is NaN or infinite"
-    if found.data.is_image and not SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= SIDES[1]:
-        return f"the calibration is for images of {SIDES[0]} to {SIDES[1]} pixels a side, and these have {found.data.shape[1:]}"
+    if found.data.is_image and not IMAGE_SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= IMAGE_SIDES[1]:
+        smallest, largest = IMAGE_SIDES
+        return f"the calibration is for images of {smallest} to {largest} pixels a side, and these have {found.data.shape[1:]}"
     leaves = [one for one in found.model.modules() if not list(one.children())]
-    strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN, nn.Sequential))]
+    strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN_LAYERS, nn.Sequential))]
     if strange:
         return f"the calibration included no network with {', '.join(sorted(set(strange)))}"
     return ""

@@ -8,7 +8,7 @@ from torch.func import vjp
 
 PRIOR_VARIANCE = 0.06
 """Prior variance of pixels in [0, 1], about that of photographs."""
-ITERATIONS = 12
+CG_ITERATIONS = 12
 """Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
 
 Residuals = Callable[[Tensor], Tensor]
@@ -22,7 +22,7 @@ class Posterior:
     variance: noise variance of each residual, 0-d. iterations: of conjugate gradients.
     """
 
-    def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = ITERATIONS) -> None:
+    def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS) -> None:
         self.x, self.iterations = x, iterations
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]

@@ -9,7 +9,7 @@ from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.products import Gradient
 from attacker.attacks.simulation.client import as_gradient, buffers_of, channel_of, omitted_of, schedule, total_step
 from defenses.channel import transparent
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 
 
@@ -54,7 +54,7 @@ class ObservedGradients:
         return {"weights": weights, "buffers": buffers}
 
     def _variance(self, observations: Sequence[Observation]) -> Tensor:
-        parties = torch.tensor([len(o.cohort) if o.client == SUM else 1 for o in observations], device=self.device)
+        parties = torch.tensor([len(o.cohort) if o.client == SUM_CLIENT else 1 for o in observations], device=self.device)
         noise = torch.func.vmap(self.channel.noise)(self.seen)
         each = noise / total_step(self.training, self.steps) ** 2 / parties.clamp(min=1)
         return each / sum(s[0].numel() for s in self.seen.values())

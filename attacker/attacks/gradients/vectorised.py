@@ -16,7 +16,7 @@ from attacker.attacks.gradients.convolutions import channels_last
 from attacker.attacks.gradients.layer_gradients import Stack
 from attacker.attacks.gradients.taps import Tap, Taps
 from attacker.attacks.networks.forward import forward_pass
-from attacker.attacks.simulation.gradients import NOTHING, Gradient, Weights, agree, gradient_of, probe, probed, squared
+from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradient, Weights, agree, gradient_of, probe, probed, squared
 from fedsim import models
 from fedsim.models.losses import Loss
 from fedsim.recording.observation import DataSpec
@@ -35,7 +35,7 @@ class PerProblem(Protocol):
     """
 
     def __call__(
-        self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
+        self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS, precision: torch.dtype | None = None
     ) -> StackedGradients: ...
 
 
@@ -63,7 +63,7 @@ def per_problem(model: nn.Module, data: DataSpec, loss: str) -> PerProblem | Non
 
 def _untried(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
     def gradients(
-        weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING, precision: torch.dtype | None = None
+        weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS, precision: torch.dtype | None = None
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-SHRINKAGE = 0.1
+COVARIANCE_SHRINKAGE = 0.1
 """Share of the features' covariance that is replaced by a multiple of the identity (shrinkage)."""
 
 COARSE_ERROR, FINE_ERROR, FINEST_ERROR = 0.3, 0.1, 0.02
@@ -86,7 +86,7 @@ def head_fit(rows: Tensor, bias: Tensor | None, weight: Tensor, offset: Tensor, 
     seen = features @ basis.T
     mean, covariance = seen.mean(dim=0), torch.cov(seen.T).reshape(len(basis), len(basis))
     same = covariance.diagonal().mean().clamp(min=tiny)
-    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * same * torch.eye(len(basis), dtype=same.dtype)
+    covariance = (1 - COVARIANCE_SHRINKAGE) * covariance + COVARIANCE_SHRINKAGE * same * torch.eye(len(basis), dtype=same.dtype)
     spread = torch.linalg.cholesky(covariance)
     start = torch.linalg.solve_triangular(spread, (seen - mean).T, upper=False).T
     target = rows @ basis.T if bias is None else torch.cat([rows @ basis.T, bias.detach().cpu().double()[:, None]], dim=1)

@@ -7,7 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacker.attacks.linking.matching import NEVER, Filter, comparable, cosine_distances, may_be_one, pooled, squared_distances
+from attacker.attacks.linking.matching import (
+    IMPOSSIBLE_COST,
+    Filter,
+    comparable,
+    cosine_distances,
+    may_be_one,
+    pooled,
+    squared_distances,
+)
 
 SAMPLED_EXAMPLES = 400
 """Largest number of examples from which the cost of different pairs is estimated."""
@@ -39,7 +47,7 @@ class Described(NamedTuple):
 class Likeness(NamedTuple):
     """Pairwise costs between the P places of all observations; similar places have low cost.
 
-    cost:  (P, P) float32, symmetric; NEVER (infinity) if two places cannot hold the same example.
+    cost:  (P, P) float32, symmetric; IMPOSSIBLE_COST (infinity) if two places cannot hold the same example.
     owner: (P,) int64, index of the observation of each place.
     usual: costs of pairs of examples that are certainly different, ascending.
     """
@@ -60,7 +68,7 @@ def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "ow
     labels = torch.cat([one.labels for one in rounds])
     usable = [one for one in rounds if one.usable]
     known = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
-    cost = torch.full((len(owner), len(owner)), NEVER)
+    cost = torch.full((len(owner), len(owner)), IMPOSSIBLE_COST)
     if not usable:
         return Likeness(cost, owner, torch.empty(0))
     different = (labels[known][:, None] != labels[known][None]) | (owner[known][:, None] == owner[known][None])
@@ -69,7 +77,7 @@ def likeness(rounds: Sequence[Described], *, kernel: int = 2, rule: Filter = "ow
     usual = _sample(total, different)
     own = owner[known]
     possible = may_be_one(labels[known], labels[known], rule, (own, own)) & (own[:, None] != own[None])
-    cost[known[:, None], known[None]] = total.where(possible, NEVER)
+    cost[known[:, None], known[None]] = total.where(possible, IMPOSSIBLE_COST)
     return Likeness(cost, owner, usual)
 
 

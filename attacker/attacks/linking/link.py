@@ -10,7 +10,7 @@ from torch import Tensor
 from attacker.attacks.linking.described import Described, Likeness, likeness
 from attacker.attacks.linking.epochs import FALSE_MATCH_RATE, Passes, passes
 from attacker.attacks.linking.links import Links
-from attacker.attacks.linking.matching import NEVER, Filter, assignment, certainty, greedy
+from attacker.attacks.linking.matching import IMPOSSIBLE_COST, Filter, assignment, certainty, greedy
 
 Matching = Literal["assignment", "greedy"]
 
@@ -58,7 +58,7 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
     """Return the number of the example at each place, its certainty, and the number of pairs that were too uncertain."""
     example = torch.arange(len(seen.owner))
     sure = torch.ones(len(seen.owner), dtype=torch.float64)
-    usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else NEVER, 0
+    usual, doubtful = float(seen.usual[int(FALSE_MATCH_RATE * len(seen.usual))]) if len(seen.usual) else IMPOSSIBLE_COST, 0
     bounds = [*found.starts, count]
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if not number:
@@ -81,7 +81,7 @@ def _examples(seen: Likeness, found: Passes, count: int, matching: Matching, lea
 def _to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
     """Reduce costs (N, M) of places to costs (N, E) of the examples at them, by the minimum, and return the examples' numbers."""
     known, at = torch.unique(example, return_inverse=True)
-    least = torch.full((len(cost), len(known)), NEVER)
+    least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
     return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 

@@ -12,7 +12,7 @@ Filter = Literal["own", "lists", "none"]
 """Pairs that are considered: equal labels ("own"), observations that share a label ("lists"), or all ("none")."""
 Pairs = list[tuple[int, int]]
 
-NEVER = float("inf")
+IMPOSSIBLE_COST = float("inf")
 """Cost of an impossible pair."""
 NEIGHBOUR_COUNT = 64
 """Number of examples, nearest in time, from which the covariance of features is estimated. More would include rounds with
@@ -111,13 +111,13 @@ def greedy(cost: Tensor) -> Pairs:
     return sorted(pairs)
 
 
-def assignment(cost: Tensor, most: float = NEVER) -> Pairs:
+def assignment(cost: Tensor, most: float = IMPOSSIBLE_COST) -> Pairs:
     """Return the one-to-one pairs of smallest total cost (N, M), without pairs whose cost is `most` or more."""
     if not cost.numel() or not bool(cost.isfinite().any()):
         return []
     finite = cost[cost.isfinite()]
     beyond = float(finite.max()) + (float(finite.max() - finite.min()) + 1) * min(cost.shape)
-    ready = (cost - most).clamp(max=0) if most < NEVER else cost.nan_to_num(nan=beyond, posinf=beyond)
+    ready = (cost - most).clamp(max=0) if most < IMPOSSIBLE_COST else cost.nan_to_num(nan=beyond, posinf=beyond)
     rows, columns = linear_sum_assignment(ready.double().numpy())
     pairs = zip(rows.tolist(), columns.tolist(), strict=True)
     return [(row, column) for row, column in pairs if bool(cost[row, column].isfinite()) and float(cost[row, column]) < most]
@@ -134,6 +134,6 @@ def certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
     rows, columns = torch.tensor(pairs).T
     own = cost[rows, columns].double()
     others = cost.clone().double()
-    others[rows, columns] = NEVER
+    others[rows, columns] = IMPOSSIBLE_COST
     second = torch.minimum(others.amin(dim=1)[rows], others.amin(dim=0)[columns]).clamp(max=usual)
     return (1 - own / second).nan_to_num(nan=0.0).clamp(0, 1)

@@ -13,7 +13,7 @@ from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.linking import Links, unlinked
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.parts import MatchingParts
-from attacker.attacks.matching.priors import CONTRAST, map_tv_weight, total_variation
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight, total_variation
 from attacker.attacks.matching.problem import ProblemRow, View, each
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import network_of
@@ -86,7 +86,7 @@ class CaseBatch:
         self.stuck = (stop.stuck * worst).clamp(min=stop.tolerance)
         if self.attack.objective.distance.squares:
             noise = self._over_views([view.power for view in self.views])
-            self.stuck = self.stuck.maximum(noise + 2 * CONTRAST * self.smoothing)
+            self.stuck = self.stuck.maximum(noise + 2 * NEIGHBOUR_CONTRAST * self.smoothing)
 
     def _smoothing(self) -> Tensor:
         """Return the weight of the total variation for each case, (cases,); it is larger if the gradient contains known noise.

@@ -128,8 +128,8 @@ def name_of(factory: DecoderFactory) -> str:
     return f"decoder {getattr(factory, '__name__', type(factory).__name__)}"
 
 
-NAMED: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box, "smooth": smooth}
-DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", NAMED)
+BUILT_IN_DECODERS: dict[str, DecoderFactory] = {"pixels": pixels, "bicubic4": bicubic(4), "tanh_box": tanh_box, "smooth": smooth}
+DECODERS: Registry[DecoderFactory] = Registry("attacker.decoders", BUILT_IN_DECODERS)
 
 
 def decoder(name: str) -> DecoderFactory:

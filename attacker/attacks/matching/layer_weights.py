@@ -15,7 +15,7 @@ MODIFIER_CAP = 1e3
 MIN_MEAN_SQUARE = 1e-8
 """Smallest mean square of a tensor that `relative` divides by, as a share of that of all tensors."""
 
-SHAPES: dict[str, Callable[[float], float]] = {
+DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda i: 0.0,
     "linear": lambda i: i,
     "log": log,
@@ -46,18 +46,19 @@ def by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = True) 
     p is the share of zeros in the convolution's observed weight gradient. The bias of a convolution and the batch norm behind it
     have the same weight; linear layers have the mean over convolutions, without 1 / (1 - p). Without convolutions all weights are
     equal.
-    shape: how the weight depends on the convolution's number, a name in `SHAPES`. relu_modifier: whether to apply 1 / (1 - p).
+    shape: how the weight depends on the convolution's number, a name in `DEPTH_SHAPES`. relu_modifier: whether to apply 1 / (1 -
+           p).
     Raises ValueError for an unknown shape, or a beta that is not positive.
     """
-    if shape not in SHAPES:
-        raise ValueError(f"unknown shape of layer weights {shape!r}. Known: {', '.join(SHAPES)}")
+    if shape not in DEPTH_SHAPES:
+        raise ValueError(f"unknown shape of layer weights {shape!r}. Known: {', '.join(DEPTH_SHAPES)}")
     if not beta > 0:
         raise ValueError(f"beta must be positive, got {beta}")
 
     def weigh(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         groups = _groups(model)
         count = max((number for number, _ in groups.values()), default=0)
-        depth = [_through(SHAPES[shape], i, count, beta) for i in range(1, count + 1)]
+        depth = [_through(DEPTH_SHAPES[shape], i, count, beta) for i in range(1, count + 1)]
         found = {}
         for name, g in observed.items():
             number, convolution = groups.get(name, (0, ""))

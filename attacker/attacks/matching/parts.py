@@ -10,7 +10,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.matching.warm_starts import First
-from attacker.attacks.optimisers.descent import PLATEAU, Stop
+from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -42,7 +42,7 @@ class Search:
 
     optimiser: Optimiser = field(default_factory=LBFGS)
     steps: int = 300
-    stop: Stop = PLATEAU
+    stop: Stop = PLATEAU_STOP
     restarts: int = 1
     coarse: float = 0.0
     compiled: bool = False
@@ -54,7 +54,7 @@ class Search:
             raise ValueError(f"coarse must be at least 0 and below 1, since the last steps are in float32, got {self.coarse}")
 
 
-PARTS = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
+PART_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
 
 
 @dataclass(kw_only=True)
@@ -95,7 +95,7 @@ class MatchingParts:
         Settings of parts are given by their name alone. Raises TypeError if neither the attack nor a part has such a field.
         """
         parts: dict[str, Any] = {}
-        for part in PARTS:
+        for part in PART_NAMES:
             known = {one.name for one in fields(getattr(self, part))}
             own = {name: settings.pop(name) for name in known & set(settings)}
             if own:

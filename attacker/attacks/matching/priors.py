@@ -9,7 +9,7 @@ from torch import Tensor
 Belief = Callable[[Tensor], Tensor]
 """Maps examples x (N, *shape) in [0, 1] to a 0-d tensor that is added to the loss."""
 
-CONTRAST = 0.15
+NEIGHBOUR_CONTRAST = 0.15
 """Scale of the Laplace distribution assumed for differences of neighbouring pixels in [0, 1]. It was chosen among a few values,
 as the one with which photographs were recovered best from noisy gradients."""
 
@@ -43,8 +43,8 @@ def map_tv_weight(variance: Tensor, values: int) -> Tensor:
     """Return the weight of the total variation for a MAP estimate under Gaussian noise of known variance.
 
     The negative log-likelihood of Gaussian noise is distance / (2 variance), with the squared distance of gradients. If the
-    differences of neighbouring pixels have a Laplace distribution with scale CONTRAST, the negative log-prior is
-    values / CONTRAST * total_variation. The sum of both, times 2 variance, is distance + weight * total_variation.
+    differences of neighbouring pixels have a Laplace distribution with scale NEIGHBOUR_CONTRAST, the negative log-prior is
+    values / NEIGHBOUR_CONTRAST * total_variation. Multiplied by 2 variance, their sum is distance + weight * total_variation.
     variance: of the noise of each gradient coordinate. values: number of values of all examples.
     """
-    return 2 * variance * values / CONTRAST
+    return 2 * variance * values / NEIGHBOUR_CONTRAST

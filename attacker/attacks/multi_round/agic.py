@@ -16,7 +16,7 @@ from attacker.attacks.linking import Links, link, unlinked
 from attacker.attacks.matching import names as named
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.initialisation import normal_after_normalisation, start
-from attacker.attacks.matching.layer_weights import SHAPES, by_depth
+from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
@@ -26,7 +26,7 @@ from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.descriptions import Describer
 from attacker.attacks.multi_round.merging import merged
 from attacker.attacks.nulls import blinded, linked_by_sizes
-from attacker.attacks.optimisers.descent import PLATEAU, Stop
+from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import Observation
@@ -130,7 +130,7 @@ def agic(
     *,
     steps: int = 2000,
     beta: float = 50.0,
-    shape: Annotated[str, OneOf(tuple(SHAPES))] = "linear",
+    shape: Annotated[str, OneOf(tuple(DEPTH_SHAPES))] = "linear",
     relu_modifier: bool = True,
     tv: float = 1e-4,
     distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "cosine",
@@ -198,7 +198,7 @@ def agic(
         search=Search(
             optimiser=chosen,
             steps=steps,
-            stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU,
+            stop=Stop(patience=steps, decrease=0.0) if adam else PLATEAU_STOP,
             restarts=restarts,
             coarse=coarse,
             compiled=compiled,

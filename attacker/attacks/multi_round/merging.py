@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attacker.attacks.linking.matching import NEVER, pooled, squared_distances
+from attacker.attacks.linking.matching import IMPOSSIBLE_COST, pooled, squared_distances
 from attacker.reconstruction import Reconstruction
 
 MAX_SAME_DISTANCE = 0.1
@@ -86,13 +86,13 @@ def groups_of(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) 
     if not bool(apart.any()):
         return groups
     limit = same * float(cost[apart].median())
-    mean = cost.masked_fill(apart, NEVER).fill_diagonal_(NEVER)
+    mean = cost.masked_fill(apart, IMPOSSIBLE_COST).fill_diagonal_(IMPOSSIBLE_COST)
     while len(groups) > 1 and float(mean.min()) < limit:
         a, b = sorted(divmod(int(mean.argmin()), len(groups)))
         sizes = len(groups[a]), len(groups[b])
-        joined = (sizes[0] * mean[a] + sizes[1] * mean[b]) / sum(sizes)  # a cost of NEVER (infinity) persists
+        joined = (sizes[0] * mean[a] + sizes[1] * mean[b]) / sum(sizes)  # IMPOSSIBLE_COST (infinity) persists
         mean[a], mean[:, a] = joined, joined
-        mean[a, a] = NEVER
+        mean[a, a] = IMPOSSIBLE_COST
         kept = [i for i in range(len(groups)) if i != b]
         groups[a] += groups[b]
         groups, mean = [groups[i] for i in kept], mean[kept][:, kept]

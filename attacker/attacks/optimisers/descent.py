@@ -45,7 +45,7 @@ class Stop:
         return self.give_up > 0 and iteration == max(1, round(self.give_up * steps))
 
 
-PLATEAU = Stop(precision=1e-8, patience=10, decrease=0.05)
+PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
 """Default stopping rule for L-BFGS: a problem ends after 10 iterations that decreased its loss by less than 5 %."""
 
 

@@ -7,7 +7,7 @@ from attacker.attacks.arguments import OneOf
 from attacker.attacks.base import Need
 from attacker.attacks.closed_form.hybrid import Hybrid, judge
 from attacker.attacks.closed_form.plausibility import CRITERIA
-from attacker.attacks.closed_form.rgap.walk import OURS, PAPER
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
 from attacker.attacks.closed_form.router import ClosedForm
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import inferred
@@ -15,7 +15,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.agic import agic_of_one_round
 from attacker.attacks.papers.matching import cpl, dlg, inverting_gradients
 
-SINGLE = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})
+SINGLE_EXAMPLE_NEEDS = frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.SINGLE_EXAMPLE})
 FALLBACKS: dict[str, Callable[..., GradientMatching]] = {
     "agic": agic_of_one_round,
     "cpl": cpl,
@@ -68,10 +68,10 @@ def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
     return ClosedForm(
         name="rgap",
         routes=("layers",),
-        walk=PAPER if paper_mode else OURS,
+        walk=PAPER_WALK if paper_mode else DEFAULT_WALK,
         stability=False,
         knows_defense=knows_defense,
-        needs=SINGLE,
+        needs=SINGLE_EXAMPLE_NEEDS,
     )
 
 
@@ -95,5 +95,5 @@ def hgap(
         search=dlg(steps=steps, restarts=restarts, knows_defense=knows_defense).changed(rule=inferred),
         criterion=criterion,
         knows_defense=knows_defense,
-        needs=SINGLE | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),
+        needs=SINGLE_EXAMPLE_NEEDS | ({Need.IMAGE_CRITERION} if criterion in ("roughness", "total_variation") else set()),
     )

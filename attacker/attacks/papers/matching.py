@@ -17,7 +17,7 @@ from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.parts import Labels, Search
 from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
-from attacker.attacks.optimisers.descent import PLATEAU, Stop
+from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
 
@@ -44,7 +44,7 @@ def dlg(
         simulation=Simulation(knows_defense=knows_defense),
         parametrisation=Parametrisation(init=normal),
         labels=Labels(rule=None),
-        search=Search(optimiser=LBFGS(), steps=steps, stop=PLATEAU, restarts=restarts, compiled=compiled),
+        search=Search(optimiser=LBFGS(), steps=steps, stop=PLATEAU_STOP, restarts=restarts, compiled=compiled),
     )
     return from_closed_form(attack) if closed_form_start else attack
 
@@ -69,7 +69,7 @@ def cpl(
     tolerance: float = 0.0,
     restarts: int = 1,
     tv: float = 0.0,
-    decoder: Annotated[str, OneOf(tuple(decoders.NAMED))] = "pixels",
+    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "pixels",
     local_steps: LocalSteps = "one_batch",
     agreement: float = 0.0,
     boxed: bool = False,
@@ -124,7 +124,7 @@ def cpl(
         search=Search(
             optimiser=chosen,
             steps=steps,
-            stop=replace(PLATEAU, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period, give_up=give_up),
+            stop=replace(PLATEAU_STOP, tolerance=tolerance, patience=patience * LBFGS().period // chosen.period, give_up=give_up),
             restarts=restarts,
             compiled=compiled,
         ),
@@ -140,7 +140,7 @@ def inverting_gradients(
     steps: int = 4800,
     restarts: int = 1,
     tv: float = 3e-3,
-    decoder: Annotated[str, OneOf(tuple(decoders.NAMED))] = "pixels",
+    decoder: Annotated[str, OneOf(tuple(decoders.BUILT_IN_DECODERS))] = "pixels",
     learning_rate: float = 0.1,
     signed: bool = False,
     closed_form_start: bool = False,

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
-from attacker.attacks.simulation.gradients import NOTHING, Gradient, Gradients, Weights, gradient_of
+from attacker.attacks.simulation.gradients import NO_BUFFERS, Gradient, Gradients, Weights, gradient_of
 from defenses.channel import Channel, ChannelFacts, compose, transparent
 from defenses.networks import hidden
 from defenses.rules import Facts, LocalStep
 from fedsim import models
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation, Training
 
 __all__ = [
-    "NOTHING", "Gradient", "Gradients", "Weights", "as_gradient", "buffers_of", "channel_of", "facts_of", "gradient_of",
+    "NO_BUFFERS", "Gradient", "Gradients", "Weights", "as_gradient", "buffers_of", "channel_of", "facts_of", "gradient_of",
     "network_of", "omitted_of", "schedule", "shares", "through", "total_step",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ def schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     For a secure sum, one batch holds the examples of all its clients; all clients are assumed to have made equally many steps.
     """
     count, training = observation.num_examples or 0, observation.training
-    if observation.client == SUM:
+    if observation.client == SUM_CLIENT:
         each = -(-count // max(1, len(observation.cohort)))
         return (count,), training.steps or len(training.batch_sizes(each) or (each,))
     sizes = training.batch_sizes(count) or (count,)

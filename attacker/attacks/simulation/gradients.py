@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 Weights = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
 
-NOTHING: Weights = MappingProxyType({})
-PLAIN = plain()
+NO_BUFFERS: Weights = MappingProxyType({})
+PLAIN_RULE = plain()
 
 
 class Gradients(Protocol):
@@ -33,7 +33,7 @@ class Gradients(Protocol):
     weights, buffers: of the model, by name. x: examples (N, *shape) in [0, 1]. y: labels (N,), or probabilities (N, K).
     """
 
-    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient: ...
+    def __call__(self, weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient: ...
 
 
 def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", rule: GradientRule | None = None) -> Gradients:
@@ -45,13 +45,13 @@ def gradient_of(model: nn.Module, data: DataSpec, loss: str = "cross_entropy", r
           network itself adds, such as the KL divergence of a variational bottleneck. None for the plain gradient.
     """
     penalised = rule is not None
-    if (rule or PLAIN).expected is PLAIN.expected and reason_against_vmap(model, data, loss):
+    if (rule or PLAIN_RULE).expected is PLAIN_RULE.expected and reason_against_vmap(model, data, loss):
         return _of_plain_pytorch(model, data, models.loss_of(loss), penalised)
-    return _of_torch_func(model, data, models.loss_of(loss), rule or PLAIN, penalised)
+    return _of_torch_func(model, data, models.loss_of(loss), rule or PLAIN_RULE, penalised)
 
 
 def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: GradientRule, penalised: bool) -> Gradients:
-    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         def forward(weights: Weights, x: Tensor) -> Tensor:
             return forward_pass(model, {**buffers, **weights}, data.normalise(x))
 
@@ -63,7 +63,7 @@ def _of_torch_func(model: nn.Module, data: DataSpec, measure: Loss, rule: Gradie
 def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised: bool) -> Gradients:
     """Return a gradient function that uses ordinary autograd on contiguous weights, for one problem at a time."""
 
-    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+    def gradient(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         names, kept = tuple(weights), tuple(buffers)
 
         def found(x: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -84,7 +84,7 @@ def _of_plain_pytorch(model: nn.Module, data: DataSpec, measure: Loss, penalised
     return gradient
 
 
-def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NOTHING) -> Tensor:
+def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Tensor, buffers: Weights = NO_BUFFERS) -> Tensor:
     """Return the logits (N, K) for x (N, *shape) in [0, 1]. It can be called under torch.func's transforms for every network."""
     if not reason_against_vmap(model, data, loss):
         return forward_pass(model, {**buffers, **weights}, data.normalise(x))
@@ -99,7 +99,7 @@ def predict(model: nn.Module, data: DataSpec, loss: str, weights: Weights, x: Te
 MAX_VMAP_WEIGHTS = 3e7
 """Number of weights above which `vmap` is not used: it takes as long as a loop over problems, and far more memory."""
 
-TOLERANCE = 1e-2
+AGREEMENT_TOLERANCE = 1e-2
 """Relative difference up to which two implementations of gradients count as equal. It is far above rounding errors, including
 those that switch a ReLU, and far below the difference that a wrong formula makes."""
 
@@ -137,7 +137,7 @@ def _reason(network: _Network, data: DataSpec, loss: str) -> str:
             warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
             warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # about an argument that the network leaves out
             expected = probed(_of_plain_pytorch(model, data, measure, False), model, data, loop=True)
-            found = probed(_of_torch_func(model, data, measure, PLAIN, False), model, data)
+            found = probed(_of_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
         reason = "" if agree(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
     except Exception as error:  # the code of others may fail in any way
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -185,9 +185,9 @@ def squared(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def agree(found: Probed, expected: Probed) -> bool:
-    """Return whether the gradient of every parameter, and the derivative by x, agree with those expected, up to `TOLERANCE`."""
+    """Return whether the gradient of every parameter and the derivative by x are as expected, up to `AGREEMENT_TOLERANCE`."""
     gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
     whole = squared(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
-    off = all(bool((f - e).norm() <= TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
-    return off and bool((slopes[0] - slopes[1]).norm() <= TOLERANCE * 5 * slopes[1].norm())
+    off = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
+    return off and bool((slopes[0] - slopes[1]).norm() <= AGREEMENT_TOLERANCE * 5 * slopes[1].norm())

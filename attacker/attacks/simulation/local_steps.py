@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacker.attacks.simulation.client import NOTHING, Gradient, Gradients, Weights, as_gradient
+from attacker.attacks.simulation.client import NO_BUFFERS, Gradient, Gradients, Weights, as_gradient
 from fedsim.recording.observation import Training
 
 
@@ -29,7 +29,7 @@ def after_local_steps(gradient: Gradients, training: Training, sizes: Sequence[i
     Source: Geiping et al. 2020, section 6 and eq. 5; the local optimisers follow `torch.optim`.
     """
 
-    def trained(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NOTHING) -> Gradient:
+    def trained(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
         optimiser = LocalOptimiser(training)
         at: Weights = weights
         update = {name: torch.zeros_like(w) for name, w in weights.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-__all__ = ["PATIENCE", "RETRIES", "OnProgress"]
+__all__ = ["INTERRUPT_SECONDS", "MAX_RETRIES", "OnProgress"]
 
 MAX_RETRIES = 3
 """How often a task is retried after its worker died or was lost."""

@@ -13,7 +13,7 @@ from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.replay.progress import share_of, words_of
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, write_failures
 
-PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
+WORKER_PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
 MIN_POOL_SECONDS = 20.0
 """Seconds of work from which on workers are started, each of which takes some seconds to import PyTorch."""
 
@@ -41,7 +41,7 @@ class _Worker(WorkerProcess[dict[str, Any]]):
 
     def __init__(self, job: ReplayJob, heard: "SimpleQueue[tuple[_Worker, dict[str, Any] | None]]") -> None:
         self.at: int | None = None
-        super().__init__(PROGRAM, lambda message: heard.put((self, message)), json.loads, threads=job.threads)
+        super().__init__(WORKER_PROGRAM, lambda message: heard.put((self, message)), json.loads, threads=job.threads)
         self.give(job.as_json())
 
     def begin(self, number: int, task: Task) -> None:

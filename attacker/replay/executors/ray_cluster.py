@@ -18,7 +18,7 @@ from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes
 from fedsim.recording.index import path_of
-from fedsim.recording.index_database import INDEX, JOURNAL, MAX_BYTES
+from fedsim.recording.index_database import INDEX_FILE, JOURNAL_FILE, MAX_BYTES
 from fedsim.recording.safe_files import opened
 
 Parcel = Mapping[str, bytes]
@@ -85,7 +85,7 @@ def _foreign_code() -> dict[str, Any]:
     """
     names = references.admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]
-    return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.VARIABLE: ",".join(names)}}
+    return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.CODE_VARIABLE: ",".join(names)}}
 
 
 CONNECT_TRIES = 3
@@ -186,7 +186,7 @@ def read_parcel(recording: Recording, task: Task) -> Parcel:
     """Return the contents of all files of a recording that a task needs."""
     places = {place for member in task.members for place in member.rows}
     names = {path_of(round, name) for round, client in places for name in (client, "global")}
-    names |= {"manifest.json", INDEX, JOURNAL}
+    names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}
     found: dict[str, bytes] = {}
     for name in sorted(names):
         if os.path.lexists(recording.folder / name):

@@ -12,7 +12,7 @@ from attacker.service.http.caching import ResponseCache
 from attacker.service.http.dependencies import Parts
 from attacker.service.http.errors import tell_errors
 from attacker.service.http.metrics import Metrics, Timed
-from attacker.service.http.middleware import API, CLIENT_SECONDS, Guard
+from attacker.service.http.middleware import API_PREFIX, CLIENT_SECONDS, Guard
 from attacker.service.http.pages import page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
@@ -21,7 +21,7 @@ from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import own_folder
 
 ROUTERS = (general.router, recordings.router, cases.router, reports.router, jobs.router, previews.router, feeds.router)
-DESCRIPTION = (
+API_DESCRIPTION = (
     "Recordings of federations, the attacks on them, and what these got out. Lists have `items` and `next`, which is "
     "given as `after` to go on. Scores, originals and true labels are null where the service was given no truth."
 )
@@ -66,13 +66,13 @@ def routes(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     app = FastAPI(
         title="fedleak",
         version="1",
-        description=DESCRIPTION,
-        openapi_url=f"{API}/openapi.json",
+        description=API_DESCRIPTION,
+        openapi_url=f"{API_PREFIX}/openapi.json",
         docs_url=None,  # its scripts come from elsewhere
         redoc_url=None,
         middleware=[Middleware(Timed), Middleware(Guard, patience=patience)],
     )
-    api = APIRouter(prefix=API)
+    api = APIRouter(prefix=API_PREFIX)
     for router in ROUTERS:
         api.include_router(router)
     app.include_router(api)

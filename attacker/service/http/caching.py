@@ -15,8 +15,8 @@ MAX_BYTES = 64 * 2**20
 """Of all answers that are kept."""
 ITEMS_PER_PIECE = 200
 """Items of a list that are written at once: longer ones would hold up every other answer."""
-JSON = "application/json"
-PNG = "image/png"
+JSON_TYPE = "application/json"
+PNG_TYPE = "image/png"
 
 
 class CachedResponse(NamedTuple):
@@ -31,7 +31,7 @@ class ResponseCache:
         self._run = secrets.token_hex(3)
         self._shelf: Shelf[CachedResponse] = Shelf(most, lambda reply: len(reply.content) + 500)
 
-    async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON) -> Response:
+    async def told(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
         """Return the response to `request` from the cache, or the response that `make` returns if this version is not cached.
 
         version: identifies the state of the files behind the response. make: returns a value to be encoded as JSON, or bytes.

@@ -8,11 +8,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from attacker.report.pairs import ExamplePair
-from attacker.service.http.caching import PNG
+from attacker.service.http.caching import PNG_TYPE
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.middleware import API
+from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import (
-    REFUSED,
+    REFUSED_RESPONSES,
     AfterCase,
     Client,
     Limit,
@@ -30,13 +30,17 @@ from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import Whole, read_whole
 from attacker.service.schemas import Cases, CaseTold, CaseWhole, ExampleTold
 
-router = APIRouter(prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED, dependencies=[Depends(only_known)])
+router = APIRouter(
+    prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)]
+)
 
 AttackQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]
 Version = Annotated[
     str | None, Query(pattern="^[0-9a-f]{1,16}$", description="Names a state of the case; the newest is shown either way.")
 ]
-IMAGE: dict[int | str, dict[str, Any]] = {200: {"content": {PNG: {"schema": {"type": "string", "format": "binary"}}}}}
+IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {PNG_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+}
 
 
 @router.get("", response_model=Cases)
@@ -103,7 +107,7 @@ def whole_case(service: Parts, run: CatalogueRun, source: str, case: str) -> Cas
     return views.whole_case(of, facts, answer.whole, rows, null_rows, _examples(run, facts, answer, beside))
 
 
-@router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE)
+@router.get("/{source}/{case}/images/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
@@ -114,10 +118,10 @@ async def image(
         _case(service, run, source, case)
         return images.reconstruction_png(run.folder, file_of(source, case), n, _data(run))
 
-    return await service.replies.told(request, run.version, make, kind=PNG)
+    return await service.replies.told(request, run.version, make, kind=PNG_TYPE)
 
 
-@router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE)
+@router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def assigned(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
@@ -125,7 +129,7 @@ async def assigned(
     return await _half(request, service, id, source, case, n, original=False)
 
 
-@router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE)
+@router.get("/{source}/{case}/originals/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 async def original(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: Version = None
 ) -> Response:
@@ -143,7 +147,7 @@ async def _half(request: Request, service: Parts, id: str, source: str, case: st
         halves = images.pair_png(run.folder, file, _data(run))
         return halves.original if original else halves.reconstruction
 
-    return await service.replies.told(request, run.version, make, kind=PNG)
+    return await service.replies.told(request, run.version, make, kind=PNG_TYPE)
 
 
 def _case(service: Parts, run: CatalogueRun, source: str, case: str) -> tuple[Source, CaseFacts, list[ShownScore]]:
@@ -178,7 +182,7 @@ def _answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownScore]
             whole = read_whole(run.folder, file_of(source.name, case))
         except ValueError:  # replaced since the last look, or damaged where nobody had looked
             whole = None
-    address = f"{API}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
+    address = f"{API_PREFIX}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
     return _Answer(source.name, whole, rows, views.PictureLinks(address, state_of(source, case, rows)))
 
 

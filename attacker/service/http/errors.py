@@ -20,7 +20,7 @@ from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import Full, NotNow
 from attacker.service.jobs.queue import UnknownJob as UnknownJob
 
-MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
+ERROR_MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
 RETRY_LATER = {"Retry-After": "10"}
 
 
@@ -76,7 +76,9 @@ def told(errors: Sequence[Any], spec: Any = None) -> dict[str, Any]:
     if spec is not None and where == "body":
         names = ["spec", *(_argument(message, spec) if names == ["arguments"] else names)]
     field = ".".join(names[:3]) or None
-    message = MESSAGES.get(error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message)
+    message = ERROR_MESSAGES.get(
+        error["type"], "is `next` of an earlier answer, and nothing else" if field == "after" else message
+    )
     shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
     return problem(shown, field, _known(field, error, spec))
 

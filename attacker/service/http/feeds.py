@@ -11,16 +11,16 @@ from starlette.concurrency import run_in_threadpool
 from attacker.service.events import HEARTBEAT_SECONDS, Event, written
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.previews import stamp, version_of
-from attacker.service.http.queries import REFUSED, Name, only_known
-from attacker.service.jobs.job import ENDED, Job
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, only_known
+from attacker.service.jobs.job import FINAL_STATES, Job
 from attacker.service.schemas import Problem
 
 router = APIRouter(tags=["events"], dependencies=[Depends(only_known)])
 
-STREAM = "text/event-stream"
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-ANSWER: dict[int | str, dict[str, Any]] = REFUSED | {
-    200: {"content": {STREAM: {"schema": {"type": "string"}}}},
+EVENT_STREAM_TYPE = "text/event-stream"
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = REFUSED_RESPONSES | {
+    200: {"content": {EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}},
     503: {"model": Problem, "description": "As many listen as may."},
 }
 Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)]
@@ -28,12 +28,12 @@ PREVIEW_POLL_SECONDS = 1.0
 """Seconds between two looks for a new preview."""
 
 
-@router.get("/events", response_class=StreamingResponse, responses=ANSWER)
+@router.get("/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def events(service: Service, last: Last = None) -> StreamingResponse:
     """Stream `hello`, which says whether missed events follow, then `recording`, `job` and `removed` events as they happen."""
     feed = service.feed.listen(last)
     first = await anext(feed)
-    return StreamingResponse(_all(service, first, feed), media_type=STREAM, headers=HEADERS)
+    return StreamingResponse(_all(service, first, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
 async def _all(service: Parts, first: Event | None, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
@@ -42,18 +42,18 @@ async def _all(service: Parts, first: Event | None, feed: AsyncIterator[Event | 
         yield written(event, service.feed.id_of(event) if event else "")
 
 
-@router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=ANSWER)
+@router.get("/jobs/{id}/events", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def of_job(service: Service, id: Name) -> StreamingResponse:
     """Stream a `job` event now and at each change, and a `preview` event for each new preview; the stream ends with the job."""
     feed = service.feed.listen(wanted=lambda event: event.kind == "job" and event.key == id, beat=PREVIEW_POLL_SECONDS)
     await anext(feed)
     job = await run_in_threadpool(service.queue.get, id)
-    return StreamingResponse(_job(service, job, feed), media_type=STREAM, headers=HEADERS)
+    return StreamingResponse(_job(service, job, feed), media_type=EVENT_STREAM_TYPE, headers=STREAM_HEADERS)
 
 
 async def _job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
     yield written(Event(0, "job", job.id, job.model_dump_json()))
-    if job.state in ENDED:
+    if job.state in FINAL_STATES:
         return
     shown, silent = 0, 0.0
     async for event in feed:
@@ -65,7 +65,7 @@ async def _job(service: Parts, job: Job, feed: AsyncIterator[Event | None]) -> A
         if event is not None:
             silent = 0.0
             yield written(event)
-            if Job.model_validate_json(event.data).state in ENDED:
+            if Job.model_validate_json(event.data).state in FINAL_STATES:
                 return
         else:
             silent += PREVIEW_POLL_SECONDS

@@ -16,14 +16,14 @@ from attacker.service.http.dependencies import Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import cookie_name, session_of
-from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, only_known
+from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, only_known
 from attacker.service.schemas import AttackKnown, AttacksKnown, Health
 from attacker.service.sessions import SESSION_SECONDS
 from defenses._registry import reference, summary
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_known)])
 
-METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 class Token(BaseModel):
@@ -40,13 +40,13 @@ async def health(service: Service) -> Health:
     return Health(status="ok", version=version("fedleak"), token=service.keys is not None)
 
 
-@router.get("/metrics", response_class=Response, responses=METRICS | REFUSED)
+@router.get("/metrics", response_class=Response, responses=METRICS_RESPONSE | REFUSED_RESPONSES)
 async def metrics(service: Service) -> Response:
     """Return metrics in the text format of Prometheus."""
     return Response(await run_in_threadpool(service.metrics.read), media_type=CONTENT_TYPE)
 
 
-@router.get("/attacks", response_model=AttacksKnown, responses=REFUSED)
+@router.get("/attacks", response_model=AttacksKnown, responses=REFUSED_RESPONSES)
 async def attacks() -> AttacksKnown:
     """List the registered attacks with their arguments."""
     return AttacksKnown(items=await run_in_threadpool(_attacks), next=None)

@@ -7,8 +7,8 @@ from starlette.concurrency import run_in_threadpool
 
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
-from attacker.service.http.middleware import API
-from attacker.service.http.queries import REFUSED, REFUSED_CHANGE, After, Limit, Name, only_known
+from attacker.service.http.middleware import API_PREFIX
+from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, only_known
 from attacker.service.index import UnknownName
 from attacker.service.jobs.job import Job, JobSpec, JobState
 from attacker.service.schemas import Jobs, Problem
@@ -17,16 +17,16 @@ from fedsim.recording.selection import parse_rounds
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(only_known)])
 
 NOT_NOW: dict[int | str, dict[str, Any]] = {409: {"model": Problem, "description": "The job is not in a state for that."}}
-FULL: dict[int | str, dict[str, Any]] = {
+QUEUE_FULL: dict[int | str, dict[str, Any]] = {
     429: {"model": Problem, "description": "As many jobs wait as may."},
     503: {"model": Problem, "description": "The disk is full."},
 }
 MAX_NAMES = 100
 Nothing = Annotated[dict[str, Any] | None, Body(description="Nothing is needed: {}.")]
-BODY: dict[str, Any] = {"requestBody": {"required": True}}
+REQUIRED_BODY: dict[str, Any] = {"requestBody": {"required": True}}
 
 
-@router.get("", response_model=Jobs, responses=REFUSED)
+@router.get("", response_model=Jobs, responses=REFUSED_RESPONSES)
 def jobs(
     service: Service,
     state: Annotated[JobState | None, Query()] = None,
@@ -39,28 +39,28 @@ def jobs(
     return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
 
 
-@router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | FULL)
+@router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL)
 async def submit(request: Request, response: Response, service: Service, spec: JobSpec) -> Job:
     """Submit a job that attacks a recording and runs the null, and then scores both if the service has the truth."""
     await run_in_threadpool(_check, service, spec)
     job = await run_in_threadpool(service.queue.submit, spec)
-    response.headers["Location"] = f"{API}/jobs/{job.id}"
+    response.headers["Location"] = f"{API_PREFIX}/jobs/{job.id}"
     return job
 
 
-@router.get("/{id}", response_model=Job, responses=REFUSED)
+@router.get("/{id}", response_model=Job, responses=REFUSED_RESPONSES)
 def job(service: Service, id: Name) -> Job:
     """Return one job."""
     return service.queue.get(id)
 
 
-@router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW, openapi_extra=BODY)
+@router.post("/{id}/cancel", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW, openapi_extra=REQUIRED_BODY)
 def cancel(service: Service, id: Name, nothing: Nothing = None) -> Job:
     """Cancel a job. A waiting job ends at once; a running one ends after its best results so far are written."""
     return service.queue.cancel(id)
 
 
-@router.post("/{id}/retry", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW | FULL, openapi_extra=BODY)
+@router.post("/{id}/retry", response_model=Job, responses=REFUSED_CHANGE | NOT_NOW | QUEUE_FULL, openapi_extra=REQUIRED_BODY)
 def retry(service: Service, id: Name, nothing: Nothing = None) -> Job:
     """Put a job that failed, was cancelled or was set aside back into the queue."""
     return service.queue.retry(id)

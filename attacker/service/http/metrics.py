@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attacker.service.http.middleware import API
+from attacker.service.http.middleware import API_PREFIX
 from attacker.service.index import Arrived, Catalogue, CatalogueRun
-from attacker.service.jobs.job import ENDED, Job
+from attacker.service.jobs.job import FINAL_STATES, Job
 from attacker.service.jobs.queue import Queue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +59,7 @@ class Metrics:
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
             self._started.add(job.id)
             self.waited.observe(max(0.0, started - created))
-        if job.state in ENDED:
+        if job.state in FINAL_STATES:
             self._started.discard(job.id)
             if started and ended:
                 self.took.labels(job.state).observe(max(0.0, ended - started))
@@ -130,8 +130,8 @@ class Timed:
 def _template(scope: Scope) -> str:
     """Return the path template of a request's route, prefixes included."""
     template = str(getattr(scope.get("route"), "path", "none"))
-    inner = scope["path"].startswith(f"{API}/") and not template.startswith(API)
-    return API + template if inner and template != "none" else template
+    inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
+    return API_PREFIX + template if inner and template != "none" else template
 
 
 def _seconds(text: str | None) -> float | None:

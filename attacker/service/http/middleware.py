@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attacker.service.authorisation import HEADERS, hostname, is_loopback_name, is_own
+from attacker.service.authorisation import SECURITY_HEADERS, hostname, is_loopback_name, is_own
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 
@@ -17,8 +17,8 @@ CLIENT_SECONDS = 30.0
 """Seconds that a client may take to send the next piece of a request, or to take the next piece of an answer."""
 MAX_PATH = 4096
 MAX_HEADERS = 16 * 1024
-API = "/api/v1"
-WITHOUT_TOKEN = frozenset({("GET", f"{API}/health"), ("HEAD", f"{API}/health"), ("POST", f"{API}/session")})
+API_PREFIX = "/api/v1"
+WITHOUT_TOKEN = frozenset({("GET", f"{API_PREFIX}/health"), ("HEAD", f"{API_PREFIX}/health"), ("POST", f"{API_PREFIX}/session")})
 CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 KNOWN_METHODS = CHANGING_METHODS | {"GET", "HEAD"}
 
@@ -219,7 +219,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.begun = True
             given = {name.decode("latin-1").lower() for name, _ in message["headers"]}
-            more = [(name, value) for name, value in HEADERS.items() if name.lower() not in given]
+            more = [(name, value) for name, value in SECURITY_HEADERS.items() if name.lower() not in given]
             message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in more)]
         elif message.get("more_body") and not self.admitted():
             raise LoggedOut

@@ -8,7 +8,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from attacker.service.authorisation import PAGE_POLICY
 from attacker.service.http.caching import tagged
 
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -16,13 +16,13 @@ KINDS = {
     ".png": "image/png",
     ".webmanifest": "application/manifest+json",
 }
-HERE = Path(__file__).parent.parent / "web"
+PAGE_FOLDER = Path(__file__).parent.parent / "web"
 
 
-def page_routes(folder: Path = HERE) -> APIRouter:
+def page_routes(folder: Path = PAGE_FOLDER) -> APIRouter:
     """Return routes of the files that are now in `folder`: index.html at /, all others below /page/."""
     router = APIRouter(include_in_schema=False)
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in KINDS}
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.suffix in CONTENT_TYPES}
 
     @router.get("/")
     async def index(request: Request) -> Response:
@@ -43,4 +43,4 @@ def _file(request: Request, path: Path | None) -> Response:
     if path is None or not path.is_file():
         raise HTTPException(404)
     headers: dict[str, Any] = {"Content-Security-Policy": PAGE_POLICY}
-    return tagged(request, path.read_bytes(), KINDS[path.suffix], headers)
+    return tagged(request, path.read_bytes(), CONTENT_TYPES[path.suffix], headers)

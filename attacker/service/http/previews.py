@@ -8,16 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from PIL import Image
 
-from attacker.service.http.caching import PNG
-from attacker.service.http.cases import IMAGE
+from attacker.service.http.caching import PNG_TYPE
+from attacker.service.http.cases import IMAGE_RESPONSE
 from attacker.service.http.dependencies import Parts, Service
-from attacker.service.http.middleware import API
-from attacker.service.http.queries import REFUSED, Name, Number, only_known
+from attacker.service.http.middleware import API_PREFIX
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, Number, only_known
 from attacker.service.index.images import NoImage
 from attacker.service.schemas import PreviewImage, PreviewTold
 from attacker.service.worker import preview_files as previews
 
-router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED, dependencies=[Depends(only_known)])
+router = APIRouter(prefix="/jobs/{id}/preview", tags=["jobs"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)])
 
 Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state; the newest is shown either way.")]
 
@@ -26,7 +26,7 @@ Version = Annotated[int | None, Query(ge=0, lt=2**53, description="Names a state
 def preview(service: Service, id: Name) -> PreviewTold:
     """Return the best reconstructions so far; empty if the attack provides none, or the job has ended."""
     seen = _seen(service, id)
-    address = f"{API}/jobs/{id}/preview"
+    address = f"{API_PREFIX}/jobs/{id}/preview"
     return PreviewTold(
         version=seen.version,
         iteration=seen.iteration,
@@ -46,7 +46,7 @@ def preview(service: Service, id: Name) -> PreviewTold:
     )
 
 
-@router.get("/{n}.png", response_class=Response, responses=IMAGE)
+@router.get("/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
 def preview_image(service: Service, id: Name, n: Number, version: Version = None) -> Response:
     """Return one image of the preview as PNG."""
     seen = _seen(service, id)
@@ -54,7 +54,7 @@ def preview_image(service: Service, id: Name, n: Number, version: Version = None
         raise NoImage(f"there is no image {n}: the job shows {len(seen.images)} now")
     pixels, buffer = seen.images[n], io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return Response(buffer.getvalue(), media_type=PNG, headers={"Cache-Control": "private, max-age=60"})
+    return Response(buffer.getvalue(), media_type=PNG_TYPE, headers={"Cache-Control": "private, max-age=60"})
 
 
 def stamp(service: Parts, id: str) -> int:

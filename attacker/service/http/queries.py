@@ -25,13 +25,13 @@ Number = Annotated[int, Path(ge=0, lt=2**31)]
 
 T = TypeVar("T")
 
-REFUSED: dict[int | str, dict[str, Any]] = {
+REFUSED_RESPONSES: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request is none that is understood."},
     401: {"model": Problem, "description": "A token is needed, or the one given is wrong."},
     404: {"model": Problem, "description": "There is no such thing."},
     422: {"model": Problem, "description": "A field is wrong; the answer names it, and the mend."},
 }
-REFUSED_CHANGE = REFUSED | {
+REFUSED_CHANGE = REFUSED_RESPONSES | {
     403: {"model": Problem, "description": "Another site's page may change nothing here."},
     413: {"model": Problem, "description": "The request is too large."},
     415: {"model": Problem, "description": "Only JSON is taken."},

@@ -10,7 +10,7 @@ from attacker.service.http.cases import whole_case
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
 from attacker.service.http.queries import (
-    REFUSED,
+    REFUSED_RESPONSES,
     After,
     AfterRow,
     Client,
@@ -41,7 +41,7 @@ from attacker.service.schemas import (
     TrainingRows,
 )
 
-router = APIRouter(prefix="/recordings", tags=["recordings"], responses=REFUSED, dependencies=[Depends(only_known)])
+router = APIRouter(prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(only_known)])
 
 Status = Annotated[Literal["complete", "masked", "failed", "late"] | None, Query()]
 SourceQuery = Annotated[str | None, Query(min_length=1, max_length=200, description="An attack's `source`.")]

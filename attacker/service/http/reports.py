@@ -12,18 +12,18 @@ from attacker.service.authorisation import REPORT_POLICY
 from attacker.service.http.caching import tagged
 from attacker.service.http.dependencies import Parts, Service
 from attacker.service.http.errors import RequestError
-from attacker.service.http.queries import REFUSED, Name, only_known
+from attacker.service.http.queries import REFUSED_RESPONSES, Name, only_known
 from attacker.service.index import CatalogueRun
 from attacker.service.schemas import Problem
-from attacker.service.worker.report_process import UNWRITTEN
+from attacker.service.worker.report_process import UNWRITTEN_STATUS
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import find_foreign
 
 router = APIRouter(prefix="/recordings", tags=["recordings"], dependencies=[Depends(only_known)])
 
-HTML = "text/html; charset=utf-8"
+HTML_TYPE = "text/html; charset=utf-8"
 REPORT_SECONDS = 120.0
-ANSWER = REFUSED | {
+REPORT_RESPONSES = REFUSED_RESPONSES | {
     200: {"content": {"text/html": {"schema": {"type": "string"}}}},
     409: {"model": Problem, "description": "The run is not such that a report can be made of it."},
     503: {"model": Problem, "description": "It takes too long."},
@@ -31,7 +31,7 @@ ANSWER = REFUSED | {
 }
 
 
-@router.get("/{id}/report", response_class=Response, responses=ANSWER)
+@router.get("/{id}/report", response_class=Response, responses=REPORT_RESPONSES)
 async def report(request: Request, service: Service, id: Name) -> Response:
     """Return the page that `attacker report` writes; without scores and originals if the service was given no truth."""
     run = service.catalogue.run(id)
@@ -41,7 +41,7 @@ async def report(request: Request, service: Service, id: Name) -> Response:
         if not path.exists():
             await _make(service, run, path)
         content = await asyncio.to_thread(path.read_bytes)
-    return await asyncio.to_thread(tagged, request, content, HTML, {"Content-Security-Policy": REPORT_POLICY})
+    return await asyncio.to_thread(tagged, request, content, HTML_TYPE, {"Content-Security-Policy": REPORT_POLICY})
 
 
 async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
@@ -71,7 +71,7 @@ async def _make(service: Parts, run: CatalogueRun, path: Path) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode == UNWRITTEN:
+    if process.returncode == UNWRITTEN_STATUS:
         why = words.decode(errors="replace").strip()[-300:]
         raise RequestError(f"the report cannot be written into the service's folder: {why}; make room there", status=507)
     if process.returncode:

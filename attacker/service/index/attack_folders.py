@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from attacker.replay.checkpoints import SUFFIX
+from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.service.index.reconstruction_files import ReconstructionSummary, failure_in, read_answer, read_metadata
 from attacker.service.index.recording_index import words_of
 from attacker.service.index.run_folders import Mark, mark
 from fedsim.recording import Manifest
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import parse_json, read_bytes, shorten
 from fedsim.recording.writer import is_plain
 
@@ -102,7 +102,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
     running: set[str] = set()
     for file, at in _files(folder):
         path = f"reconstructions/{name}/{file}"
-        if file.endswith(SUFFIX):
+        if file.endswith(CHECKPOINT_SUFFIX):
             running |= _under_way(run, path)
         elif (found := _case_of(file)) is None or found[0] not in told.cases:
             continue
@@ -211,7 +211,7 @@ def _case(told: Mapping[str, Any]) -> CaseFacts:
     rounds = tuple(one[0] for one in told["rounds"]) if "rounds" in told else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
         raise ValueError(f"case {shorten(key)} cannot name a file")
-    if not isinstance(client, str) or not (is_plain(client) or client == SUM):
+    if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         raise ValueError(f"case {key} is of no client")
     if not rounds or not all(type(one) is int and 1 <= one < 2**53 for one in rounds):
         raise ValueError(f"case {key} is of no rounds")

@@ -36,7 +36,7 @@ MAX_CACHED_RUNS = 8
 MAX_CACHED_SOURCES = 64
 RECORDING_SECONDS = 60.0
 """Seconds after its last update in which a run counts as being recorded."""
-INDEX = "recording/index.sqlite"
+INDEX_FILE = "recording/index.sqlite"
 
 
 class UnknownName(LookupError):
@@ -133,7 +133,7 @@ class Catalogue:
         """
         now = time.time()
         lively = [run for run in self._runs.values() if now - (run.index.updated or 0.0) < RECORDING_SECONDS]
-        return [run.id for run in lively if mark(now, run.folder / INDEX)[:1] != run.marks["index"][:1]]
+        return [run.id for run in lively if mark(now, run.folder / INDEX_FILE)[:1] != run.marks["index"][:1]]
 
     def _keep(self, runs: dict[str, CatalogueRun], trouble: tuple[str, ...]) -> None:
         self._runs, self.trouble = runs, trouble
@@ -220,7 +220,7 @@ class Catalogue:
 
     def _looked_at(self, id: str, folder: Path, before: CatalogueRun | None) -> CatalogueRun:
         now = time.time()
-        at = {"manifest": "recording/manifest.json", "index": INDEX}
+        at = {"manifest": "recording/manifest.json", "index": INDEX_FILE}
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
         marks = {name: mark(now, folder / file) for name, file in at.items()}
         sources = {

@@ -8,9 +8,9 @@ from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import mean, psnr, success
 from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas import Cell, Grid, Leak
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
-ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
+STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
 """Of several cases of a cell, the last of these is told: what is still to come."""
 
 
@@ -46,7 +46,7 @@ def grid(rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scor
         return _cell(row, found, worst, guessed[null.name].get(place) if null else None)
 
     cells = [cell(row) for row in _all(rows)]
-    clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM, name))
+    clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM_CLIENT, name))
     return Grid(clients=clients, rounds=sorted(rows), cells=cells)
 
 
@@ -92,7 +92,7 @@ def _verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[s
     return CellVerdict(
         source=source.name,
         cases=tuple(keys),
-        state=max(map(source.state, keys), key=ORDER.index),
+        state=max(map(source.state, keys), key=STATE_ORDER.index),
         success=success(rows),
         psnr=psnr(rows),
         confidence=_confidence(source, keys),
@@ -119,5 +119,5 @@ def _cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | N
         null_success=null.success if null else None,
         null_psnr=null.psnr if null else None,
         confidence=worst.confidence if worst else None,
-        state=max(states, key=ORDER.index, default="none"),
+        state=max(states, key=STATE_ORDER.index, default="none"),
     )

@@ -16,8 +16,8 @@ MAX_BYTES = 8 * 2**30
 MAX_HEADER = 64 * 2**20
 """Of the facts of a reconstruction, its slots take the most."""
 MAX_VALUES = 10**8
-TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
-POINTS = 200
+NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
+MAX_CURVE_POINTS = 200
 """Of a curve of losses."""
 
 TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
@@ -112,7 +112,7 @@ def read_metadata(run: Path, name: str) -> dict[str, Any]:
         return _described(file)[0]
 
 
-def thinned(losses: NDArray[np.float64], most: int = POINTS) -> tuple[tuple[int, float], ...]:
+def thinned(losses: NDArray[np.float64], most: int = MAX_CURVE_POINTS) -> tuple[tuple[int, float], ...]:
     """Return at most `most` points (iteration from 1, loss) of a loss curve, including both ends; NaN is left out."""
     if not len(losses):
         return ()
@@ -169,13 +169,13 @@ def _described(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple
 
 def _entry(described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
     try:
-        kind, shape = TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
+        kind, shape = NUMPY_TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
         start, end = described["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise ValueError("its header describes no tensors") from None
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
         raise ValueError("its header describes what is not there")
-    if described["dtype"] in TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
+    if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
         raise ValueError("its header describes tensors of other sizes")
     return kind, shape, base + start
 

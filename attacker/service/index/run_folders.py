@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attacker.service.jobs.run_names import DEPTH, id_of
+from attacker.service.jobs.run_names import MAX_FOLDER_DEPTH, id_of
 from fedsim.recording.safe_files import shorten
 
 MAX_FOLDERS = 10_000
@@ -28,9 +28,9 @@ class FoundRuns:
 
 
 def find(root: Path) -> FoundRuns:
-    """Return all runs below `root`: folders with `recording/manifest.json`, at most `DEPTH` folders deep."""
+    """Return all runs below `root`: folders with `recording/manifest.json`, at most `MAX_FOLDER_DEPTH` folders deep."""
     found, looked = FoundRuns(), 0
-    for folder in _folders(root, DEPTH):
+    for folder in _folders(root, MAX_FOLDER_DEPTH):
         looked += 1
         if looked > MAX_FOLDERS:
             found.trouble.append(f"there are more than {MAX_FOLDERS} folders below the root: the rest is not looked at")

@@ -4,16 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
-from attacker.service.jobs.run_names import PART, PATTERN
+from attacker.service.jobs.run_names import FOLDER_NAME_PATTERN, ID_PATTERN
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled", "set_aside"]
-STATES: tuple[JobState, ...] = ("queued", "running", "done", "failed", "cancelled", "set_aside")
-ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled", "set_aside")
+JOB_STATES: tuple[JobState, ...] = ("queued", "running", "done", "failed", "cancelled", "set_aside")
+FINAL_STATES: tuple[JobState, ...] = ("done", "failed", "cancelled", "set_aside")
 
-Id = Annotated[str, Field(pattern=PATTERN, max_length=300)]
+Id = Annotated[str, Field(pattern=ID_PATTERN, max_length=300)]
 Word = Annotated[str, Field(min_length=1, max_length=100)]
 Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=200)] | None
-ROUNDS = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
+ROUNDS_PATTERN = r"^(all|[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?){0,30})$"
 
 
 class JobSpec(BaseModel):
@@ -30,7 +30,7 @@ class JobSpec(BaseModel):
     recording: Id
     attack: Word
     arguments: Annotated[dict[Word, Value], Field(max_length=50)] = {}
-    rounds: Annotated[str, Field(pattern=ROUNDS)] = "all"
+    rounds: Annotated[str, Field(pattern=ROUNDS_PATTERN)] = "all"
     clients: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
     seed: Annotated[StrictInt, Field(ge=0, lt=2**53)] = 0
     null: StrictBool = True
@@ -78,10 +78,10 @@ class JobSpec(BaseModel):
     @field_validator("clients")
     @classmethod
     def _plain(cls, clients: tuple[str, ...]) -> tuple[str, ...]:
-        from fedsim.recording.masked_vectors import SUM
+        from fedsim.recording.masked_vectors import SUM_CLIENT
         from fedsim.recording.writer import is_plain
 
-        if wrong := [name for name in clients if name != SUM and not is_plain(name)]:
+        if wrong := [name for name in clients if name != SUM_CLIENT and not is_plain(name)]:
             raise ValueError(f"{wrong[0]!r} is not a client's name")
         return clients
 
@@ -110,7 +110,7 @@ class Attacked(FrozenModel):
     notes:   remarks on the replay.
     """
 
-    source: Annotated[str, Field(pattern=rf"^{PART}$")]
+    source: Annotated[str, Field(pattern=rf"^{FOLDER_NAME_PATTERN}$")]
     null: bool
     done: Annotated[int, Field(ge=0)]
     skipped: Annotated[int, Field(ge=0)]

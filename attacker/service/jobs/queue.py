@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attacker.service.jobs.job import ENDED, STATES, Job, JobProgress, JobSpec, JobState, Result
+from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Job, JobProgress, JobSpec, JobState, Result
 from attacker.service.jobs.queue_rows import Claim, Fenced, UnknownJob, changed, check, end, job_of, now, one, wait_again
 from attacker.service.jobs.store import Store
 
@@ -85,7 +85,7 @@ class Queue:
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
         found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
-        return {state: found.get(state, 0) for state in STATES}
+        return {state: found.get(state, 0) for state in JOB_STATES}
 
     def version(self) -> int:
         """Return a number that grows with every change."""
@@ -131,7 +131,7 @@ class Queue:
         """
         with self.store.writing() as db:
             job = one(db, id)
-            if job.state in ENDED:
+            if job.state in FINAL_STATES:
                 raise NotNow(f"job {id} is {job.state}: only one that waits or runs can be cancelled")
             if job.state == "queued":
                 wait_again(db, id, cancelled=True)

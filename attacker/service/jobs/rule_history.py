@@ -8,7 +8,7 @@ from attacker.service.jobs.job import Job, JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.jobs.queue_rows import now
 
-WHICH = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
+JOBS_OF_RULE = "SELECT job FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
 """The jobs of a rule on one recording."""
 
 
@@ -85,7 +85,7 @@ class Ledger:
 
     def unfinished(self, rule: str, recording: Recorded) -> int:
         """Return the number of jobs of a rule on a recording that wait or run."""
-        query = f"SELECT count(*) FROM jobs WHERE id IN ({WHICH}) AND state IN ('queued', 'running')"
+        query = f"SELECT count(*) FROM jobs WHERE id IN ({JOBS_OF_RULE}) AND state IN ('queued', 'running')"
         return int(self._store.read(query, rule, *recording)[0][0])
 
     def submitted_since(self, rule: str, instant: str) -> int:
@@ -94,7 +94,7 @@ class Ledger:
 
     def cpu_seconds(self, rule: str, recording: Recorded) -> float:
         """Return the CPU seconds that the jobs of a rule have taken on one recording."""
-        query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({WHICH})"
+        query = f"SELECT coalesce(sum(cpu), 0) FROM jobs WHERE id IN ({JOBS_OF_RULE})"
         return float(self._store.read(query, rule, *recording)[0][0])
 
 

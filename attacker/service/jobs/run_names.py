@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-DEPTH = 3
+MAX_FOLDER_DEPTH = 3
 """Folders between the root and a recording, at most."""
-PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
-PATTERN = rf"^{PART}(~{PART}){{0,{DEPTH - 1}}}$"
+FOLDER_NAME_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
+ID_PATTERN = rf"^{FOLDER_NAME_PATTERN}(~{FOLDER_NAME_PATTERN}){{0,{MAX_FOLDER_DEPTH - 1}}}$"
 """Of an id: the names of folders, one inside the other. None begins with a dot: neither `..` nor a hidden folder."""
 
 
@@ -15,7 +15,7 @@ def folder_of(root: Path, recording: str) -> Path:
 
     Raises ValueError if it is not a folder, or its path contains a symbolic link.
     """
-    if re.fullmatch(PATTERN[1:-1], recording) is None:
+    if re.fullmatch(ID_PATTERN[1:-1], recording) is None:
         raise ValueError(f"{recording!r} is no recording's id: names of folders below the root, with ~ between them")
     folder = root
     for part in recording.split("~"):
@@ -33,4 +33,4 @@ def id_of(root: Path, folder: Path) -> str | None:
     None if it is too many folders deep, or its name has characters that ids cannot have.
     """
     name = "~".join(folder.relative_to(root).parts)
-    return name if re.fullmatch(PATTERN[1:-1], name) else None
+    return name if re.fullmatch(ID_PATTERN[1:-1], name) else None

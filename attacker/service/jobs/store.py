@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-VERSION = 2
+SCHEMA_VERSION = 2
 LOCK_SECONDS = 30.0
 """Seconds that one process waits for another one's transaction."""
 SCHEMA = """
@@ -52,11 +52,11 @@ CREATE TABLE taken (
 CREATE TABLE changes (version INTEGER NOT NULL);
 INSERT INTO changes VALUES (0);
 """
-TAKEN = SCHEMA[SCHEMA.index("CREATE TABLE taken") : SCHEMA.index("CREATE TABLE changes")]
-UPDATES = {
+TAKEN_SCHEMA = SCHEMA[SCHEMA.index("CREATE TABLE taken") : SCHEMA.index("CREATE TABLE changes")]
+SCHEMA_UPDATES = {
     1: f"""
 ALTER TABLE taken RENAME TO taken_before;
-{TAKEN}INSERT INTO taken SELECT rule, recording, '', round, 0, job, created FROM taken_before;
+{TAKEN_SCHEMA}INSERT INTO taken SELECT rule, recording, '', round, 0, job, created FROM taken_before;
 DROP TABLE taken_before;
 """
 }
@@ -77,12 +77,12 @@ class Store:
         self._writer, self._reader = self._connection(), self._connection()
         with self.writing() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise ValueError(f"{path} is of version {version}, and this program knows {VERSION}: update it")
-            steps = [UPDATES[step] for step in range(version, VERSION)] if version else [SCHEMA]
+            if version > SCHEMA_VERSION:
+                raise ValueError(f"{path} is of version {version}, and this program knows {SCHEMA_VERSION}: update it")
+            steps = [SCHEMA_UPDATES[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
             for statement in ";\n".join(steps).split(";\n"):
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _connection(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)

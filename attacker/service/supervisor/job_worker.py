@@ -8,7 +8,7 @@ from attacker.replay.executors.worker_process import WorkerProcess
 from attacker.service.settings import ServiceSettings
 from attacker.service.worker.messages import MAX_LINE, JobTask, WorkerMessage
 
-PROGRAM = "from attacker.service.worker.main import main; main()"
+WORKER_PROGRAM = "from attacker.service.worker.main import main; main()"
 
 Heard = SimpleQueue[tuple["JobWorker | None", WorkerMessage | None]]
 """What workers say: (worker, message), (worker, None) when it has died; (None, None) only wakes who waits."""
@@ -27,7 +27,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
         self.gpu, self.ready = gpu, False
         self.idle_since = time.monotonic()
         super().__init__(
-            PROGRAM,
+            WORKER_PROGRAM,
             lambda message: heard.put((self, message)),
             WorkerMessage.model_validate_json,
             threads=threads,

@@ -19,7 +19,7 @@ from attacker.service.supervisor.idle_workers import IdleWorkers
 from attacker.service.supervisor.job_worker import Heard, JobWorker, shared_gpus
 from attacker.service.supervisor.running_job import RunningJob
 from attacker.service.worker.messages import JobTask, WorkerMessage
-from attacker.service.worker.preview_files import PARTIAL, path_of
+from attacker.service.worker.preview_files import PARTIAL_SUFFIX, path_of
 from fedsim.recording.files import alone, make_private
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Supervisor:
         worker, claim = running.worker, running.claim
         del self._running[worker]
         preview = path_of(self.settings.state_folder, claim.id)
-        for path in (preview, preview.with_suffix(PARTIAL), self._lock(claim)):
+        for path in (preview, preview.with_suffix(PARTIAL_SUFFIX), self._lock(claim)):
             path.unlink(missing_ok=True)
         if running.asked is None:
             self._idle.keep(worker)

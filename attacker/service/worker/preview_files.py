@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacker.attacks.base import Sight
 
-PARTIAL = ".partial"
+PARTIAL_SUFFIX = ".partial"
 """Of a file that is not yet written as a whole."""
 MAX_IMAGES = 48
 """Images that are shown at once: those that changed last."""
@@ -97,7 +97,7 @@ class Painter:
         known = loss if np.isfinite(loss) else None
         about = {"places": places, "iteration": iteration, "most": most, "loss": known, "version": self._version}
         content = save({"images": np.stack([pixels for pixels, _ in self._images.values()])}, {"about": json.dumps(about)})
-        beside = self.path.with_suffix(PARTIAL)
+        beside = self.path.with_suffix(PARTIAL_SUFFIX)
         with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
         os.replace(beside, self.path)  # not flushed: after a crash of the machine there is nothing to watch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsim.recording.files import write_bytes
 
-UNWRITTEN = 74
+UNWRITTEN_STATUS = 74
 """The exit status where the page was made and cannot be written, as sysexits.h has it."""
 
 
@@ -19,7 +19,7 @@ def main(run: str, out: str, unscored: str = "") -> None:
         write_bytes(Path(out), page)
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)
-        sys.exit(UNWRITTEN)
+        sys.exit(UNWRITTEN_STATUS)
 
 
 if __name__ == "__main__":

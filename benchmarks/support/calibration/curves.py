@@ -20,8 +20,8 @@ from support.calibration.grid import CELLS
 from support.calibration.reliability import expected_calibration_error
 from support.contract import Options
 
-from attacker.attacks.confidence.curves import FILE, family
-from attacker.attacks.confidence.curves import LEAST as LEAST_SAID
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, family
+from attacker.attacks.confidence.curves import MIN_PROBABILITY as LEAST_SAID
 
 Array = NDArray[np.float64]
 Record = dict[str, Any]
@@ -33,7 +33,7 @@ RIDGE = 0.002
 FEW = 300
 SMOOTHING = 1.0
 """Answers of either outcome that are added at the mean evidence of all: no curve is surer than its number of answers allows."""
-LEAST, MOST = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
+MIN_PROBABILITY, MOST = {"error": -3.0, "step": -5.0}, {"equations": 1.0}
 """Evidence beyond which an answer is no surer: what the posterior leaves is then no longer why answers are wrong."""
 LOWER_IS_BETTER = ("misfit", "error", "step", "outside", "roughness", "drift", "examples", "doubt")
 SEARCH = ("misfit", "error", "step", "roughness", "outside", "equations")
@@ -65,7 +65,7 @@ SOME = 100
 """Answers of a route's own from which their calibration error can be told."""
 EVIDENCE_FLOOR = -20.0
 """Below any evidence, all of which are logarithms."""
-ENDS = ((LEAST, -np.inf), (MOST, np.inf))
+ENDS = ((MIN_PROBABILITY, -np.inf), (MOST, np.inf))
 
 
 def confidence(asked: Options) -> tuple[list[Record], Record]:
@@ -83,7 +83,9 @@ def confidence(asked: Options) -> tuple[list[Record], Record]:
         records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
     curves = [curve for key in FEATURES if (curve := fitted(records, *key)) is not None]
     if not asked.quick:
-        FILE.write_text(json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n")
+        CALIBRATION_FILE.write_text(
+            json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n"
+        )
     shown = ("route", "data", "answers", "recovered", "unsure")
     return [{key: curve[key] for key in shown} for curve in curves], {"curves": len(curves)}
 

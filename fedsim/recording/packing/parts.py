@@ -9,7 +9,7 @@ import torch
 from fedsim.recording.files import DTYPES
 from fedsim.recording.safe_files import shorten
 
-SEPARATOR = "/"
+PART_SEPARATOR = "/"
 """Separator between the names of parameter and part. Names of parts do not contain it, so that the last one separates."""
 TENSOR_OVERHEAD_BYTES = 160
 """Approximate number of bytes that a tensor takes in a message besides its content."""
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 def joined(name: str, parts: Mapping[str, T]) -> dict[str, T]:
     """Return the parts of a parameter under their names on the wire, `NAME/PART`."""
-    return {f"{name}{SEPARATOR}{part}": tensor for part, tensor in parts.items()}
+    return {f"{name}{PART_SEPARATOR}{part}": tensor for part, tensor in parts.items()}
 
 
 def apart(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Group tensors by parameter and part. The inverse of `joined`. Raises ValueError for a name without separator."""
     found: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
-        name, separator, part = key.rpartition(SEPARATOR)
+        name, separator, part = key.rpartition(PART_SEPARATOR)
         if not separator:
-            raise ValueError(f"tensor {shorten(key)} is not part of a packed update: its name has no {SEPARATOR!r}")
+            raise ValueError(f"tensor {shorten(key)} is not part of a packed update: its name has no {PART_SEPARATOR!r}")
         found.setdefault(name, {})[part] = tensor
     return found
 

@@ -23,7 +23,7 @@ from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, ch
 
 Positions = NDArray[np.int64]
 
-WAYS = ({"index"}, {"mask"}, {"high", "low"})
+POSITION_PARTS = ({"index"}, {"mask"}, {"high", "low"})
 
 
 def pack(positions: Positions, size: int) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from fedsim.recording.safe_files import shorten
 
 Tensors = Mapping[str, Tensor]
 
-WAYS = tuple(what | where for what in ({"values"}, *values.WAYS) for where in positions.WAYS)
+SPARSE_PARTS = tuple(what | where for what in ({"values"}, *values.VALUE_PARTS) for where in positions.POSITION_PARTS)
 
 
 def encode(update: Tensors) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike])
                 check_shape(parts["dense"], weights[name])
             elif parts.keys() == {"values"}:
                 check_vector("values", parts["values"], None, most=0)
-            elif parts.keys() in WAYS:
+            elif parts.keys() in SPARSE_PARTS:
                 _check(parts, size)
             else:
                 raise ValueError(f"has the parts {shorten(sorted(parts))}, which codec sparse does not make")

@@ -48,7 +48,7 @@ def fits(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike],
         with about(name):
             if parts.keys() == {"dense"}:
                 check_shape(parts["dense"], weights[name])
-            elif parts.keys() in values.WAYS:
+            elif parts.keys() in values.VALUE_PARTS:
                 values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
             else:
                 raise ValueError(f"has the parts {shorten(sorted(parts))}, which this codec does not make")

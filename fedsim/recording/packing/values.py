@@ -9,7 +9,7 @@ from fedsim.recording.packing import palette
 from fedsim.recording.packing.bits import Bits, bits_of, pack, packed_bytes, tensor_of, unpack, width_of
 from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
 
-WAYS = ({"palette"}, {"palette", "codes"})
+VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 
 
 def tabled(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:

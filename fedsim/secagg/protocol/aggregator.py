@@ -47,7 +47,7 @@ class Aggregator:
         self._total: Words = np.zeros(0, np.uint32)
 
     def advertised(self, publics: Mapping[int, Publics]) -> dict[int, Roster]:
-        """Take public keys; return each member's roster in a random graph of the members."""
+        """Process the members' public keys; return each member's roster in a random graph of the members."""
         self._enough(publics, "setup")
         keys = [key for both in publics.values() for key in both]
         if len(set(keys)) != len(keys):
@@ -59,7 +59,7 @@ class Aggregator:
         }
 
     def shared(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """Take the encrypted shares by sender; return them by receiver."""
+        """Process the encrypted shares by sender; return them by receiver."""
         self._enough(sealed, "share")
         self._shared = frozenset(sealed)
         self._surrounded(self._shared, "share")
@@ -69,7 +69,7 @@ class Aggregator:
         }
 
     def collected(self, vectors: Mapping[int, Words]) -> dict[int, Asked]:
-        """Take masked vectors (N,); return whose secrets each member must reveal shares of."""
+        """Process the masked vectors (N,); return for each member the members of whose secrets it must reveal shares."""
         self._enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._surrounded(self._summed, "collect")
@@ -88,7 +88,7 @@ class Aggregator:
         }
 
     def unmasked(self, opened: Mapping[int, Opened]) -> Words:
-        """Take the revealed shares; return the sum (N,) over all members that sent a vector."""
+        """Process the revealed shares; return the sum (N,) over all members that sent a vector."""
         self._enough(opened, "unmask")
         for member in sorted(self._summed):
             subtract_mask(self._total, self._secret(member, {holder: own.seeds for holder, own in opened.items()}))
@@ -131,7 +131,7 @@ class Aggregator:
             )
 
     def _surrounded(self, left: Collection[int], stage: Stage) -> None:
-        """Raise Lost if a member has too few remaining neighbours: clients do not answer below the threshold."""
+        """Raise Lost if fewer neighbours of a member than the threshold remain, since clients then refuse to answer."""
         for member in sorted(left):
             near = len((self._graph[member] | {member}) & frozenset(left))
             if near < self.agreement.threshold:

@@ -14,7 +14,7 @@ Draw = Callable[[int], bytes]
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
-DOMAIN = "fedleak secure aggregation 1"
+KEY_DOMAIN = "fedleak secure aggregation 1"
 """Domain separation: prefix of every key derivation, so that no other protocol derives the same key."""
 
 
@@ -46,7 +46,7 @@ def agree(private: bytes, public: bytes, purpose: str, context: str) -> bytes:
 
 
 def _derive(secret: bytes, purpose: str, context: str) -> bytes:
-    info = f"{DOMAIN}/{purpose}/{context}".encode()
+    info = f"{KEY_DOMAIN}/{purpose}/{context}".encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 
-CHUNK = 1 << 16
+CHUNK_WORDS = 1 << 16
 """Number of words generated at once, small enough for the processor's cache."""
 
 
@@ -28,8 +28,8 @@ def subtract_mask(words: Words, seed: bytes) -> None:
 def _stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
     """Yield consecutive views of `words`, each with the same length of the key stream."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    zeros, made = bytes(4 * CHUNK), bytearray(4 * CHUNK)
-    for start in range(0, len(words), CHUNK):
-        part = words[start : start + CHUNK]
+    zeros, made = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)
+    for start in range(0, len(words), CHUNK_WORDS):
+        part = words[start : start + CHUNK_WORDS]
         stream.update_into(memoryview(zeros)[: 4 * len(part)], made)
         yield part, np.frombuffer(made, dtype="<u4", count=len(part))

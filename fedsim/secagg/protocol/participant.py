@@ -58,13 +58,13 @@ class Participant:
 
 
 def setup(context: str, threshold: int, draw: Draw) -> Participant:
-    """Begin a round with fresh keys, whose public halves are advertised."""
+    """Begin a round with new keys. The public keys are sent to the server."""
     mask_key, share_key, seed = (draw(KEY_BYTES) for _ in range(3))
     return Participant(context=context, threshold=threshold, done="setup", mask_key=mask_key, share_key=share_key, seed=seed)
 
 
 def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw) -> tuple[Participant, dict[int, bytes]]:
-    """Split the two secrets among the peers and oneself; return the encrypted share of each peer.
+    """Split both secrets among the peers and this client; return the encrypted share of each peer.
 
     Raises ValueError for too few peers, and for repeated keys, since one peer in two roles would count twice.
     """
@@ -87,9 +87,10 @@ def share(me: Participant, number: int, peers: Mapping[int, Publics], draw: Draw
 
 
 def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
-    """Open what the peers shared, which begins the exchange "collect".
+    """Decrypt the shares that the peers sent, which begins the exchange "collect".
 
-    Raises ValueError for too few peers, for strangers, for what does not open, and where a vector was sent already.
+    Raises ValueError for too few peers, for shares of unknown peers, for shares that cannot be decrypted, and if this client has
+    sent a vector already.
     """
     _after("share", "collect", me)
     _enough(me, len(sealed) + 1, "collect")
@@ -105,7 +106,10 @@ def receive(me: Participant, sealed: Mapping[int, bytes]) -> Participant:
 
 
 def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
-    """Mask `words` (N,), modulo 2^32, in place, once: two vectors under the same keys would give away their difference."""
+    """Add all masks to `words` (N,), modulo 2^32, in place.
+
+    It works only once: two vectors under the same keys reveal their difference.
+    """
     _after("share", "collect", me)
     add_mask(words, me.seed)
     for peer in sorted(me.shares.keys() - {me.number}):
@@ -115,10 +119,10 @@ def mask(me: Participant, words: Words) -> tuple[Participant, Words]:
 
 
 def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tuple[Participant, Opened]:
-    """Give shares: of the seeds of those in the sum, of the keys of those that dropped out. All secrets are forgotten then.
+    """Return shares of the seeds of members in the sum, and of the keys of members that dropped out; then forget all secrets.
 
-    Raises ValueError if both are asked of one member: together they lay its update bare. So they do where too few are in the
-    sum, or this client is not.
+    Raises ValueError if both are requested for one member, since together they reveal its update. It is also raised if too few
+    members are in the sum, or this client is not.
     """
     _after("collect", "unmask", me)
     summed, dropped = set(summed), set(dropped)
@@ -137,13 +141,13 @@ def unmask(me: Participant, summed: Iterable[int], dropped: Iterable[int]) -> tu
 
 
 def pairwise_seed(private: bytes, public: bytes, context: str) -> bytes:
-    """The seed of the mask that two members share, from the private key of one and the public key of the other."""
+    """Return the seed of the mask that two members share, from the private key of one and the public key of the other."""
     ends = sorted((public_of(private).hex(), public.hex()))
     return agree(private, public, "mask", "/".join((context, *ends)))
 
 
 def _channel(me: Participant, peer: int, *, outward: bool) -> bytes:
-    """The key of what goes from this client to a peer, or the other way."""
+    """Return the key that encrypts messages from this client to a peer, or with `outward` false those from the peer."""
     ends = [me.publics.share.hex(), me.peers[peer].share.hex()]
     return agree(me.share_key, me.peers[peer].share, "share", "/".join((me.context, *(ends if outward else ends[::-1]))))
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.recording.masked_vectors import HEADER
+from fedsim.recording.masked_vectors import HEADER_WORDS
 from fedsim.secagg.protocol.masks import Words
 
-LARGEST = 2**31 - 1
+MAX_SUM = 2**31 - 1
 """Largest magnitude of the sum of all clients' words: 32 bits with a sign."""
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -44,14 +44,14 @@ class Quantiser:
 
     def __post_init__(self) -> None:
         largest = self.clients * self.max_weight * self.target_range
-        if largest > LARGEST:
+        if largest > MAX_SUM:
             raise ValueError(
                 f"{self.clients} clients x a weight of up to {self.max_weight} x a target range of {self.target_range} add up to "
-                f"{largest}, and 32-bit words hold {LARGEST}; lower secure_aggregation.bits or secure_aggregation.max_weight"
+                f"{largest}, and 32-bit words hold {MAX_SUM}; lower secure_aggregation.bits or secure_aggregation.max_weight"
             )
 
     def encode(self, update: Mapping[str, NDArray[np.floating]], shapes: Shapes, weight: int) -> Words:
-        """Return an update as words (HEADER + coordinates,), its tensors in alphabetical order.
+        """Return an update as words (HEADER_WORDS + coordinates,), its tensors in alphabetical order.
 
         shapes: shapes of the weights by name; a tensor that is missing in `update` counts as zero. weight: number of examples.
         Raises ValueError for a weight out of range, other names or shapes, and values that are not finite.
@@ -70,7 +70,7 @@ class Quantiser:
                 scaled, beyond = self._scaled(name, update[name], weight)
                 words[place] = scaled.view(np.uint32)
                 clipped += beyond
-        words[:HEADER] = weight, min(clipped, LARGEST // self.clients), clipped > 0
+        words[:HEADER_WORDS] = weight, min(clipped, MAX_SUM // self.clients), clipped > 0
         return words
 
     def _scaled(self, name: str, values: NDArray[np.floating], weight: int) -> tuple[NDArray[np.int32], int]:
@@ -83,7 +83,7 @@ class Quantiser:
 
     def decode(self, total: Words, shapes: Shapes, clients: int) -> Revealed:
         """Decode the sum over `clients` clients. Raises ValueError if it cannot be a sum of encoded updates."""
-        num_examples, clipped, clipped_clients = map(int, total[:HEADER])
+        num_examples, clipped, clipped_clients = map(int, total[:HEADER_WORDS])
         if not clients <= num_examples <= clients * self.max_weight or clipped_clients > clients:
             raise ValueError(f"the sum over {clients} clients makes no sense: a vector or a share was wrong")
         step = self.clip / self.target_range / num_examples
@@ -92,11 +92,11 @@ class Quantiser:
 
     def length(self, shapes: Shapes) -> int:
         """Return the number of words of an update with these shapes."""
-        return HEADER + sum(int(np.prod(shape)) for shape in shapes.values())
+        return HEADER_WORDS + sum(int(np.prod(shape)) for shape in shapes.values())
 
 
 def _places(shapes: Shapes) -> dict[str, slice]:
-    places, start = {}, HEADER
+    places, start = {}, HEADER_WORDS
     for name in sorted(shapes):
         size = int(np.prod(shapes[name]))
         places[name] = slice(start, start + size)

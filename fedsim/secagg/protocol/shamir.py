@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fedsim.secagg.protocol.keys import Draw
 
-PRIME = 2**521 - 1
+FIELD_ORDER = 2**521 - 1
 """Order of the field. Secrets are far smaller, so that inconsistent shares are detected: they combine to a larger number."""
 SECRET_BYTES = 32
 SHARE_BYTES = 66
@@ -48,20 +48,20 @@ def _element(draw: Draw) -> int:
     """Draw a uniform element of the field."""
     while True:
         drawn = int.from_bytes(draw(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - 521)
-        if drawn < PRIME:
+        if drawn < FIELD_ORDER:
             return drawn
 
 
 def _value(polynomial: Sequence[int], x: int) -> int:
     value = 0
     for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
+        value = (value * x + coefficient) % FIELD_ORDER
     return value
 
 
 def _at_zero(points: tuple[int, ...], values: Mapping[int, int]) -> int:
     """Return the value at 0 of the polynomial through `points`."""
-    return sum(weight * values[point] for weight, point in zip(_weights(points), points, strict=True)) % PRIME
+    return sum(weight * values[point] for weight, point in zip(_weights(points), points, strict=True)) % FIELD_ORDER
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +72,7 @@ def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
         above = below = 1
         for other in points:
             if other != point:
-                above = above * other % PRIME
-                below = below * (other - point) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+                above = above * other % FIELD_ORDER
+                below = below * (other - point) % FIELD_ORDER
+        weights.append(above * pow(below, -1, FIELD_ORDER) % FIELD_ORDER)
     return tuple(weights)

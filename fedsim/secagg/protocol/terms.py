@@ -6,11 +6,11 @@ from typing import Any
 
 from defenses._registry import suggest
 from fedsim.recording.observation import Training
-from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
+from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
-AVERAGES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
+AVERAGING_STRATEGIES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedYogi")
 """Strategies that need only the weighted mean of the updates."""
-NEIGHBOURS = 64
+DEFAULT_NEIGHBOURS = 64
 MAX_WEIGHT = 1000
 FEWEST_LEVELS = 127
 """Coarsest quantisation range that is chosen by default."""
@@ -83,14 +83,14 @@ class Terms:
     """
 
     threshold: int | None = None
-    neighbours: int = NEIGHBOURS
+    neighbours: int = DEFAULT_NEIGHBOURS
     clip: float = 3.0
     bits: int | None = None
     max_weight: int | None = None
     reveal: bool = False
 
     def __post_init__(self) -> None:
-        for key, least, most in (("threshold", 2, 2**20), ("neighbours", 2, 2**20), ("bits", 2, 31), ("max_weight", 1, LARGEST)):
+        for key, least, most in (("threshold", 2, 2**20), ("neighbours", 2, 2**20), ("bits", 2, 31), ("max_weight", 1, MAX_SUM)):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or not least <= value <= most):
                 raise ValueError(f"{key} must be a whole number from {least} to {most}, got {value!r}")
@@ -148,15 +148,15 @@ class Terms:
 
 def check_strategy(name: str) -> None:
     """Raise ValueError for a strategy that needs more than the weighted mean, such as each client's update."""
-    if name not in AVERAGES:
+    if name not in AVERAGING_STRATEGIES:
         raise ValueError(
             f"strategy {name} acts on each client's own update, and with secure aggregation the server sees nothing but their "
-            f"weighted mean; use one of {', '.join(AVERAGES)}, or secure_aggregation = false"
+            f"weighted mean; use one of {', '.join(AVERAGING_STRATEGIES)}, or secure_aggregation = false"
         )
 
 
 def _widest(clients: int, weight: int) -> int:
-    widest = LARGEST // (clients * weight)
+    widest = MAX_SUM // (clients * weight)
     if widest < FEWEST_LEVELS:
         raise ValueError(
             f"{clients} clients x a weight of up to {weight} leave a target range of {widest} in 32-bit words, which is coarser "

@@ -16,7 +16,7 @@ from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.attacks.base import Effort, effort_of, oracles_of, reconstruction_of
 from attacker.cli import app
 from attacker.reconstruction import Reconstruction
-from attacker.replay.checkpoints import SUFFIX
+from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
 from defenses._registry import references
@@ -78,7 +78,7 @@ def test_it_is_replayed_with_its_null_and_scored(run: Path) -> None:
     done, null = replay(run).run(), replay(run, null=True).run()
     assert (done.done, done.failed, null.done, null.failed) == (4, {}, 4, {})
     assert done.routes == {"grey": 4}
-    assert not list(done.folder.glob(f"*{SUFFIX}"))
+    assert not list(done.folder.glob(f"*{CHECKPOINT_SUFFIX}"))
     scorer = Scorer(run, [run / "truth"])
     rows = [row for folder in (done.folder, null.folder) for row in scorer.score(folder)]
     (summary,) = summarise(rows)
@@ -220,7 +220,7 @@ def test_a_decoder_of_ones_own_is_admitted_where_the_command_line_names_it(
     code = "from attacker.attacks.matching.decoders import pixels\ndef same(data):\n    return pixels(data)\n"
     (tmp_path / "named_decoders.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(references.VARIABLE, "")
+    monkeypatch.setenv(references.CODE_VARIABLE, "")
     command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
     told = CliRunner().invoke(app, command)
     assert told.exit_code == 0, told.output

@@ -35,7 +35,7 @@ OPTIONS = ["--attack", "inverting_gradients", "--set", "steps=3", "--no-null", "
 @pytest.fixture(autouse=True)
 def nothing_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are started know no code that another test of this process has admitted."""
-    monkeypatch.delenv(references.VARIABLE, raising=False)
+    monkeypatch.delenv(references.CODE_VARIABLE, raising=False)
 
 
 def replay(run: Path, *more: str) -> tuple[dict, dict[str, Reconstruction]]:

@@ -143,7 +143,7 @@ def test_a_replay_worker_that_writes_nonsense_has_its_task_done_again_and_fails_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for ever: the pool once did, where a worker wrote a line that was no JSON."""
-    monkeypatch.setattr(process_pool, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('no json')")
+    monkeypatch.setattr(process_pool, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('no json')")
     job = ReplayJob(recording=str(tmp_path), folder=str(tmp_path), attack="cpl", arguments={}, null=False, seed=0, device="cpu")
     told: list[str] = []
     task = Task(members=(Member(key="case", rows=((1, "a"),)),))

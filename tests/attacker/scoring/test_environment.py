@@ -56,7 +56,7 @@ def test_versions_and_hardware_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert told["cores"] >= 1
     assert told["processor"]
     assert (told["gpu"] is None) != torch.cuda.is_initialized()
-    monkeypatch.setattr(module, "PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(module, "VERSIONED_PACKAGES", ("no-such-package",))
     module._describe_machine.cache_clear()
     assert environment()["no-such-package"] is None
     module._describe_machine.cache_clear()

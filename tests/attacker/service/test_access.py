@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacker.service import sessions
-from attacker.service.authorisation import HEADERS, hostname, is_loopback_name, is_own, read_token
+from attacker.service.authorisation import SECURITY_HEADERS, hostname, is_loopback_name, is_own, read_token
 from attacker.service.http.app import parts_of
 from attacker.service.http.middleware import WITHOUT_TOKEN, Guard, cookie_name
 from attacker.service.sessions import MAX_SESSIONS, SESSION_SECONDS, Keys
@@ -350,7 +350,7 @@ def test_headers_are_on_every_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) 
     }
     for status, answer in answers.items():
         assert answer.status_code == status
-        assert {name.lower() for name in HEADERS} <= set(answer.headers), status
+        assert {name.lower() for name in SECURITY_HEADERS} <= set(answer.headers), status
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "server" not in answer.headers
         assert "a bug" not in answer.text

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from attacker.service.events import COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, written
+from attacker.service.events import KEEP_ALIVE_COMMENT, MAX_WAITING_EVENTS, Event, Feed, TooMany, written
 
 
 def run(check: Callable[[], Awaitable[None]]) -> None:
@@ -119,7 +119,7 @@ def test_silence_is_told_too() -> None:
             assert await anext(told) is None
 
     run(check)
-    assert written(None) == COMMENT
+    assert written(None) == KEEP_ALIVE_COMMENT
 
 
 def test_what_is_told_stays_in_its_line() -> None:

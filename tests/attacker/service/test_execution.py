@@ -21,7 +21,7 @@ from attacker.replay import metadata as facts
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
-from attacker.service.jobs.job import ENDED, JobSpec
+from attacker.service.jobs.job import FINAL_STATES, JobSpec
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
@@ -282,7 +282,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
 ) -> None:
     """From the queue to the files, with workers as they are, but that they show what emerges from the first step on."""
     patched = "from attacker.attacks.matching import saved_state; saved_state.DISPLAY_SECONDS = 0"
-    monkeypatch.setattr(job_worker, "PROGRAM", f"{patched}; {job_worker.PROGRAM}")
+    monkeypatch.setattr(job_worker, "WORKER_PROGRAM", f"{patched}; {job_worker.WORKER_PROGRAM}")
     arguments = {"steps": 300, "tv": 0.0}
     settings = ServiceSettings(root=root, state=tmp_path / "state", workers=1, truth="own")
     queue = Queue(tmp_path / "queue.sqlite")
@@ -291,7 +291,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(
     supervisor.start()
     try:
         seen, until = False, time.monotonic() + 300
-        while queue.get(job.id).state not in ENDED and time.monotonic() < until:
+        while queue.get(job.id).state not in FINAL_STATES and time.monotonic() < until:
             if not seen and path_of(settings.state_folder, job.id).exists():
                 seen = True
                 (worker,) = supervisor._running

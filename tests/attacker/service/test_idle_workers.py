@@ -23,7 +23,7 @@ DIES = "import sys; sys.exit('no memory')"
 def tended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IdleWorkers]]:
     """Idle workers that counts a tenth of a second as quiet."""
     monkeypatch.setattr(idle_workers, "STAND_BY_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr(job_worker, "PROGRAM", WAITS)
+    monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WAITS)
     made: list[IdleWorkers] = []
 
     def make(size: int = 1, **settings: object) -> IdleWorkers:
@@ -111,7 +111,7 @@ def test_none_is_on_stand_by_where_that_is_not_wanted(tended: Callable[..., Idle
 def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
     tended: Callable[..., IdleWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_worker, "PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
+    monkeypatch.setattr(job_worker, "WORKER_PROGRAM", f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); {DIES}")
     some = tended()
     stand_by(some)
     worker, said = some._heard.get(timeout=LONG)  # as the supervisor does
@@ -121,7 +121,7 @@ def test_one_that_dies_while_it_waits_is_not_replaced_again_and_again(
     tend(some, [])
     assert some._heard.empty()
     assert (tmp_path / "starts").read_text() == "x"
-    monkeypatch.setattr(job_worker, "PROGRAM", WAITS)
+    monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WAITS)
     worker = some.take("photos", [])
     assert worker.is_alive, "a job gets a worker all the same"
     worker.end()

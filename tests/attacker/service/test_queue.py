@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from attacker.service.jobs.job import ENDED, STATES, Attacked, Job, JobProgress, JobSpec, Result
+from attacker.service.jobs.job import FINAL_STATES, JOB_STATES, Attacked, Job, JobProgress, JobSpec, Result
 from attacker.service.jobs.queue import Claim, Fenced, Full, Limits, NotNow, Queue, UnknownJob
 from attacker.service.jobs.rule_history import Ledger, Recorded, Taken
 
@@ -200,7 +200,7 @@ def test_lists_go_from_new_to_old_in_pages(queue: Queue) -> None:
     assert [job.id for job in queue.list(recording="b")] == [ids[3], ids[1]]
     begun(queue)
     assert [job.id for job in queue.list(state="running")] == [ids[0]]
-    assert queue.counts() == {**dict.fromkeys(STATES, 0), "queued": 4, "running": 1}
+    assert queue.counts() == {**dict.fromkeys(JOB_STATES, 0), "queued": 4, "running": 1}
     for ask in (lambda: queue.get("none"), lambda: queue.list(after="none"), lambda: queue.cancel("none")):
         with pytest.raises(UnknownJob, match="no job 'none'"):
             ask()
@@ -372,7 +372,7 @@ def test_whenever_a_process_is_killed_each_job_is_published_exactly_once(tmp_pat
         kills += 1
         queue.recover("nobody")
     assert kills > 1
-    assert queue.counts() == {**dict.fromkeys(STATES, 0), "done": 40}
+    assert queue.counts() == {**dict.fromkeys(JOB_STATES, 0), "done": 40}
     assert set(queue.publications()) == ids
     assert all(job.crashes == 0 for job in queue.list(limit=1000))
     queue.close()
@@ -399,5 +399,5 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
 
 
 def test_states_that_are_an_end_are_those_that_no_worker_leaves() -> None:
-    assert set(STATES) - set(ENDED) == {"queued", "running"}
+    assert set(JOB_STATES) - set(FINAL_STATES) == {"queued", "running"}
     assert set(Job.model_fields) >= {"id", "spec", "state", "attempts", "crashes", "origin", "error", "result", "progress"}

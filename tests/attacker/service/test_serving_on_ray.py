@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from attacker.service.jobs.job import ENDED
+from attacker.service.jobs.job import FINAL_STATES
 
 LONG = 240.0
 """Seconds for what takes twenty on a machine of one's own: most of them are the start of Ray."""
@@ -66,7 +66,7 @@ def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_servic
             job = submitted(arguments={"steps": 150})
             (victim, *_) = until(lambda: at_work(service.pid), "no task was begun")
             os.kill(victim, signal.SIGKILL)
-            until(lambda: job()["state"] in ENDED, "the job did not end")
+            until(lambda: job()["state"] in FINAL_STATES, "the job did not end")
             assert (job()["state"], job()["attempts"], job()["crashes"]) == ("done", 1, 0), job()["error"]
             (attacked,) = job()["result"]["attacks"]
             assert (attacked["done"], attacked["failed"], job()["result"]["scored"]) == (6, {}, True)
@@ -74,7 +74,7 @@ def test_a_job_on_ray_survives_its_worker_and_ends_when_told_and_with_the_servic
             job = submitted()
             until(lambda: at_work(service.pid), "no task was begun")
             client.post(f"{job()['address']}/cancel", json={})
-            until(lambda: job()["state"] in ENDED, "the job was not cancelled")
+            until(lambda: job()["state"] in FINAL_STATES, "the job was not cancelled")
             assert job()["state"] == "cancelled"
 
             submitted(seed=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attacker.service.state_folder import MARK, own_folder, read_private
+from attacker.service.state_folder import MARK_FILE, own_folder, read_private
 
 
 def test_a_folder_that_the_service_made_is_taken_again(tmp_path: Path) -> None:
@@ -39,13 +39,13 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "a link": linked,
     "a file": lambda folder: (shutil.rmtree(folder), folder.write_text("")),
     "a fifo": lambda folder: (shutil.rmtree(folder), os.mkfifo(folder)),
-    "no mark": lambda folder: (folder / MARK).unlink(),
-    "a wrong mark": lambda folder: (folder / MARK).write_text(json.dumps({"inode": folder.stat().st_ino + 1})),
-    "nonsense for a mark": lambda folder: (folder / MARK).write_text("[" * 1000),
-    "a fifo for a mark": lambda folder: ((folder / MARK).unlink(), os.mkfifo(folder / MARK)),
+    "no mark": lambda folder: (folder / MARK_FILE).unlink(),
+    "a wrong mark": lambda folder: (folder / MARK_FILE).write_text(json.dumps({"inode": folder.stat().st_ino + 1})),
+    "nonsense for a mark": lambda folder: (folder / MARK_FILE).write_text("[" * 1000),
+    "a fifo for a mark": lambda folder: ((folder / MARK_FILE).unlink(), os.mkfifo(folder / MARK_FILE)),
     "a link for a mark": lambda folder: (
-        os.rename(folder / MARK, folder.with_name("mark")),
-        (folder / MARK).symlink_to(folder.with_name("mark")),
+        os.rename(folder / MARK_FILE, folder.with_name("mark")),
+        (folder / MARK_FILE).symlink_to(folder.with_name("mark")),
     ),
     "a link within": lambda folder: (folder / "queue.sqlite").symlink_to(folder.with_name("theirs")),
     "a link below": lambda folder: ((folder / "locks").mkdir(mode=0o700), (folder / "locks" / "a").symlink_to("/etc/passwd")),

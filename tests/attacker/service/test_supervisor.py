@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attacker.service.jobs.job import ENDED, Job, JobSpec
+from attacker.service.jobs.job import FINAL_STATES, Job, JobSpec
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
@@ -61,7 +61,7 @@ def work(settings: ServiceSettings, queue: Queue, tmp_path: Path, monkeypatch: p
 
     def start(lines: str, before: str = "", **changed: object) -> Supervisor:
         body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
-        monkeypatch.setattr(job_worker, "PROGRAM", program(tmp_path, before) + body)
+        monkeypatch.setattr(job_worker, "WORKER_PROGRAM", program(tmp_path, before) + body)
         supervisor = Supervisor(ServiceSettings(**{**vars_of(settings), **changed}), queue)
         supervisor.start()
         supervisors.append(supervisor)
@@ -81,7 +81,7 @@ def vars_of(settings: ServiceSettings) -> dict[str, object]:
 
 
 def ended(queue: Queue, job: Job) -> Job:
-    return waited(queue, job, lambda now: now.state in ENDED)
+    return waited(queue, job, lambda now: now.state in FINAL_STATES)
 
 
 def waited(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:

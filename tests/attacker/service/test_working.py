@@ -15,7 +15,7 @@ from attacker.service.background import Works
 from attacker.service.http.app import parts_of
 from attacker.service.index import Arrived
 from attacker.service.index import catalogue as catalogue_module
-from attacker.service.jobs.job import ENDED, JobSpec
+from attacker.service.jobs.job import FINAL_STATES, JobSpec
 from attacker.service.settings import ServiceSettings
 from attacker.service.supervisor import job_worker
 
@@ -38,7 +38,7 @@ for line in sys.stdin:
 @pytest.fixture
 def works(root: Path, application: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Works]]:
     """A service that sees scores of `digits` only once its worker has written them, and looks at folders by itself never."""
-    monkeypatch.setattr(job_worker, "PROGRAM", WORKER)
+    monkeypatch.setattr(job_worker, "WORKER_PROGRAM", WORKER)
     os.replace(root / "digits" / "scores.jsonl", root / "digits" / "scores.aside")
     made: list[Works] = []
 
@@ -68,7 +68,7 @@ def test_who_asks_once_a_job_has_ended_is_answered_with_what_it_did(
     assert scored(ask.json("recordings/digits/cases")) == 0
     job = queue.submit(JobSpec(recording="digits", attack="exact"))
     until = time.monotonic() + 30
-    while queue.get(job.id).state not in ENDED:
+    while queue.get(job.id).state not in FINAL_STATES:
         assert time.monotonic() < until
     assert scored(ask.json("recordings/digits/cases")) == 12
 

@@ -15,7 +15,7 @@ from flwr.common.config import parse_config_args
 
 from fedsim.deployment import commands, mounts
 from fedsim.deployment.commands import Link
-from fedsim.deployment.flower_commands import APP, NotReached, RunFailed, Submitted, enrol
+from fedsim.deployment.flower_commands import APP_PROJECT, NotReached, RunFailed, Submitted, enrol
 from fedsim.deployment.folders import prepare
 from fedsim.deployment.parties import command_of
 from fedsim.deployment.processes import Processes, free_port
@@ -45,7 +45,7 @@ def play(tmp_path: Path) -> Callable[[str, str], Submitted]:
 @pytest.fixture(autouse=True)
 def _played_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.deployment.processes._path", lambda: f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("fedsim.deployment.flower_commands.PATIENCE", 0.0)
+    monkeypatch.setattr("fedsim.deployment.flower_commands.ANSWER_SECONDS", 0.0)
 
 
 def status(words: str) -> str:
@@ -143,7 +143,7 @@ def test_the_app_that_is_sent_has_the_names_of_the_projects_own_and_no_code(tmp_
     import tomllib
 
     own = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    sent: Any = APP["tool"]["flwr"]["app"]  # type: ignore[index]
+    sent: Any = APP_PROJECT["tool"]["flwr"]["app"]  # type: ignore[index]
     assert sent["components"] == own["components"]
     assert sent["config"].keys() == own["config"].keys()
     assert "fab-include" not in sent

@@ -11,7 +11,7 @@ from socket import create_server
 
 import pytest
 
-from fedsim.deployment.processes import RUNNER, Ended, Processes, is_healthy
+from fedsim.deployment.processes import RUNNER_NAME, Ended, Processes, is_healthy
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
@@ -72,7 +72,7 @@ def test_asked_to_end_it_ends_them_first(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_listen_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.deployment.processes.GRACE", 0.2)
+    monkeypatch.setattr("fedsim.deployment.processes.KILL_SECONDS", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     processes = Processes(tmp_path)
     processes.start("deaf", [sys.executable, "-c", deaf], cwd=tmp_path)
@@ -109,8 +109,8 @@ def test_the_first_one_is_there_until_the_others_have_taken_leave_and_nobody_is_
 
 def test_a_party_that_ends_is_noticed_with_its_last_words_and_a_runner_may_end(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        processes.start(RUNNER, ["true"], cwd=tmp_path)
-        assert processes.wait(RUNNER, 30) == 0
+        processes.start(RUNNER_NAME, ["true"], cwd=tmp_path)
+        assert processes.wait(RUNNER_NAME, 30) == 0
         processes.check()
         processes.start("client-0", ["sh", "-c", "echo no key; exit 3"], cwd=tmp_path)
         processes.wait("client-0", 30)

@@ -8,7 +8,7 @@ import pytest
 from flwr.superlink import extensions, main
 from flwr.superlink.routers.control import router
 
-from fedsim.deployment.superlink import CONTROL, ControlGuard, taken_out
+from fedsim.deployment.superlink import CONTROL_PATH, ControlGuard, taken_out
 
 SERVER = "172.31.86.0/24"
 
@@ -29,21 +29,28 @@ def status(path: str, client: Any, server: Any = ("192.0.2.10", 8000), kind: str
 
 @pytest.mark.parametrize("client", ["192.0.2.11", "172.31.85.4", "10.0.0.1", "2001:db8::1", "::ffff:192.0.2.11"])
 def test_a_client_can_send_messages_and_no_commands(client: str) -> None:
-    for path in (CONTROL, f"{CONTROL}/start-run", "/V1/Control/x", "//v1//control/x", "/v1/./control", "/v1/fleet/../control/x"):
+    for path in (
+        CONTROL_PATH,
+        f"{CONTROL_PATH}/start-run",
+        "/V1/Control/x",
+        "//v1//control/x",
+        "/v1/./control",
+        "/v1/fleet/../control/x",
+    ):
         assert status(path, (client, 5)) == 403, path
     assert status("/v1/fleet/pull-messages", (client, 5)) == 200
     assert status("/v1/controls", (client, 5)) == 200
-    assert status(f"{CONTROL}/x", (client, 5), kind="websocket") == 1008
+    assert status(f"{CONTROL_PATH}/x", (client, 5), kind="websocket") == 1008
 
 
 def test_who_is_not_known_sends_no_commands() -> None:
     for client in (None, ("", 0), ("unix", 0), ()):
-        assert status(f"{CONTROL}/x", client) == 403
+        assert status(f"{CONTROL_PATH}/x", client) == 403
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.10", "172.31.86.7"])
 def test_the_own_machine_and_the_named_network_send_commands(client: str) -> None:
-    assert status(f"{CONTROL}/start-run", (client, 5)) == 200
+    assert status(f"{CONTROL_PATH}/start-run", (client, 5)) == 200
 
 
 def test_the_option_is_taken_out_of_flowers() -> None:
@@ -58,7 +65,7 @@ def test_the_option_is_taken_out_of_flowers() -> None:
 
 def test_flower_answers_commands_where_the_guard_looks_and_has_the_hook_that_it_hangs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where a new version of Flower moves either."""
-    assert router.prefix == CONTROL
+    assert router.prefix == CONTROL_PATH
     assert callable(extensions.get_middleware)
     marked: Any = object()
     monkeypatch.setattr(extensions, "get_middleware", lambda: (marked,))

@@ -145,7 +145,7 @@ def test_a_run_that_was_cut_off_is_neither_done_nor_overwritten(planned: Callabl
     assert not replace(planned(), resume=True).is_done()
     (planned().out / "state" / "server.safetensors").unlink()
     with pytest.raises(
-        EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, and not"
+        EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, but"
     ):
         engine.run(replace(planned(), resume=True), engine="local")
     assert len(list(Recording(planned().out / "recording").observations())) == 3

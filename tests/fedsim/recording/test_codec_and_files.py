@@ -67,7 +67,7 @@ def test_flower_records_give_back_every_bit(awkward: Tensors, same_bits: Same) -
 def test_a_payload_passes_through_a_reply_and_is_taken_out(awkward: Tensors, same_bits: Same) -> None:
     from flwr.app import MetricRecord, RecordDict
 
-    content = RecordDict({records.METRICS: MetricRecord({"num-examples": 3, "list": [1, 2], "loss": 0.5})})
+    content = RecordDict({records.METRICS_KEY: MetricRecord({"num-examples": 3, "list": [1, 2], "loss": 0.5})})
     records.put_payload(content, encode(awkward))
     assert set(content) == {"metrics", "payload", "codec"}
     assert records.count_bytes(content) > sum(t.numel() * t.element_size() for t in awkward.values())

@@ -154,7 +154,7 @@ def super_journal(name: str) -> bytes:
         + text
         + len(text).to_bytes(4, "big")
         + sum(text).to_bytes(4, "big")
-        + index_database.MAGIC
+        + index_database.JOURNAL_MAGIC
     )
 
 
@@ -181,7 +181,7 @@ def test_that_guard_is_needed(interrupted: Path, tmp_path: Path) -> None:
 def test_a_journal_cannot_make_an_index_of_terabytes(interrupted: Path, refused: Refused) -> None:
     journal = interrupted / "index.sqlite-journal"
     content = bytearray(journal.read_bytes())
-    assert content[:8] == index_database.MAGIC
+    assert content[:8] == index_database.JOURNAL_MAGIC
     content[16:20] = (2**31).to_bytes(4, "big")
     journal.write_bytes(content)
     refused(interrupted, journal.name, "states that the index had 2147483648 pages")

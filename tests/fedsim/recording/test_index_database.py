@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.recording import DamagedFile, Manifest, Recorder, Recording, index_database
-from fedsim.recording.index_database import INDEX, connect_to_write, forget_images
+from fedsim.recording.index_database import INDEX_FILE, connect_to_write, forget_images
 
 Connect = Callable[..., sqlite3.Connection]
 
@@ -40,17 +40,17 @@ def test_a_writer_refuses_an_index_that_is_exchanged_while_sqlite_opens_it(
 ) -> None:
     recorder, real = Recorder(recorded, manifest), sqlite3.connect
     victim = tmp_path / "victim.sqlite"
-    victim.write_bytes((recorded / INDEX).read_bytes())
+    victim.write_bytes((recorded / INDEX_FILE).read_bytes())
     before = victim.read_bytes()
 
     def connect(path: Path, *given: object) -> sqlite3.Connection:
-        (recorded / INDEX).unlink()
+        (recorded / INDEX_FILE).unlink()
         if plant == "link":
-            (recorded / INDEX).symlink_to(victim)
+            (recorded / INDEX_FILE).symlink_to(victim)
         elif plant == "pipe":
-            os.mkfifo(recorded / INDEX)
+            os.mkfifo(recorded / INDEX_FILE)
         else:
-            (recorded / INDEX).write_bytes(before)
+            (recorded / INDEX_FILE).write_bytes(before)
         return real(path)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
@@ -59,10 +59,10 @@ def test_a_writer_refuses_an_index_that_is_exchanged_while_sqlite_opens_it(
     assert victim.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", [INDEX, index_database.JOURNAL])
+@pytest.mark.parametrize("name", [INDEX_FILE, index_database.JOURNAL_FILE])
 def test_a_writer_follows_no_link(recorded: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
-    victim.write_bytes((recorded / INDEX).read_bytes())
+    victim.write_bytes((recorded / INDEX_FILE).read_bytes())
     (recorded / name).unlink(missing_ok=True)
     (recorded / name).symlink_to(victim)
     with pytest.raises(DamagedFile, match=r"symbolic link|not a regular file"):
@@ -73,9 +73,9 @@ def test_a_writer_deletes_nothing_that_a_journal_names(recorded: Path, tmp_path:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     text = str(victim).encode()
-    header = index_database.MAGIC + bytes(20) + bytes(512)
+    header = index_database.JOURNAL_MAGIC + bytes(20) + bytes(512)
     named = (2**30 // 4096 + 1).to_bytes(4, "big") + text + len(text).to_bytes(4, "big") + sum(text).to_bytes(4, "big")
-    (recorded / index_database.JOURNAL).write_bytes(header + named + index_database.MAGIC)
+    (recorded / index_database.JOURNAL_FILE).write_bytes(header + named + index_database.JOURNAL_MAGIC)
     with pytest.raises(DamagedFile, match="names another journal"):
         connect_to_write(recorded)
     assert victim.read_bytes() == b"precious"
@@ -126,7 +126,7 @@ def test_a_reader_waits_for_a_commit(recorded: Path) -> None:
     import subprocess
     import sys
 
-    words = [sys.executable, "-c", LOCKING, str(recorded / INDEX)]
+    words = [sys.executable, "-c", LOCKING, str(recorded / INDEX_FILE)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
@@ -148,7 +148,7 @@ def test_a_reader_gives_up_on_a_writer_without_an_end(recorded: Path, monkeypatc
 
 def test_a_fresh_index_has_the_tables_of_a_recorder(tmp_path: Path) -> None:
     index_database.make_index(tmp_path)
-    assert (tmp_path / INDEX).stat().st_mode & 0o777 == 0o600
-    with closing(sqlite3.connect(tmp_path / INDEX)) as index:
+    assert (tmp_path / INDEX_FILE).stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(tmp_path / INDEX_FILE)) as index:
         assert index.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert index.execute("PRAGMA integrity_check").fetchone() == ("ok",)

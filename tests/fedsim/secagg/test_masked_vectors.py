@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from played import Round, agreed
 from scipy import stats
 
-from fedsim.secagg.protocol.masks import CHUNK, Words, add_mask, subtract_mask
+from fedsim.secagg.protocol.masks import CHUNK_WORDS, Words, add_mask, subtract_mask
 
 SIZE = 200_000
 SANE = 1e-4
@@ -88,7 +88,7 @@ def test_masks_cancel_over_everyone_and_over_nobody_else(masked: Seen) -> None:
     assert min(p_values(masked[1] + masked[2] + masked[3]).values()) > SANE
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 3])
+@pytest.mark.parametrize("size", [0, 1, CHUNK_WORDS, CHUNK_WORDS + 3])
 def test_a_mask_goes_as_it_came(size: int) -> None:
     words = np.arange(size, dtype=np.uint32)
     masked = words.copy()
@@ -100,7 +100,7 @@ def test_a_mask_goes_as_it_came(size: int) -> None:
 
 def test_the_key_stream_is_chacha20() -> None:
     """The first block for a key, counter and nonce of zeros, RFC 8439, appendix A.1, test vector 1; and no block comes twice."""
-    words = np.zeros(3 * CHUNK, np.uint32)
+    words = np.zeros(3 * CHUNK_WORDS, np.uint32)
     add_mask(words, bytes(32))
     assert len(np.unique(words.reshape(-1, 16), axis=0)) == len(words) // 16
     assert words.astype("<u4").tobytes().hex().startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")

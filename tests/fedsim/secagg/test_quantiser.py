@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.recording.masked_vectors import HEADER
-from fedsim.secagg.protocol.quantisation import LARGEST, Quantiser
+from fedsim.recording.masked_vectors import HEADER_WORDS
+from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
 SHAPES: dict[str, tuple[int, ...]] = {"b": (), "a": (3, 4), "none": (0,)}
 Update = dict[str, NDArray[np.floating]]
@@ -29,7 +29,7 @@ def test_by_hand() -> None:
     assert revealed.mean["b"] == (-3 + 4) * 0.5 / 4
 
 
-@pytest.mark.parametrize("target_range", [1, 127, 2**20, LARGEST // 50])
+@pytest.mark.parametrize("target_range", [1, 127, 2**20, MAX_SUM // 50])
 def test_the_mean_is_within_half_a_step_of_the_weighted_mean(target_range: int) -> None:
     weights = [1, 10, 4, 2, 7]
     quantiser = Quantiser(clip=1.5, target_range=target_range, clients=5, max_weight=10)
@@ -46,7 +46,7 @@ def test_the_mean_is_within_half_a_step_of_the_weighted_mean(target_range: int) 
 
 
 def test_the_largest_sum_does_not_overflow_and_one_more_is_refused() -> None:
-    largest = LARGEST // (7 * 30)
+    largest = MAX_SUM // (7 * 30)
     quantiser = Quantiser(clip=1.0, target_range=largest, clients=7, max_weight=30)
     for sign in (1.0, -1.0):
         total = sum((quantiser.encode({"w": np.full(2, sign)}, {"w": (2,)}, 30) for _ in range(7)), np.zeros(5, np.uint32))
@@ -69,7 +69,7 @@ def test_what_is_beyond_the_range_is_cut_off_and_counted() -> None:
 def test_a_tensor_that_is_withheld_counts_as_zero() -> None:
     quantiser = Quantiser(clip=1.0, target_range=100, clients=2, max_weight=1)
     words = quantiser.encode({"b": np.array(1.0)}, {"a": (2,), "b": ()}, 1)
-    assert words[HEADER:].tolist() == [0, 0, 100]
+    assert words[HEADER_WORDS:].tolist() == [0, 0, 100]
 
 
 @pytest.mark.parametrize("weight", [0, -1, 11])

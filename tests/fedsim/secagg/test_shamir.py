@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from fedsim.secagg.protocol.keys import system
-from fedsim.secagg.protocol.shamir import PRIME, SHARE_BYTES, combine, split
+from fedsim.secagg.protocol.shamir import FIELD_ORDER, SHARE_BYTES, combine, split
 
 
 def number(value: int) -> bytes:
@@ -44,9 +44,9 @@ def test_one_share_less_fits_every_secret() -> None:
     for other in (0, 2, 2**255):
         # the polynomial through (0, other) and the two shares, in Newton's form, has a coefficient for each choice of `other`
         points = {0: other, **values}
-        slope = {(a, b): (points[b] - points[a]) * pow(b - a, -1, PRIME) for a, b in itertools.combinations(points, 2)}
-        second = (slope[1, 4] - slope[0, 1]) * pow(4, -1, PRIME) % PRIME
-        at_2 = (other + slope[0, 1] * 2 + second * 2 * 1) % PRIME
+        slope = {(a, b): (points[b] - points[a]) * pow(b - a, -1, FIELD_ORDER) for a, b in itertools.combinations(points, 2)}
+        second = (slope[1, 4] - slope[0, 1]) * pow(4, -1, FIELD_ORDER) % FIELD_ORDER
+        at_2 = (other + slope[0, 1] * 2 + second * 2 * 1) % FIELD_ORDER
         told = {**{point: shares[point] for point in known}, 2: at_2.to_bytes(SHARE_BYTES, "big")}
         assert combine(told, threshold) == number(other)
 

@@ -10,7 +10,7 @@ import pytest
 from fedsim.config.experiment import ExperimentError, read
 from fedsim.engine.run import FederationRun
 from fedsim.recording.observation import Training
-from fedsim.secagg.protocol.quantisation import LARGEST
+from fedsim.secagg.protocol.quantisation import MAX_SUM
 from fedsim.secagg.protocol.terms import Agreement, Terms
 
 STEPS = Training(learning_rate=0.1, batch_size=8, steps=3)
@@ -23,7 +23,7 @@ def settled(clients: int = 5, training: Training = STEPS, strategy: str = "FedAv
 
 def test_what_is_left_out_follows_from_the_federation() -> None:
     assert settled() == Agreement(
-        clients=5, threshold=3, neighbours=64, clip=3.0, target_range=LARGEST // (5 * 24), max_weight=24, reveal=False
+        clients=5, threshold=3, neighbours=64, clip=3.0, target_range=MAX_SUM // (5 * 24), max_weight=24, reveal=False
     )
     assert settled(training=EPOCHS).max_weight == 1000
     assert [settled(clients=n).threshold for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 33]
@@ -83,7 +83,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], words: str) -> No
 
 def test_the_range_is_used_up_and_not_exceeded() -> None:
     found = settled(clients=7, max_weight=30)
-    assert 7 * 30 * found.target_range <= LARGEST < 7 * 30 * (found.target_range + 1)
+    assert 7 * 30 * found.target_range <= MAX_SUM < 7 * 30 * (found.target_range + 1)
 
 
 @pytest.mark.parametrize("value", [True, {"threshold": 4, "clip": 0.5, "bits": 16, "reveal": True}])

@@ -142,5 +142,5 @@ def test_it_looks_several_times_a_second_so_that_a_round_begins_when_all_are_bac
             return [1, 2] if back.is_set() else [1]
 
     threading.Timer(0.2, back.set).start()
-    assert attendance.PAUSE <= 1
+    assert attendance.POLL_SECONDS <= 1
     assert list(Attended(Coming(), 2, patience=30).get_node_ids()) == [1, 2]

@@ -75,7 +75,7 @@ def test_a_strategy_that_keeps_something_else_is_not_resumed_as_if_it_did_not(tm
 def test_every_strategy_that_an_experiment_may_name_can_be_resumed() -> None:
     from fedsim.strategies import names as strategies
 
-    for name in strategies.NAMES:
+    for name in strategies.STRATEGY_NAMES:
         assert remember(strategies.build(name, clients=4, fraction=1.0)).unsaved == (), name
 
 

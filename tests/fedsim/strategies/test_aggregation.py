@@ -165,7 +165,7 @@ def test_a_wrapped_strategy_trains_bit_for_bit_as_it_does_alone(
             assert torch.equal(weights, alone[number - 2][key]), f"round {number}, {key}"
 
 
-@pytest.mark.parametrize("name", strategies.NAMES)
+@pytest.mark.parametrize("name", strategies.STRATEGY_NAMES)
 def test_every_strategy_runs_and_keeps_the_type_of_the_weights(name: str, federate: Federate) -> None:
     rounds = by_round(federate(rounds=3, clients={"count": 4}, strategy=name))
     assert [len(rounds[number]) for number in (1, 2, 3)] == [4, 4, 4]

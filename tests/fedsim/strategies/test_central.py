@@ -191,7 +191,7 @@ def test_shared_statistics_are_averaged_by_examples_and_get_no_noise() -> None:
     assert after["w"] not in (0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", strategies.NAMES)
+@pytest.mark.parametrize("name", strategies.STRATEGY_NAMES)
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_it_goes_around_every_strategy_and_all_it_keeps_comes_back(name: str, kind: str) -> None:
     old, new = (strategy(4, name, kind=kind, noise_multiplier=0.1, clipping_norm=0.5) for _ in range(2))

@@ -17,7 +17,7 @@ from fedsim.cli import app
 from fedsim.config.experiment import ExperimentError
 from fedsim.recording import Training
 from fedsim.training.batches import Cursor, batches
-from fedsim.training.privacy import INFINITY, accounts, most_uses, steps_a_round
+from fedsim.training.privacy import INFINITY_TEXT, accounts, most_uses, steps_a_round
 
 Tiny = Callable[..., Any]
 
@@ -90,7 +90,7 @@ def test_laplace_noise_has_a_bound_of_its_own(tiny: Tiny) -> None:
 )
 def test_no_guarantee_is_infinity_in_words_and_says_why(tiny: Tiny, defense: str, why: str) -> None:
     found = row(tiny, 2, defense=defense)
-    assert (found["epsilon"], found["epsilon_round"], found["bound"]) == (INFINITY, INFINITY, 1.0)
+    assert (found["epsilon"], found["epsilon_round"], found["bound"]) == (INFINITY_TEXT, INFINITY_TEXT, 1.0)
     assert why in found["why"]
     json.dumps(found, allow_nan=False)
 
@@ -129,13 +129,13 @@ def test_statistics_in_clear_and_mixed_examples_undo_it(tiny: Tiny) -> None:
     shared = {"learning_rate": 0.5, "batch_size": 4, "steps": 1, "buffers": "shared"}
     for changes in ({"defense": "clip(1) | gaussian(3)"}, {"gradient": "dp_sgd(1, 2)"}):
         leaking = row(tiny, 1, training=shared, buffers=True, **changes)
-        assert leaking["epsilon"] == INFINITY
+        assert leaking["epsilon"] == INFINITY_TEXT
         assert "batch-norm" in leaking["why"]
-        assert row(tiny, 1, training=shared, **changes)["epsilon"] != INFINITY  # a network without any
+        assert row(tiny, 1, training=shared, **changes)["epsilon"] != INFINITY_TEXT  # a network without any
     central = row(tiny, 1, training=shared, buffers=True, strategy=CENTRAL)["central"]
-    assert central["epsilon"] == INFINITY
+    assert central["epsilon"] == INFINITY_TEXT
     mixed = row(tiny, 1, gradient="dp_sgd(1, 2)", inputs="mixup(0.4)")
-    assert mixed["epsilon"] == INFINITY
+    assert mixed["epsilon"] == INFINITY_TEXT
 
 
 # --- noise that the server adds ---
@@ -145,7 +145,7 @@ CENTRAL = {"name": "FedAvg", "central": {"noise_multiplier": 2.0, "clipping_norm
 
 def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
     found = row(tiny, 5, strategy=CENTRAL, clients={"count": 10, "fraction": 0.2})
-    assert found["epsilon"] == INFINITY
+    assert found["epsilon"] == INFINITY_TEXT
     central = found["central"]
     assert central["epsilon"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=5, drawn=2, population=10)
     assert central["epsilon_round"] == epsilon_drawn(Noise(2.0), delta=1e-5, times=1, drawn=2, population=10)
@@ -156,9 +156,9 @@ def test_central_noise_is_for_others_than_the_server(tiny: Tiny) -> None:
 
 
 def test_central_noise_is_made_for_the_mean_alone(tiny: Tiny) -> None:
-    assert row(tiny, 1, strategy={**CENTRAL, "name": "FedAdam"})["central"]["epsilon"] == INFINITY
+    assert row(tiny, 1, strategy={**CENTRAL, "name": "FedAdam"})["central"]["epsilon"] == INFINITY_TEXT
     silent = {"name": "FedAvg", "central": {"noise_multiplier": 0, "clipping_norm": 0.1}}
-    assert row(tiny, 1, strategy=silent)["central"]["epsilon"] == INFINITY
+    assert row(tiny, 1, strategy=silent)["central"]["epsilon"] == INFINITY_TEXT
     assert "central" not in row(tiny, 1)
 
 
@@ -195,7 +195,7 @@ def test_every_round_says_what_is_spent(federate: Callable[..., Any], defense: s
     expected = accounts(run.experiment, tensors=4, smallest=40, buffers=False)
     assert [found["privacy"] for found in rows] == [expected.row(number) for number in (1, 2, 3)]
     spent = [found["privacy"]["epsilon"] for found in rows]
-    assert spent[0] < spent[1] < spent[2] if defense else spent == [INFINITY] * 3
+    assert spent[0] < spent[1] < spent[2] if defense else spent == [INFINITY_TEXT] * 3
     assert all(0.1 < found["privacy"]["bound"] <= 1 for found in rows)
 
 
@@ -224,5 +224,5 @@ def test_show_has_a_column_where_epsilon_is_a_number(federate: Callable[..., Any
         assert all(words in flat for words in shown), flat
         assert not any(words in flat for words in hidden), flat
     measured = json.loads(runner.invoke(app, ["show", str(run.out), "--json"]).stdout)["per_round"][0]
-    assert measured["epsilon_client"] == INFINITY
+    assert measured["epsilon_client"] == INFINITY_TEXT
     assert measured["epsilon_central"] == pytest.approx(epsilon(Noise(2.0), delta=1e-5))

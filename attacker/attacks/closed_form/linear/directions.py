@@ -35,7 +35,7 @@ MAX_UNMIXED = 8
 MIN_SEPARABLE = 0.985
 """Smallest share of neurons on the correct side of a separating plane at which a direction is certain."""
 
-PENALTIES = (5.0, 1.0, 20.0)
+WRONG_SIDE_PENALTIES = (5.0, 1.0, 20.0)
 """Number of zeros that one neuron on the wrong side outweighs; the directions are sorted once for each value."""
 
 MIN_INDEPENDENT = 1e-4
@@ -80,7 +80,7 @@ class DirectionPool:
         score = separable(pattern(self.original(q), self.factors), self.forward)
         off = self.off_in(q, 1e-9)
         q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
-        order = self._ranked(off, score, PENALTIES[0])
+        order = self._ranked(off, score, WRONG_SIDE_PENALTIES[0])
         order = order[_first_of_same(q[order])][:POOL_SIZE]
         self.q, self.off, self.score = q[order], off[order], score[order]
 
@@ -140,7 +140,10 @@ class DirectionPool:
         return pattern(self.original(self.q[: self.space.rank][sure]), self.factors).on
 
     def chosen(self, penalty: float) -> list[int] | None:
-        """Return the indices of the first R independent directions, sorted with this penalty (see PENALTIES); None if fewer."""
+        """Return the indices of the first R independent directions, sorted with this penalty (see WRONG_SIDE_PENALTIES).
+
+        None if fewer.
+        """
         found: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)
         for i in self._ranked(self.off, self.score, penalty).tolist():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, ROUNDING
+from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, SUM_ROUNDING
 
 MAX_DEVIATIONS = 100.0
 """Largest distance of equal directions, in standard deviations of noise, if it is also below `MAX_CLOSE_DISTANCE`."""
@@ -86,7 +86,7 @@ def _allowed(first: Tensor, second: Tensor) -> Tensor:
 
 def rounding_of(rows: Tensor) -> Tensor:
     """Return the standard deviation (M,) of the rounding errors in rows (M, F) that were stored in float32."""
-    return (ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
+    return (SUM_ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:

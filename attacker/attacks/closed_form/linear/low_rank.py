@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING = 2.0**-25
+SUM_ROUNDING = 2.0**-25
 """Relative standard deviation of a float32 value, with a margin for the sums that produced it."""
 
 MIN_GAP = 8.0
@@ -98,7 +98,7 @@ def _noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     used = rows.any(dim=0)
     spare = int(used.sum()) - len(basis)
     left = rows - coordinates @ basis
-    rounding = ROUNDING * rows.square().mean(dim=1).sqrt()
+    rounding = SUM_ROUNDING * rows.square().mean(dim=1).sqrt()
     if spare < 1:
         return rounding.clamp(min=torch.finfo(rows.dtype).tiny)
     measured = (left.square().sum(dim=1) / spare).sqrt()

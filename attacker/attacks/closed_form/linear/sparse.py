@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.linear.directions import PENALTIES, DirectionPool
+from attacker.attacks.closed_form.linear.directions import WRONG_SIDE_PENALTIES, DirectionPool
 from attacker.attacks.closed_form.linear.low_rank import Factors
 from attacker.attacks.closed_form.linear.sampling import SAMPLES_PER_BATCH, Space, likely_on, sampled
 from attacker.attacks.closed_form.linear.zeros import agreement, pattern
@@ -78,13 +78,14 @@ def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, c
 def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Tensor | None) -> Directions | None:
     """Choose the R directions of the pool that agree best with their own examples; return None if there are fewer.
 
-    For each penalty in PENALTIES, the first R independent directions in its order are a candidate set. In the best set, those
+    For each penalty in WRONG_SIDE_PENALTIES, the first R independent directions in its order are a candidate set. In the best
+    set, those
     that do not agree are exchanged for others as long as this increases the agreement.
     """
     q = pool.original(pool.q)
     seen = pattern(q, factors)
     best: tuple[float, list[int], Tensor] | None = None
-    for penalty in PENALTIES:
+    for penalty in WRONG_SIDE_PENALTIES:
         chosen = pool.chosen(penalty)
         if chosen is None:
             return None

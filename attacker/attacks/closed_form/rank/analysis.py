@@ -17,7 +17,7 @@ from attacker.attacks.closed_form.rgap.footprint import LayerFootprint, footprin
 from attacker.attacks.networks.activations import IDENTITY, RELU
 from attacker.attacks.networks.chain import Chain, Layer, only_reshapes
 
-PROVED = 3000
+MAX_PROVED_UNKNOWNS = 3000
 """Largest number of unknowns, after the gradient constraints are used, for which `attacker rank` proves the rank of a layer by
 elimination, which takes seconds per layer."""
 

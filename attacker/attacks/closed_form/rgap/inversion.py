@@ -9,7 +9,7 @@ from torch import Tensor
 from attacker.attacks.closed_form.heads import more_than_one
 from attacker.attacks.closed_form.observations import Observed
 from attacker.attacks.closed_form.plausibility import outside
-from attacker.attacks.closed_form.rgap.walk import OURS, Point, Tensors, Walk, beginnings, finish, homogeneous, step
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, Tensors, Walk, beginnings, finish, homogeneous, step
 from attacker.attacks.networks.chain import Chain
 
 MAX_OUTSIDE = 1e-6
@@ -73,7 +73,7 @@ def require_single(observed: Observed) -> Chain:
     return chain
 
 
-def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = OURS) -> Readings:
+def read(observed: Observed, chain: Chain, gradient: Tensors, walk: Walk = DEFAULT_WALK) -> Readings:
     """Choose among the possible solutions of the last layer by how well the layer before it can be solved."""
     points = beginnings(chain, observed.weights, gradient, observed.training.loss)
     if len(points) == 1:
@@ -110,7 +110,7 @@ def answers(observed: Observed, readings: Readings, first: Tensor, second: Tenso
     return _between_twins(observed, readings, x, observed.data.denormalise(second), route)
 
 
-def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = OURS) -> list[ClosedFormAnswer]:
+def walk_through(observed: Observed, gradient: Tensors | None = None, walk: Walk = DEFAULT_WALK) -> list[ClosedFormAnswer]:
     """Run R-GAP on all observations at once. Raises ValueError if it does not apply, see `require_single`."""
     chain = require_single(observed)
     gradient = observed.gradient if gradient is None else gradient

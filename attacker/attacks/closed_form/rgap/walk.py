@@ -27,7 +27,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The settings of R-GAP. The defaults differ from the paper; `PAPER` holds its settings.
+    """The settings of R-GAP. The defaults differ from the paper; `PAPER_WALK` holds its settings.
 
     scaled:    divide each equation by its expected error (`expected_errors`), and use a preconditioner.
     mended:    correct wrong signs of pre-activations near zero (`signs`).
@@ -42,8 +42,8 @@ class Walk:
     iterations: int = 3000
 
 
-OURS = Walk()
-PAPER = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
+DEFAULT_WALK = Walk()
+PAPER_WALK = Walk(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
 """The settings of the authors' code: unscaled equations, and float32 between layers."""
 
 
@@ -107,7 +107,7 @@ def _at_input(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReading,
     return Point(at, solved.x, below, head)
 
 
-def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS) -> Point:
+def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK) -> Point:
     """Solve the layer `point.at` for its input, and return the state there."""
     system, target = equations(chain, weights, gradient, point, walk)
     unknowns = int(used_values(chain)[point.at].sum())
@@ -121,7 +121,7 @@ def step(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: 
 
 
 def equations(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK
 ) -> tuple[System, EquationValues]:
     """Return the scaled equations for the input of layer `point.at`, and their right-hand sides."""
     layer = chain.layers[point.at]
@@ -157,7 +157,9 @@ def expected_errors(system: System, f: Tensor, gradient: Tensor, sides: Tensor) 
     return EquationValues(size / slope, lengths * inputs[:, None, None])
 
 
-def finish(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = OURS, *, until: int = -1) -> Point:
+def finish(
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: Walk = DEFAULT_WALK, *, until: int = -1
+) -> Point:
     """Solve layer after layer until the output of layer `until` is known; -1 is the network's input."""
     while point.at > until:
         point = step(chain, weights, gradient, point, walk)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from torch import Tensor
 
-from attacker.attacks.closed_form.heads import MINIMISER, MINIMUM, HeadReading, logistic_roots, more_than_one, read_heads
+from attacker.attacks.closed_form.heads import (
+    LOSS_EQUATION_MINIMISER,
+    LOSS_EQUATION_MINIMUM,
+    HeadReading,
+    logistic_roots,
+    more_than_one,
+    read_heads,
+)
 from fedsim.models import loss_of
 
 F64 = torch.float64
@@ -27,9 +34,9 @@ def roots(s: float) -> tuple[float, float, bool, bool]:
 
 
 def test_the_turning_point_is_where_the_derivative_vanishes() -> None:
-    assert np.exp(MINIMISER) * (MINIMISER - 1) == pytest.approx(1, abs=1e-14)
-    assert slope_of_loss(MINIMISER) == pytest.approx(MINIMUM, abs=1e-15)
-    assert slope_of_loss(MINIMISER - 1e-3) > MINIMUM < slope_of_loss(MINIMISER + 1e-3)
+    assert np.exp(LOSS_EQUATION_MINIMISER) * (LOSS_EQUATION_MINIMISER - 1) == pytest.approx(1, abs=1e-14)
+    assert slope_of_loss(LOSS_EQUATION_MINIMISER) == pytest.approx(LOSS_EQUATION_MINIMUM, abs=1e-15)
+    assert slope_of_loss(LOSS_EQUATION_MINIMISER - 1e-3) > LOSS_EQUATION_MINIMUM < slope_of_loss(LOSS_EQUATION_MINIMISER + 1e-3)
 
 
 @pytest.mark.parametrize("s", [1e-12, 1e-6, 0.1, 1.0, 5.0, 40.0, 700.0])
@@ -44,8 +51,10 @@ def test_above_zero_there_is_one_root_and_it_is_brents(s: float) -> None:
 @pytest.mark.parametrize("s", [-1e-12, -1e-6, -0.01, -0.1, -0.2, -0.27, -0.2784])
 def test_below_zero_there_are_two_and_both_are_brents(s: float) -> None:
     lower, upper, two, clamped = roots(s)
-    assert lower == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, 0, MINIMISER, xtol=1e-300, rtol=1e-14), rel=1e-9)
-    assert upper == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, MINIMISER, 100, rtol=1e-14), rel=1e-9)
+    assert lower == pytest.approx(
+        brentq(lambda mu: slope_of_loss(mu) - s, 0, LOSS_EQUATION_MINIMISER, xtol=1e-300, rtol=1e-14), rel=1e-9
+    )
+    assert upper == pytest.approx(brentq(lambda mu: slope_of_loss(mu) - s, LOSS_EQUATION_MINIMISER, 100, rtol=1e-14), rel=1e-9)
     assert two
     assert not clamped
 
@@ -56,19 +65,19 @@ def test_the_logit_that_made_it_is_one_of_the_roots(mu: float) -> None:
     with np.errstate(over="ignore"):
         s = float(-mu * torch.tensor(-mu, dtype=F64).sigmoid())
     lower, upper, two, clamped = roots(s)
-    assert not clamped or s - MINIMUM > -1e-15
-    wanted = lower if mu < MINIMISER else upper
-    near_turn = 1e-7 if abs(mu - MINIMISER) < 0.01 else 1e-12
+    assert not clamped or s - LOSS_EQUATION_MINIMUM > -1e-15
+    wanted = lower if mu < LOSS_EQUATION_MINIMISER else upper
+    near_turn = 1e-7 if abs(mu - LOSS_EQUATION_MINIMISER) < 0.01 else 1e-12
     assert wanted == pytest.approx(mu, rel=1e-9, abs=near_turn + 1e-300)
-    assert two == (mu > 0 and s < 0) or abs(mu - MINIMISER) < 1e-6
+    assert two == (mu > 0 and s < 0) or abs(mu - LOSS_EQUATION_MINIMISER) < 1e-6
 
 
-@pytest.mark.parametrize("s", [MINIMUM - 1e-6, -0.3, -5.0, -1e9])
+@pytest.mark.parametrize("s", [LOSS_EQUATION_MINIMUM - 1e-6, -0.3, -5.0, -1e9])
 def test_below_the_lowest_it_is_moved_there_and_said(s: float) -> None:
     lower, _, two, clamped = roots(s)
     assert clamped
     assert not two
-    assert lower == pytest.approx(MINIMISER, abs=1e-6)
+    assert lower == pytest.approx(LOSS_EQUATION_MINIMISER, abs=1e-6)
 
 
 def test_zero_is_a_logit_of_zero() -> None:
@@ -262,7 +271,7 @@ def test_of_two_logits_neither_the_label_nor_the_twin_can_be_told_apart(seed: in
 
 
 def test_twins_so_near_to_each_other_that_a_grid_steps_over_both_are_found() -> None:
-    mus = MINIMISER + torch.linspace(-0.02, 0.02, 41, dtype=F64)
+    mus = LOSS_EQUATION_MINIMISER + torch.linspace(-0.02, 0.02, 41, dtype=F64)
     p = problem(2, count=41, seed=8)
     logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
     y = torch.ones(41, dtype=torch.long)
@@ -286,7 +295,9 @@ def at_turn(count: int) -> Problem:
     """Return a problem of two logits at the point where both solutions (twins) coincide."""
     p = problem(2, count=count, seed=1)
     logit = ((p.weight[:, 1] - p.weight[:, 0]) * p.features).sum(dim=1)
-    return made(p.weight * (MINIMISER / logit)[:, None, None], None, p.features, torch.ones(count, dtype=torch.long))
+    return made(
+        p.weight * (LOSS_EQUATION_MINIMISER / logit)[:, None, None], None, p.features, torch.ones(count, dtype=torch.long)
+    )
 
 
 def beyond_turn(count: int) -> Problem:
@@ -334,7 +345,7 @@ def test_one_weight_serves_all_heads(outputs: int) -> None:
 
 
 def test_a_gradient_that_no_example_gives_is_moved_to_the_nearest_and_said() -> None:
-    p = one_logit(MINIMISER, 1)
+    p = one_logit(LOSS_EQUATION_MINIMISER, 1)
     assert not read(p)[0].clamped.any() or p.gradient.isfinite().all()
     far = read_heads("logistic", p.weight, None, 3 * p.gradient, None)
     assert far[0].clamped.all()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients, rgap
 from attacker.attacks.confidence import curve, evidence, probabilities
-from attacker.attacks.confidence.curves import FILE, LEAST, Curve
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -152,8 +152,8 @@ def test_what_the_calibration_is_too_rough_for_is_undecided() -> None:
 
 
 def test_the_calibration_file_and_the_code_agree() -> None:
-    told = json.loads(FILE.read_text())["curves"]
-    known = set(evidence.NAMES)
+    told = json.loads(CALIBRATION_FILE.read_text())["curves"]
+    known = set(evidence.FEATURE_NAMES)
     assert {(one["route"], one["data"]) for one in told} >= {
         ("optimisation", "images"), ("optimisation", "rows"), ("optimisation from a closed form", "images"),
         ("linear", "images"), ("linear", "rows"), ("layers", "images"),
@@ -167,7 +167,7 @@ def test_the_calibration_file_and_the_code_agree() -> None:
         assert 0 <= own.recovered <= own.answers
         for ends in (own.low, own.high):
             said = probabilities(own, {name: torch.tensor([end]) for name, end in zip(own.features, ends, strict=True)}, 1)
-            assert float(said[0]) == pytest.approx(min(max(float(said[0]), LEAST), 1 - LEAST))
+            assert float(said[0]) == pytest.approx(min(max(float(said[0]), MIN_PROBABILITY), 1 - MIN_PROBABILITY))
 
 
 def test_files_of_before_open_with_the_share_explained_and_an_undecided_confidence(image_case: Make, tmp_path: Path) -> None:

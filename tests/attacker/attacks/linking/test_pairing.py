@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacker.attacks.linking.matching import (
-    NEVER,
+    IMPOSSIBLE_COST,
     assignment,
     certainty,
     comparable,
@@ -34,14 +34,14 @@ def test_the_assignment_is_the_best_in_all() -> None:
 
 @pytest.mark.parametrize("pair_up", [greedy, assignment])
 def test_pairs_that_cannot_be_are_never_made(pair_up) -> None:
-    cost = torch.tensor([[NEVER, NEVER], [0.5, NEVER]])
+    cost = torch.tensor([[IMPOSSIBLE_COST, IMPOSSIBLE_COST], [0.5, IMPOSSIBLE_COST]])
     assert pair_up(cost) == [(1, 0)]
-    assert pair_up(torch.full((2, 3), NEVER)) == []
+    assert pair_up(torch.full((2, 3), IMPOSSIBLE_COST)) == []
     assert pair_up(torch.empty(0, 3)) == []
 
 
 def test_the_assignment_makes_as_many_pairs_as_can_be() -> None:
-    assert assignment(torch.tensor([[0.0, 5.0], [5.0, NEVER]])) == [(0, 1), (1, 0)]
+    assert assignment(torch.tensor([[0.0, 5.0], [5.0, IMPOSSIBLE_COST]])) == [(0, 1), (1, 0)]
 
 
 def test_the_assignment_leaves_alone_what_costs_too_much() -> None:
@@ -52,7 +52,7 @@ def test_the_assignment_leaves_alone_what_costs_too_much() -> None:
 
 
 def test_a_pair_is_as_certain_as_the_best_other_pair_of_its_ends_is_worse() -> None:
-    cost = torch.tensor([[0.2, 0.8, NEVER], [0.4, 0.3, NEVER], [NEVER, NEVER, 0.5]])
+    cost = torch.tensor([[0.2, 0.8, IMPOSSIBLE_COST], [0.4, 0.3, IMPOSSIBLE_COST], [IMPOSSIBLE_COST, IMPOSSIBLE_COST, 0.5]])
     assert certainty(cost, [(0, 0), (1, 1), (2, 2)], usual=1.0).tolist() == pytest.approx([0.5, 0.25, 0.5])
     assert certainty(cost, [(0, 1)], usual=1.0).tolist() == [0.0]
 

@@ -14,12 +14,12 @@ from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.rgap.inversion import ClosedFormAnswer
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.priors import CONTRAST, map_tv_weight, total_variation
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight, total_variation
 from attacker.attacks.multi_round.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
-from fedsim.recording.masked_vectors import SUM
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
@@ -37,7 +37,7 @@ def test_the_weight_makes_a_posterior_of_distance_and_total_variation() -> None:
     def posterior(x: Tensor, g: Tensor) -> Tensor:
         likelihood = Normal(g, sigma).log_prob(observed).sum()
         differences = torch.stack([x.roll(1, -1) - x, x.roll(1, -2) - x])
-        return -(likelihood + Laplace(0.0, CONTRAST).log_prob(differences).sum())
+        return -(likelihood + Laplace(0.0, NEIGHBOUR_CONTRAST).log_prob(differences).sum())
 
     def loss(x: Tensor, g: Tensor) -> Tensor:
         wrapped = torch.stack([(x.roll(1, -1) - x).abs().mean(), (x.roll(1, -2) - x).abs().mean()]).sum()
@@ -67,13 +67,13 @@ def test_the_weight_is_of_the_noise_in_the_gradient(image_case: Make) -> None:
     """The update is the gradient times the learning rate, 0.1, and the noise is in the update."""
     case, _, _ = image_case(1, defense="gaussian(0.002)")
     (weight,) = CaseBatch(cpl(), [case]).smoothing
-    assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / CONTRAST, rel=1e-4)
+    assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / NEIGHBOUR_CONTRAST, rel=1e-4)
 
 
 def test_of_a_sum_the_noise_is_that_of_a_mean(image_case: Make) -> None:
     case, _, _ = image_case(1, defense="gaussian(0.002)")
     (own,) = case.observations
-    four = Case((replace(own, client=SUM, cohort=tuple("abcd")),))
+    four = Case((replace(own, client=SUM_CLIENT, cohort=tuple("abcd")),))
     alone, together = (CaseBatch(cpl(), [each]) for each in (case, four))
     assert together.smoothing.item() == pytest.approx(alone.smoothing.item() / 4, rel=1e-5)
     assert together.views[0].power.item() == pytest.approx(alone.views[0].power.item() / 4, rel=1e-5)

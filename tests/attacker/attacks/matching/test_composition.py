@@ -12,7 +12,7 @@ from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.objectives import Objective, absolute, cosine, euclidean
-from attacker.attacks.matching.parts import PARTS, Labels, MatchingParts, Search
+from attacker.attacks.matching.parts import PART_NAMES, Labels, MatchingParts, Search
 from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.multi_round.agic import agic
@@ -25,7 +25,7 @@ LENET = ModelSpec(name="lenet_dlg")
 
 def test_no_part_has_more_than_seven_fields_and_none_can_be_written_to() -> None:
     attack = cpl()
-    for part in PARTS:
+    for part in PART_NAMES:
         own = getattr(attack, part)
         assert len(fields(own)) <= 7
         with pytest.raises(FrozenInstanceError):
@@ -33,7 +33,9 @@ def test_no_part_has_more_than_seven_fields_and_none_can_be_written_to() -> None
 
 
 def test_fields_of_parts_have_names_of_their_own_so_that_one_can_be_changed_by_its_name() -> None:
-    names = [one.name for part in PARTS for one in fields(getattr(cpl(), part))] + [one.name for one in fields(MatchingParts)]
+    names = [one.name for part in PART_NAMES for one in fields(getattr(cpl(), part))] + [
+        one.name for one in fields(MatchingParts)
+    ]
     assert len(names) == len(set(names))
     changed = cpl().changed(steps=3, later=1.0, tv=0.5, name="own", optimiser=Adam())
     assert (changed.search.steps, changed.objective.later, changed.prior.tv, changed.name) == (3, 1.0, 0.5, "own")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacker.attacks import AttackSpec, Case, cpl, inverting_gradients
-from attacker.attacks.matching.decoders import DECODERS, NAMED, TANH_MARGIN, Decoder, decoder
+from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, DECODERS, TANH_MARGIN, Decoder, decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from defenses._registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -31,7 +31,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name: str) -> None:
     own = decoder(name)(IMAGES)
     z = torch.rand(4, *own.shape, generator=seeded())
@@ -42,7 +42,7 @@ def test_examples_have_the_shape_of_the_data_and_each_is_decoded_by_itself(name:
     torch.testing.assert_close(vmap(lambda row: own.decode(row[None])[0])(z), x)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_slopes_are_those_of_numbers(name: str) -> None:
     """Directional derivatives by autograd equal finite differences, in float64."""
     own = decoder(name)(DataSpec(shape=(1, 8, 8), num_classes=2))
@@ -50,7 +50,7 @@ def test_slopes_are_those_of_numbers(name: str) -> None:
     assert torch.autograd.gradcheck(own.decode, (z,))
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", BUILT_IN_DECODERS)
 def test_a_search_begins_near_the_examples_that_it_is_given(name: str) -> None:
     own = decoder(name)(IMAGES)
     smooth = torch.linspace(0.1, 0.9, 13).expand(2, *IMAGES.shape).contiguous()
@@ -154,7 +154,7 @@ def test_an_own_decoder_is_named_by_module_and_function(
 ) -> None:
     (tmp_path / "own_decoders.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(references.VARIABLE, "")
+    monkeypatch.setenv(references.CODE_VARIABLE, "")
     arguments = {"decoder": "own_decoders:flipped", "steps": 4}
     with pytest.raises(ValueError, match="imported only if you ask for it"):
         AttackSpec(name="cpl", arguments=arguments)

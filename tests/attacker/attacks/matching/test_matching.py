@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from attacker.attacks import Case, Stop, cpl, dlg, idlg, inverting_gradients, unmet
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.initialisation import start
-from attacker.attacks.matching.priors import CONTRAST, map_tv_weight
+from attacker.attacks.matching.priors import NEIGHBOUR_CONTRAST, map_tv_weight
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.simulation.client import network_of
 from attacker.scoring.metrics import mse
@@ -134,7 +134,7 @@ def test_an_attacker_who_knows_the_noise_does_not_take_it_for_a_stuck_search(ima
     (knowing,) = cpl(restarts=2)([case], rng=seeded())
     (ignoring,) = cpl(restarts=2, knows_defense=False)([case], rng=seeded())
     coordinates, variance = sum(w.numel() for w in case.observations[0].weights.values()), torch.tensor((0.002 / 0.1) ** 2)
-    assert knowing.loss[-1] <= coordinates * variance + 2 * CONTRAST * map_tv_weight(variance, x.numel())
+    assert knowing.loss[-1] <= coordinates * variance + 2 * NEIGHBOUR_CONTRAST * map_tv_weight(variance, x.numel())
     assert (knowing.restarts, ignoring.restarts) == (1, 2)
     assert mse(knowing.x, x).item() < 0.5 * mse(ignoring.x, x).item()
 

@@ -6,7 +6,7 @@ from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, r
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.batch_labels import Explained, explain
-from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, Walk, beginnings, finish
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Walk, beginnings, finish
 from attacker.attacks.networks.chain import chain_of
 from fedsim import models
 from fedsim.recording import ModelSpec
@@ -82,7 +82,7 @@ def test_what_was_not_told_apart_has_no_labels() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 5])
-@pytest.mark.parametrize("walk", [OURS, PAPER], ids=["ours", "paper"])
+@pytest.mark.parametrize("walk", [DEFAULT_WALK, PAPER_WALK], ids=["ours", "paper"])
 def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: Walk) -> None:
     """For FCN3 with the logistic loss (R-GAP, section 4.4), the answer lies in the span of the examples but equals none."""
     data = DATA.__class__(shape=DATA.shape, num_classes=2)

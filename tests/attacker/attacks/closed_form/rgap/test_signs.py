@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rgap.signs import doubted, level, other_side
-from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, Point, beginnings, equations, finish, step
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, Point, beginnings, equations, finish, step
 from attacker.attacks.networks.activations import RELU, leaky_relu
 from attacker.attacks.networks.chain import chain_of
 from fedsim.models import loss_of
@@ -86,7 +86,7 @@ def test_the_wrong_sign_is_named_among_all_values() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
     system, target = equations(s.chain, s.weights, s.gradient, point)
-    x = step(s.chain, s.weights, s.gradient, point, replace(OURS, mended=False)).f
+    x = step(s.chain, s.weights, s.gradient, point, replace(DEFAULT_WALK, mended=False)).f
     f, below = (t.reshape(s.outputs.shape) for t in (point.f, point.gradient))
     every = torch.ones_like(f, dtype=torch.bool)
     assert doubted(system, target, x, f, below, every)[:1].nonzero().tolist() == [list(s.nearest())]
@@ -102,7 +102,7 @@ def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None
     spoilt = s.spoilt(s.nearest())
     whole = finish(s.chain, s.weights, s.gradient, s.start())
     mended = finish(s.chain, s.weights, s.gradient, spoilt)
-    left = finish(s.chain, s.weights, s.gradient, spoilt, replace(OURS, mended=False))
+    left = finish(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_WALK, mended=False))
     assert error(left.f, s.x)[0] > 1e4 * error(whole.f, s.x)[0]
     moved = s.outputs[s.nearest()].square()  # more than its sign was changed
     assert error(mended.f, s.x)[0] < 10 * error(whole.f, s.x)[0] + moved
@@ -113,11 +113,13 @@ def test_one_wrong_sign_spoils_the_answer_and_is_put_right(noise: float) -> None
 def test_the_papers_mode_leaves_signs_as_they_are() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
-    paper = step(s.chain, s.weights, s.gradient, point, PAPER)
+    paper = step(s.chain, s.weights, s.gradient, point, PAPER_WALK)
     assert paper.residual[0] > 1e-5
 
 
 def test_with_noise_many_more_are_recovered() -> None:
     s = Seen(noise=1e-3)
-    mended, left = (finish(s.chain, s.weights, s.gradient, s.start(), walk) for walk in (OURS, replace(OURS, mended=False)))
+    mended, left = (
+        finish(s.chain, s.weights, s.gradient, s.start(), walk) for walk in (DEFAULT_WALK, replace(DEFAULT_WALK, mended=False))
+    )
     assert (error(mended.f, s.x) <= error(left.f, s.x) * 1.01).all()

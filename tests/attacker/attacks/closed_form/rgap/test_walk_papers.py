@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from walked import ACTIVATIONS, Seen, mse, seen, two_convolutions
 
-from attacker.attacks.closed_form.rgap.walk import OURS, PAPER, step
+from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, step
 from attacker.attacks.networks.chain import Layer
 
 
@@ -96,7 +96,7 @@ def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first:
     s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
     s.model.double()
     wanted = by_the_authors(s)
-    ends = [s.walked(p, PAPER) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
+    ends = [s.walked(p, PAPER_WALK) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
     end = min(ends, key=lambda end: float(mse(end.f, wanted)))
     assert torch.allclose(end.f, wanted, atol=2e-4 * wanted.abs().max())
     assert (mse(wanted, s.x).item() < 1e-6) is (first == 6)
@@ -105,12 +105,12 @@ def test_in_the_papers_mode_it_finds_what_the_authors_dense_matrices_give(first:
 def test_between_layers_the_papers_mode_keeps_float32_alone_and_ours_all_digits() -> None:
     s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
     reading = s.readings()[0]
-    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER, OURS))
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER_WALK, DEFAULT_WALK))
     for value in (paper.f, paper.gradient):
         assert value.dtype == torch.float64
         assert torch.equal(value, value.float().double())
     assert not torch.equal(ours.f, ours.f.float().double())
-    assert mse(s.walked(reading, PAPER).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
+    assert mse(s.walked(reading, PAPER_WALK).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
 
 
 def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one_spoils_and_ours_does_not() -> None:
@@ -121,7 +121,7 @@ def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one
         model[3].bias -= model[3].weight[:, 2]
     s = seen(model, rounded=True)
     (reading,) = s.readings()
-    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER, OURS))
+    paper, ours = (step(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER_WALK, DEFAULT_WALK))
     k = (reading.gradient * reading.f * (1 - reading.f))[0]
     mean = (s.gradient["1.weight"][0] / k[:, None]).mean(dim=0)
     assert torch.allclose(paper.flatten(), mean, rtol=1e-5)
@@ -131,4 +131,4 @@ def test_of_a_matrix_the_paper_takes_the_mean_over_outputs_which_a_saturated_one
 
 def test_the_papers_mode_leaves_the_zeros_of_a_relu_out_too() -> None:
     s = seen(two_convolutions(nn.ReLU))
-    assert mse(s.best(PAPER).f, s.x).item() < 1e-6
+    assert mse(s.best(PAPER_WALK).f, s.x).item() < 1e-6
